@@ -6,7 +6,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -57,7 +57,7 @@ class Webhooks:
         await runner.setup()
         async with connect(kubeconfig) as cluster, asyncio.TaskGroup() as group:
             keeper = Certificates(cluster, Where(NAMESPACE), self._show)
-            kept = group.create_task(keeper.run())
+            kept = group.create_task(_kept(keeper))
             await self._shown.wait()
             site = web.SockSite(runner, self.socket, ssl_context=self.context)
             await site.start()
@@ -70,3 +70,10 @@ class Webhooks:
     def _show(self, certificate: Path, key: Path) -> None:
         self.context.load_cert_chain(certificate, key)
         self._shown.set()
+
+
+async def _kept(keeper: Certificates) -> None:
+    """Keep the certificates valid until cancelled, as the bridge's work queue does."""
+    with closing(keeper):
+        while True:
+            await asyncio.sleep(await keeper.reconcile(keeper.key))

@@ -14,9 +14,9 @@ from tests.kubernetes.cluster import ROOT, Cluster
 from tests.kubernetes.installed import installed
 from tests.kubernetes.serving import Webhooks
 
-from virtbus.kubebridge.core.defaults import of_vm, of_vmi
-from virtbus.kubebridge.core.metadata import VM_FINALIZER, VMI_FINALIZER
-from virtbus.kubebridge.edge import kinds
+from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER, VMI_FINALIZER
+from virtbus.kubebridge.core.runtime import controller as kinds
+from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
 from virtbus.kubebridge.edge.admission import MUTATE, VALIDATE
 from virtbus.kubebridge.edge.cluster import connect
 

@@ -10,8 +10,8 @@ from services.kubebridge.tests.manifests import SEED, template, vm
 from services.kubebridge.tests.test_rules import BROKEN
 from tests.kubernetes.cluster import Cluster
 
-from virtbus.kubebridge.core.cel import BY_SCHEMA
-from virtbus.kubebridge.core.rules import CROWD_RULES, SPEC_RULES, VM_RULES, Rule
+from virtbus.kubebridge.core.crds.cel import BY_SCHEMA
+from virtbus.kubebridge.core.validation.rules import CROWD_RULES, SPEC_RULES, VM_RULES, Rule
 
 pytestmark = pytest.mark.kubernetes
 

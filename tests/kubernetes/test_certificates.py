@@ -16,7 +16,7 @@ from tests.kubernetes.installed import installed
 
 from virtbus.bus.sources import REAL
 from virtbus.documents.manifests import NAMESPACE
-from virtbus.kubebridge.edge import kinds
+from virtbus.kubebridge.core.runtime import controller as kinds
 from virtbus.kubebridge.edge.certificates import (
     API_SERVICES,
     SECRET_NAME,

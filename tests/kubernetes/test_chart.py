@@ -11,7 +11,8 @@ import yaml
 from tests.kubernetes.cluster import CRDS
 
 from virtbus.documents.manifests import NAMESPACE, rendered
-from virtbus.kubebridge.core.subresources import VERBS, Verb
+from virtbus.kubebridge.core.api.subresources import VERBS
+from virtbus.kubebridge.core.runtime.calls import Verb
 
 CHART = CRDS.parent
 PLAIN = CHART / "manifests" / "virtbus.yaml"

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.kubernetes.cluster import Cluster
@@ -12,10 +12,14 @@ from tests.kubernetes.cluster import Cluster
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.sources import Sources
-from virtbus.kubebridge.core.moments import stamp
-from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.bus.tasks import background
+from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller, slim
+from virtbus.kubebridge.core.objects.plain import stamp
+from virtbus.kubebridge.core.runtime.controller import BUS_NODE, NODE
 from virtbus.kubebridge.edge import cluster as door
-from virtbus.kubebridge.edge.node_marks import NodeMarks
+from virtbus.kubebridge.edge.bus_nodes import BusNodes
+from virtbus.kubebridge.edge.cluster import Scope
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.node import NodeState, NodeView
 from virtbus.schemas.subjects import api
@@ -51,18 +55,32 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
     bus = MemoryBus(MemoryServer(), sources=Sources(time_ns=lambda: now_ns[0]))
     endpoint = Endpoint("list", api("node", "list"), answer)
     info = ServiceInfo("controller", "1.0.0")
-    async with bus.serve(info, [endpoint]), door.connect(cluster.kubeconfig) as client:
-        marks = NodeMarks(bus, client, asyncio.Event())
-        for _ in range(3):
-            await marks.look()
-        assert client.written == 2  # the existing one, and an attempt for the missing one
+    leads, anything = asyncio.Event(), cast("Any", None)
+    leads.set()
+    async with (
+        asyncio.timeout(60),
+        bus.serve(info, [endpoint]),
+        door.connect(cluster.kubeconfig) as client,
+        background() as tasks,
+    ):
+        reconciler, nodes = (
+            Reconciler(client, bus, anything, anything, leads),
+            BusNodes(bus, leads, 0.05),
+        )
+        reconciler.store(NODE, Scope(selector=OURS, metadata_only=True), slim)
+        reconciler.source(BUS_NODE, nodes)
+        reconciler.add(controller(nodes))
+        tasks.start(nodes.run())
+        tasks.start(reconciler.run())
         beat = stamp(datetime.fromtimestamp(now_ns[0] / 1e9, UTC))
-        assert marked("marks-a") == {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}
+        while marked("marks-a") != {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
+        assert client.written == 2  # the existing one, and an attempt for the missing one
         assert marked("marks-b") == {}
         listed[:] = [node("marks-b")]
         now_ns[0] += 6 * MINUTE_NS
-        await marks.look()
-        assert marked("marks-a") == {}
-        assert marked("marks-b")[SCHEDULABLE] == "true"
+        while marked("marks-a") or marked("marks-b").get(SCHEDULABLE) != "true":
+            await asyncio.sleep(0.1)
     await bus.aclose()
     cluster.kubectl("delete", "node", *names)

@@ -12,10 +12,10 @@ from tests.kubernetes.cluster import CRDS, Cluster
 from tests.kubernetes.installed import PLAIN, account
 from tests.kubernetes.test_chart import chart, values
 
-from virtbus.kubebridge.core.endpoint_slices import MANAGED_BY, MANAGER
-from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.kubebridge.core.runtime.controller import NODE
+from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, MANAGER
 from virtbus.kubebridge.edge import cluster as door
-from virtbus.kubebridge.edge.kinds import NODE
 
 pytestmark = pytest.mark.kubernetes
 RIGHTS = {
@@ -141,6 +141,13 @@ def test_the_bridge_touches_the_endpoint_slices_that_it_manages(
     assert not bridge.may("delete", "endpointslice", "others", "-n", "default")
     assert bridge.may("delete", "endpointslice", "own", "-n", "default")
     cluster.kubectl("delete", "endpointslice", "others", "-n", "default")
+
+
+def test_the_bridge_gets_and_watches_secrets_and_cannot_list_them(bridge: Bridge) -> None:
+    watch = "/api/v1/namespaces/default/secrets?watch=true&timeoutSeconds=1"
+    assert bridge.may("get", "--raw", watch)
+    assert not bridge.may("get", "--raw", watch.partition("?")[0])
+    assert not bridge.may("delete", "secrets", "--all", "-n", "default")
 
 
 def test_secrets_can_be_left_to_namespaces_that_have_vms() -> None:

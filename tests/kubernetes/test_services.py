@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.kubernetes.platform import SMOKE, Platform, until
 
-from virtbus.kubebridge.core.endpoint_slices import MANAGED_BY, SELECTOR
+from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, SELECTOR
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 Json = dict[str, Any]

@@ -23,7 +23,7 @@ from tests.kubernetes.virtctl import VM, VMI, Virtctl
 
 from virtbus.bus.streams import Stream
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.discovery import AGGREGATED, KUBEVIRT
+from virtbus.kubebridge.core.api.discovery import AGGREGATED, KUBEVIRT
 from virtbus.kubebridge.edge import cluster as kubernetes
 from virtbus.kubebridge.edge.web.documents import NO_GUESTFS
 from virtbus.kubebridge.edge.web.site import Site

@@ -22,9 +22,9 @@ from tests.kubernetes.platform import SMOKE, Platform, bridged, until
 from tests.load.meters import cpu_s, line, memory_kib, percentiles
 
 from virtbus.bus.tasks import background
+from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
-from virtbus.kubebridge.edge.kinds import VM, VMI
 
 NAMESPACE = "load"
 WRITES_MAX, P50_MS_MAX, PSS_MIB_MAX, KIB_PER_VM_MAX = 8.0, 1000.0, 110.0, 20.0

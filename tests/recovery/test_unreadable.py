@@ -8,7 +8,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 from tests.recovery.test_rebuild import ask, controller, on_bus, rebuild
 
 from virtbus.bus import backup
-from virtbus.kubebridge.core.mapping import translate
+from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode, read

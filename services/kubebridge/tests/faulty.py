@@ -3,14 +3,22 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
 Json = dict[str, Any]
 Fault = Callable[[web.Request], "web.StreamResponse | None"]
+
+
+class Served(Protocol):
+    """A server of HTTP."""
+
+    async def open(self) -> int: ...
+
+    async def close(self) -> None: ...
 
 
 class Faulty:
@@ -29,6 +37,8 @@ class Faulty:
         Status 0 closes the connection, 1 ends within a line, and 200 ends at once.
         """
         self.asked: list[str] = []
+        self.accepted: set[str] = set()
+        """The media types that clients asked for."""
         self._log: list[tuple[int, str, Json]] = []
         self._news = asyncio.Event()
         self._open: list[web.Request] = []
@@ -51,6 +61,11 @@ class Faulty:
         self.hang_up()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    @property
+    def watches(self) -> int:
+        """Return the number of open watches."""
+        return len(self._open)
 
     # --- changes ------------------------------------------------------------------------------
     def put(self, name: str, value: str = "") -> None:
@@ -85,6 +100,7 @@ class Faulty:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         what = "watch" if "watch" in request.query else "list"
         self.asked.append(what)
+        self.accepted.add(request.headers["Accept"])
         if self.faults and self.faults[0][0] == what:
             _, status, headers = self.faults.pop(0)
             return await self._faulty(request, status, headers)
@@ -117,25 +133,30 @@ class Faulty:
         return web.json_response({"metadata": meta, "items": items})
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        since = int(request.query["resourceVersion"])
+        since = int(request.query["resourceVersion"] or self.version)
         response = web.StreamResponse()
         await response.prepare(request)
         if since < self.floor:
             await _line(response, "ERROR", _status(410))
             return response
         self._open.append(request)
+        if not request.query["resourceVersion"]:
+            for obj in tuple(self.objects.values()):
+                await _line(response, "ADDED", obj)
         try:
-            while True:
+            while request.transport is not None and not request.transport.is_closing():
                 news = self._news
                 for version, kind, obj in self._log:
                     if version > since:
                         await _line(response, kind, obj)
                         since = version
-                await news.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), 0.1)
         except ConnectionError:
-            return response
+            pass
         finally:
             self._open.remove(request)
+        return response
 
 
 def _status(code: int) -> Json:
@@ -147,7 +168,7 @@ async def _line(response: web.StreamResponse, kind: str, obj: Json) -> None:
 
 
 @asynccontextmanager
-async def served(faulty: Faulty, folder: Path) -> AsyncIterator[Path]:
+async def served(faulty: Served, folder: Path) -> AsyncIterator[Path]:
     """Serve while the context is open, and yield a kubeconfig."""
     port = await faulty.open()
     path = folder / "kubeconfig"

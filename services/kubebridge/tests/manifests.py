@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from virtbus.kubebridge.core.defaults import of_vmi
+from virtbus.kubebridge.core.translation.defaults import of_vmi
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 VM_UID = "0192f0c1-2d3e-7abc-8def-00000000000a"

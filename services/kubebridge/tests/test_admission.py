@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, template, vm, vmi
 
-from virtbus.kubebridge.core.admission import LONGEST, answer
-from virtbus.kubebridge.core.defaults import of_vm, of_vmi
-from virtbus.kubebridge.core.metadata import NODE_LABEL
-from virtbus.kubebridge.core.walk import MAX_CAUSES
+from virtbus.kubebridge.core.fields.walk import MAX_CAUSES
+from virtbus.kubebridge.core.objects.metadata import NODE_LABEL
+from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
+from virtbus.kubebridge.core.validation.admission import LONGEST, answer
 
 OLD = {"kubevirt.io/nodeName": "n1"}
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
-from virtbus.kubebridge.core.refusals import bad_request
+from virtbus.kubebridge.core.objects.refusals import bad_request
 from virtbus.kubebridge.edge.cluster import Answer, UnreachableError
 from virtbus.kubebridge.edge.web.answers import RefusedError, in_status
 from virtbus.schemas.errors import Code, VirtbusError

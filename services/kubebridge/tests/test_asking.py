@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from tests.kubernetes.certificates import Authority
 
-from virtbus.kubebridge.core.front_proxy import NAME, NAMESPACE
+from virtbus.kubebridge.core.api.front_proxy import NAME, NAMESPACE
 from virtbus.kubebridge.edge.cluster import Cluster
 from virtbus.kubebridge.edge.web.asking import Asking
 from virtbus.kubebridge.edge.web.door import Door

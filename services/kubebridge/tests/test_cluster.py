@@ -6,8 +6,8 @@ import pytest
 from aiohttp import web
 from services.kubebridge.tests.faulty import Faulty, served
 
+from virtbus.kubebridge.core.runtime.controller import SECRET
 from virtbus.kubebridge.edge import cluster
-from virtbus.kubebridge.edge.kinds import SECRET
 
 
 class Listening(Faulty):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from virtbus.kubebridge.core import cel
-from virtbus.kubebridge.core.crd import definitions
-from virtbus.kubebridge.core.crd_schema import structural
-from virtbus.kubebridge.core.kubevirt.part import Part, Quantity, must, said
-from virtbus.kubebridge.core.kubevirt.pods import WHOLE
-from virtbus.kubebridge.core.rules import CROWD_RULES, SPEC_RULES, VM_RULES, VMI_RULES
+from virtbus.kubebridge.core.crds import cel
+from virtbus.kubebridge.core.crds.crd import definitions
+from virtbus.kubebridge.core.crds.models.part import Part, Quantity, must, said
+from virtbus.kubebridge.core.crds.models.pods import WHOLE
+from virtbus.kubebridge.core.crds.schema import structural
+from virtbus.kubebridge.core.validation.rules import CROWD_RULES, SPEC_RULES, VM_RULES, VMI_RULES
 
 HERE = Path(__file__).parent
 SPEC = (HERE / "kubevirt_fields.txt").read_text().split()

@@ -1,8 +1,8 @@
 """The aggregated API's own documents match the table of verbs."""
 
-from virtbus.kubebridge.core.discovery import aggregated, api_resources, version
-from virtbus.kubebridge.core.openapi import OPTIONS, document_v2, document_v3, index_v3
-from virtbus.kubebridge.core.subresources import EXPAND, VERBS, VERSIONS
+from virtbus.kubebridge.core.api.discovery import aggregated, api_resources, version
+from virtbus.kubebridge.core.api.openapi import OPTIONS, document_v2, document_v3, index_v3
+from virtbus.kubebridge.core.api.subresources import EXPAND, VERBS, VERSIONS
 
 
 def test_every_document_has_each_verb() -> None:

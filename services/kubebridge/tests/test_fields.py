@@ -8,7 +8,7 @@ import pytest
 
 from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict
 from virtbus.kubebridge.core.fields.table import VM, VMI
-from virtbus.kubebridge.core.walk import MAX_CAUSES, walk
+from virtbus.kubebridge.core.fields.walk import MAX_CAUSES, walk
 from virtbus.schemas.api import VmCreate
 
 FIELDS = (Path(__file__).parent / "kubevirt_fields.txt").read_text().split()
@@ -40,11 +40,11 @@ def ids(row: Field) -> str:
 
 def covered(path: str) -> bool:
     """Return True if the field has a row, or a field above it is ignored or refused."""
-    if VMI.row(path) is not None:
+    if VMI.by_path.get(path) is not None:
         return True
     above = path.rpartition(".")[0]
     while above:
-        row = VMI.row(above)
+        row = VMI.by_path.get(above)
         if row is not None:
             return row.verdict is not Verdict.MAPPED or row.kind in {Kind.MAP, Kind.ANY}
         above = above.rpartition(".")[0]
@@ -54,7 +54,7 @@ def covered(path: str) -> bool:
 def test_every_field_of_kubevirt_has_a_row() -> None:
     open_maps = {"domain.resources.limits", "domain.resources.requests"}
     assert [path for path in FIELDS if not covered(path) and path not in open_maps] == []
-    assert [path for path in OF_VM if VM.row(path) is None] == []
+    assert [path for path in OF_VM if VM.by_path.get(path) is None] == []
 
 
 def test_every_row_is_a_field_of_kubevirt() -> None:

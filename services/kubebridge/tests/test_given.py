@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, vmi
 
-from virtbus.kubebridge.core.causes import Cause, Reason
-from virtbus.kubebridge.core.mapping import translate
-from virtbus.kubebridge.core.needs import needs
-from virtbus.kubebridge.core.rules import vmi_causes
+from virtbus.kubebridge.core.objects.causes import Cause, Reason
+from virtbus.kubebridge.core.translation.mapping import translate
+from virtbus.kubebridge.core.translation.references import needs
+from virtbus.kubebridge.core.validation.rules import vmi_causes
 from virtbus.schemas.vm import VmSpec
 
 Json = dict[str, Any]

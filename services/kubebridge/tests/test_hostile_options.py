@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from virtbus.kubebridge.core.access import Target
-from virtbus.kubebridge.core.front_proxy import User
+from virtbus.kubebridge.core.api.access import Target
+from virtbus.kubebridge.core.api.front_proxy import User
 from virtbus.kubebridge.edge.web.answers import in_status
 from virtbus.kubebridge.edge.web.subresources import (
     OBJECT_VALUES_MAX,

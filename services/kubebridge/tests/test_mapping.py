@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from services.kubebridge.tests.manifests import UID, put, template, vm, vmi
-from services.kubebridge.tests.world import CLUSTER, NOW
+from services.kubebridge.tests.world import CLUSTER, NOW, reconcile_vm, reconcile_vmi, vmi_of
 
 from virtbus.controller.core.admission import admit
-from virtbus.kubebridge.core import defaults, quantity, vm_rules, vmi_rules
-from virtbus.kubebridge.core.actions import BusCreate, CreateVmi
-from virtbus.kubebridge.core.mapping import defaulted_template, translate
-from virtbus.kubebridge.core.needs import needs
-from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
-from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.kubebridge.core.objects import quantity
+from virtbus.kubebridge.core.runtime.controller import Call, Create
+from virtbus.kubebridge.core.translation import defaults
+from virtbus.kubebridge.core.translation.mapping import defaulted_template, translate
+from virtbus.kubebridge.core.translation.references import needs
+from virtbus.kubebridge.core.validation.rules import vm_causes, vmi_causes
+from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.watchdog import I6300esb, Watchdog
@@ -292,11 +293,11 @@ def test_an_object_that_bypassed_the_webhooks_is_reported(
 ) -> None:
     metadata = {"name": "a", "namespace": "b", "uid": UID, "generation": 1}
     whole = {"metadata": metadata, "spec": spec}
-    actions = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
-    assert not any(isinstance(one, BusCreate) for one in actions)
-    vm_rules.reconcile(whole, None, NOW)
+    actions = reconcile_vmi(whole, Seen(), {}, NOW, CLUSTER)
+    assert not any(isinstance(one, Call) for one in actions)
+    reconcile_vm(whole, None, NOW)
     odd = {**whole, "spec": {"running": True, "template": spec}}
-    assert any(isinstance(one, CreateVmi) for one in vm_rules.reconcile(odd, None, NOW))
+    assert any(isinstance(one, Create) for one in reconcile_vm(odd, None, NOW))
 
 
 @pytest.mark.parametrize(
@@ -324,6 +325,6 @@ def test_an_admitted_vmi_has_room_for_the_bridges_labels() -> None:
 
     most = next(n for n in range(64, 0, -1) if not vm_causes(labelled(n)))
     assert most >= 60
-    begun = put(vm_rules.vmi_of(labelled(most), paused=False), {"metadata.uid": UID})
+    begun = put(vmi_of(labelled(most), paused=False), {"metadata.uid": UID})
     begun["metadata"]["labels"]["kubevirt.io/nodeName"] = "n1"
     assert translate(begun, {}, "c1").causes == ()

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 from services.kubebridge.tests.manifests import put, vm
-from services.kubebridge.tests.world import NOW
+from services.kubebridge.tests.world import NOW, reconcile_vm, vmi_of
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.kubebridge.core import notes, vm_rules
-from virtbus.kubebridge.core.actions import Tell, WriteVmStatus
-from virtbus.kubebridge.core.mapping import vm_field_causes
-from virtbus.kubebridge.core.moments import find
+from virtbus.kubebridge.core.objects.plain import find
+from virtbus.kubebridge.core.runtime.controller import Patch, RecordEvent
+from virtbus.kubebridge.core.translation import annotations as notes
+from virtbus.kubebridge.core.translation.mapping import vm_field_causes
 from virtbus.kubebridge.edge.cluster import PAGE
-from virtbus.kubebridge.edge.objects import Objects
+from virtbus.kubebridge.edge.runtime.store import ENDED_MAX, Store
 from virtbus.kubebridge.edge.views import Views
-from virtbus.kubebridge.edge.work import Work
 from virtbus.schemas.subjects import api
 
 OBJECT_BYTES = 1536 * 1024
@@ -41,7 +40,7 @@ def stopped(number: int, annotations: Mapping[str, Any], template: Mapping[str, 
 
 
 def test_vms_with_huge_annotations_take_little_memory() -> None:
-    objects = Objects()
+    objects = Store()
     tracemalloc.start()
     for number in range(200):
         large = {f"note-{number}-{index}": "x" * 4000 for index in range(64)}
@@ -64,7 +63,7 @@ def test_a_page_of_the_largest_objects_fits_into_memory_three_times() -> None:
 
 def test_annotations_that_rules_read_are_kept() -> None:
     generation = "kubevirt.io/vm-generation"
-    objects = Objects()
+    objects = Store()
     objects.put(stopped(1, {generation: "7", "a": "b", "x": "y" * 9999}, {"mine": "stays"}))
     kept = objects.get("default/vm-1")
     assert kept is not None
@@ -86,14 +85,14 @@ def test_too_many_annotations_are_refused_with_their_size() -> None:
 @pytest.mark.parametrize("strategy", ["Always", "Halted"])
 def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
     """This includes a VM in the cache, which lacks most of the annotations."""
-    objects = Objects()
+    objects = Store()
     large = stopped(1, {}, {"mine": "stays", "big": "x" * 200_000})
     objects.put(put(large, {"spec.runStrategy": strategy}))
     kept = objects.get("default/vm-1")
     assert kept is not None
-    instance = vm_rules.vmi_of(kept, paused=False) if strategy == "Always" else None
-    told = vm_rules.reconcile(kept, instance, NOW)
-    (status,) = (one.status for one in told if isinstance(one, WriteVmStatus))
+    instance = vmi_of(kept, paused=False) if strategy == "Always" else None
+    told = reconcile_vm(kept, instance, NOW)
+    (status,) = (one.changes["status"] for one in told if isinstance(one, Patch) and one.sub)
     said = find(status["conditions"], "AnnotationsDropped")
     message = (
         "spec.template.metadata.annotations: the annotations have 200012 bytes, but a VMI gets at"
@@ -102,25 +101,21 @@ def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
     assert (said["status"], said["reason"], said["message"]) == (
         *("True", "AnnotationsTooLarge", message),
     )
-    assert Tell("AnnotationsTooLarge", message, warning=True) in told
-    again = vm_rules.reconcile(kept | {"status": status}, instance, NOW)
-    assert not [one for one in again if isinstance(one, Tell)], "one Event, not one a look"
+    assert RecordEvent("AnnotationsTooLarge", message, warning=True) in told
+    again = reconcile_vm(kept | {"status": status}, instance, NOW)
+    assert not [one for one in again if isinstance(one, RecordEvent)], "one Event, not one a look"
     small = stopped(1, {}, {"mine": "stays"}) | {"status": status}
-    (mended,) = (
-        one.status for one in vm_rules.reconcile(small, None, NOW) if isinstance(one, WriteVmStatus)
-    )
+    again = reconcile_vm(small, None, NOW)
+    (mended,) = (one.changes["status"] for one in again if isinstance(one, Patch) and one.sub)
     assert not find(mended["conditions"], "AnnotationsDropped")
 
 
-async def test_failures_of_deleted_objects_are_forgotten() -> None:
-    async def look(_: str) -> float:
-        return 0.0
-
-    work = Work(look)
-    for number in range(100):
-        work._back_off_s(f"default/vm-{number}")
-    work.forget_but({"default/vm-1"})
-    assert list(work._failures) == ["default/vm-1"]
+def test_a_bounded_number_of_ends_is_remembered() -> None:
+    views = Views(MemoryBus(MemoryServer()), "c")
+    for number in range(ENDED_MAX + 1):
+        views.ended(str(number))
+    assert not views.gone("0")
+    assert views.gone(str(ENDED_MAX))
 
 
 async def test_an_invalid_reply_only_restarts_the_watch() -> None:

@@ -3,16 +3,26 @@
 import asyncio
 import copy
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE, Mark, marks
-from virtbus.kubebridge.edge.cluster import Answer, Cluster, Listing
-from virtbus.kubebridge.edge.node_marks import NodeMarks
+from virtbus.bus.tasks import background
+from virtbus.kubebridge.core.node.labels import (
+    HEARTBEAT,
+    OURS,
+    SCHEDULABLE,
+    Node,
+    controller,
+    reconcile,
+)
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import NODE, Inputs, Key, Merge, Requeue
+from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.schemas.api import NodePage
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState, NodeView, NodeWish
 from virtbus.schemas.subjects import api
 
@@ -26,10 +36,11 @@ def node(name: str = "n1", state: NodeState = NodeState.READY, **wish: Any) -> N
     )  # fmt: skip
 
 
-def after(there: dict[str, Any], written: list[Mark]) -> dict[str, Any]:
+def after(there: dict[str, Any], written: list[Merge]) -> dict[str, Any]:
     """Return the Nodes with the mark after the patches."""
     found = copy.deepcopy(there)
-    for name, patch in written:
+    for one in written:
+        name, patch = one.key.name, one.changes
         meta = found.setdefault(name, {"metadata": {"labels": {}, "annotations": {}}})["metadata"]
         for part, values in patch["metadata"].items():
             meta[part] = {k: v for k, v in (meta[part] | values).items() if v is not None}
@@ -38,17 +49,29 @@ def after(there: dict[str, Any], written: list[Mark]) -> dict[str, Any]:
     return found
 
 
+def marks(views: list[NodeView], there: dict[str, Any], now: datetime) -> list[Merge]:
+    """Return the writes to all Nodes. A Node without a write waits for its next heartbeat."""
+    known = {view.node: view for view in views}
+    found = []
+    for name in sorted(known.keys() | there.keys()):
+        seen = read(Node, there[name]) if name in there else None
+        actions = reconcile(name, known.get(name), seen, now)
+        assert all(one.after_s > 0 for one in actions if isinstance(one, Requeue))
+        found += [one for one in actions if isinstance(one, Merge)]
+    return found
+
+
 def label(there: dict[str, Any], name: str = "n1") -> str:
     return str(there[name]["metadata"]["labels"][SCHEDULABLE])
 
 
 def test_a_node_is_marked_once_and_has_a_heartbeat_each_minute() -> None:
-    there = after({}, marks([node()], {}, (), NOW))
+    there = after({}, marks([node()], {}, NOW))
     assert label(there) == "true"
     assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:00Z"
     writes = 0
     for seconds in range(0, 600, 10):
-        written = marks([node()], there, (), NOW + timedelta(seconds=seconds))
+        written = marks([node()], there, NOW + timedelta(seconds=seconds))
         writes += len(written)
         there = after(there, written)
     assert writes == 9
@@ -64,61 +87,72 @@ def test_a_node_is_marked_once_and_has_a_heartbeat_each_minute() -> None:
     ],
 )
 def test_an_unschedulable_node_is_marked_once(view: NodeView) -> None:
-    there = after({}, marks([node()], {}, (), NOW))
-    (one,) = written = marks([view], there, (), NOW + timedelta(seconds=10))
+    there = after({}, marks([node()], {}, NOW))
+    (one,) = written = marks([view], there, NOW + timedelta(seconds=10))
     there = after(there, written)
     assert label(there) == "false"
-    assert marks([view], there, (), NOW + timedelta(seconds=20)) == []
-    assert one.node == "n1"
+    assert marks([view], there, NOW + timedelta(seconds=20)) == []
+    assert one.key.name == "n1"
 
 
 def test_a_silent_node_has_no_heartbeat() -> None:
-    there = after({}, marks([node()], {}, (), NOW))
+    there = after({}, marks([node()], {}, NOW))
     silent = [node(state=NodeState.DOWN)]
-    there = after(there, marks(silent, there, (), NOW + timedelta(minutes=2)))
+    there = after(there, marks(silent, there, NOW + timedelta(minutes=2)))
     assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:00Z"
-    assert marks(silent, there, (), NOW + timedelta(hours=2)) == []
+    assert marks(silent, there, NOW + timedelta(hours=2)) == []
 
 
 def test_the_mark_of_a_forgotten_node_is_removed_after_a_while() -> None:
-    there = after({}, marks([node("old")], {}, (), NOW))
+    there = after({}, marks([node("old")], {}, NOW))
     renamed = [node("new")]
-    there = after(there, marks(renamed, there, (), NOW + timedelta(minutes=1)))
+    there = after(there, marks(renamed, there, NOW + timedelta(minutes=1)))
     assert set(there) == {"old", "new"}
-    there = after(there, marks(renamed, there, (), NOW + timedelta(minutes=6)))
+    there = after(there, marks(renamed, there, NOW + timedelta(minutes=6)))
     assert set(there) == {"new"}
 
 
-def test_a_node_without_a_kubernetes_node_is_skipped() -> None:
-    assert marks([node()], {}, {"n1"}, NOW) == []
+def test_a_node_without_a_kubernetes_node_is_tried_again_later() -> None:
+    (one,) = reconcile("n1", node(), None, NOW)
+    assert isinstance(one, Merge)
+    assert one.absent_s == 300
 
 
 def test_a_removed_mark_is_restored() -> None:
-    there = after({}, marks([node()], {}, (), NOW))
+    there = after({}, marks([node()], {}, NOW))
     del there["n1"]["metadata"]["annotations"][HEARTBEAT]
-    there = after(there, marks([node()], there, (), NOW + timedelta(seconds=10)))
+    there = after(there, marks([node()], there, NOW + timedelta(seconds=10)))
     assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:10Z"
 
 
-async def test_a_refused_mark_does_not_stop_the_others() -> None:
-    written: list[str] = []
+async def test_the_nodes_of_the_bus_are_listed_and_changes_reported() -> None:
+    listed = [node("a"), node("b")]
+    away: list[bool] = []
 
-    class Refusing:
-        async def list(self, *_: Any, **__: Any) -> Listing:
-            return Listing([], "1")
+    async def answer(_: Request) -> NodePage:
+        if away:
+            raise VirtbusError(Code.INTERNAL, "away", "away")
+        return NodePage(items=tuple(listed))
 
-        async def patch(self, _: Any, name: str, __: Any) -> None:
-            if name == "b":
-                raise Answer({"code": 403, "message": "a webhook says no"})
-            written.append(name)
-
-    async def listed(_: Request) -> NodePage:
-        return NodePage(items=tuple(node(name) for name in "abc"))
-
-    bus, cluster = MemoryBus(MemoryServer()), cast("Cluster", Refusing())
-    endpoint = Endpoint("list", api("node", "list"), listed)
-    async with bus.serve(ServiceInfo("controller", "1.0.0"), [endpoint]):
-        with pytest.raises(Answer, match="a webhook says no"):
-            await NodeMarks(bus, cluster, asyncio.Event()).look()
-    assert written == ["a", "c"]
+    bus, leads = MemoryBus(MemoryServer()), asyncio.Event()
+    leads.set()
+    nodes = BusNodes(bus, leads, interval_s=0.01)
+    changed: asyncio.Queue[str] = asyncio.Queue()
+    nodes.listeners.append(changed.put_nowait)
+    endpoint = Endpoint("list", api("node", "list"), answer)
+    async with (
+        asyncio.timeout(30),
+        bus.serve(ServiceInfo("controller", "1.0.0"), [endpoint]),
+        background() as tasks,
+    ):
+        tasks.start(nodes.run())
+        assert [await changed.get(), await changed.get()] == ["/a", "/b"]
+        listed[1] = node("b", cordoned=True)
+        assert await changed.get() == "/b"
+        away.append(True)
+        while nodes.current:
+            await asyncio.sleep(0.01)
+        inputs = Inputs(None, NOW, 0.0, {})
+        (one,) = controller(nodes).reconcile(Key(NODE, "", "a"), inputs)
+        assert isinstance(one, Requeue), "without the bus there is no heartbeat"
     await bus.aclose()

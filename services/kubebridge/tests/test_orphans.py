@@ -1,28 +1,34 @@
 """An API server that was restored to an older state deletes no VM; a person decides (ADR 0033)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 from services.kubebridge.tests.manifests import UID, put, vmi
-from services.kubebridge.tests.world import CLUSTER, view
+from services.kubebridge.tests.world import CLUSTER, NOW, view
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.actions import BusCreate, Tell
-from virtbus.kubebridge.core.defaults import of_vmi
-from virtbus.kubebridge.core.installed import status
-from virtbus.kubebridge.core.mapping import translate
-from virtbus.kubebridge.core.plain import Object
-from virtbus.kubebridge.edge import sweeping
-from virtbus.kubebridge.edge.acting import Acting, EndedError
-from virtbus.kubebridge.edge.objects import Objects
-from virtbus.kubebridge.edge.sweeping import Sweeping
-from virtbus.kubebridge.edge.views import Known, Views
-from virtbus.kubebridge.edge.work import Work
+from virtbus.kubebridge.core.installation.controller import status
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.runtime.controller import (
+    BUS_VM,
+    VM,
+    VMI,
+    Inputs,
+    Key,
+    RecordEvent,
+    Refused,
+)
+from virtbus.kubebridge.core.translation.defaults import of_vmi
+from virtbus.kubebridge.core.vmi.orphans import Orphans
+from virtbus.kubebridge.core.vmi.reconcile import Instances
+from virtbus.kubebridge.edge.cluster import Listing
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
+from virtbus.kubebridge.edge.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmDelete, VmUpdate
 from virtbus.schemas.errors import Code, VirtbusError
@@ -34,27 +40,43 @@ NAME = "kubevirt-smoke-fedora"
 KEY = f"default/{NAME}"
 
 
+class Silent:
+    """Guest agents that never answer."""
+
+    def get(self, _: str) -> None: ...
+
+    def asked(self, _: str) -> bool:
+        return True
+
+
 class Site:
     """A fake cluster and a fake controller."""
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryServer())
-        self.known = Known(Objects(), Objects(), Views(self.bus, CLUSTER))
+        self.views = Views(self.bus, CLUSTER)
         self.there: Object | None = None
         self.deleted: list[str] = []
         self.updates: list[dict[str, str]] = []
-        self.told: list[Tell] = []
-        self.acting = Acting(cast("Any", self), self.bus, self.known, cast("Any", self))
-        acts = asyncio.Event()
-        acts.set()
-        work = Work(cast("Any", None), self.bus.sources)
-        self.sweeping = Sweeping(cast("Any", self), self.known, self.acting, work, CLUSTER, acts)
-        self.known.views.answered(view(UID))
+        self.told: list[RecordEvent] = []
+        leads, anything = asyncio.Event(), cast("Any", self)
+        leads.set()
+        self.reconciler = Reconciler(anything, self.bus, self.views, anything, leads)
+        self.vms, self.vmis = self.reconciler.store(VM), self.reconciler.store(VMI)
+        self.reconciler.source(BUS_VM, self.views)
+        self.orphans = Orphans(CLUSTER, self.vms, self.vmis, self.views, (0.01, 0.01))
+        self.reconciler.add(self.orphans.controller())
+        self.views.answered(view(UID))
+
+    async def pages(self, *_: Any) -> AsyncIterator[Listing]:
+        """Keep what the test stores: this list never ends."""
+        await asyncio.get_running_loop().create_future()
+        yield Listing([], "1")
 
     async def get(self, *_: Any) -> Object | None:
         return self.there
 
-    def tell(self, _: Object, what: Tell) -> None:
+    def record(self, _: Object, what: RecordEvent) -> None:
         self.told.append(what)
 
     async def update(self, request: Request) -> VmView:
@@ -79,16 +101,12 @@ class Site:
             self.bus.serve(ServiceInfo("c", "1.0.0"), ends),
             background() as tasks,
         ):
-            tasks.start(self.sweeping.run())
+            for reflector in self.reconciler.reflectors.values():
+                reflector.synced.set()
+            tasks.start(self.reconciler.run())
+            self.reconciler.queue.add(Key(BUS_VM, "default", NAME))
             yield
         await self.bus.aclose()
-
-
-@pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Site]:
-    for name in ("INTERVAL_S", "GRACE_S", "LOOK_AGAIN_S"):
-        monkeypatch.setattr(sweeping, name, 0.01)
-    return Site
 
 
 async def until(check: Callable[[], Any]) -> None:
@@ -96,30 +114,28 @@ async def until(check: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
-Scenario = Callable[[Site], Awaitable[None]]
-
-
 async def test_a_vm_with_an_absent_vmi_is_kept_marked_and_reported(
-    site: Callable[[], Site],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    here = site()
+    here = Site()
     async with here.runs():
         await until(lambda: here.updates)
-        await asyncio.sleep(0.2)  # many sweeps
+        await asyncio.sleep(1.0)  # many checks
         assert here.deleted == []
         assert [list(one) for one in here.updates] == [[ORPHANED]]
-        assert here.sweeping.orphans == {UID: KEY}
-        found = here.known.views.get(UID)
+        assert here.orphans.kept == {UID: KEY}
+        found = here.views.get(UID)
         assert found is not None
         assert "no VirtualMachineInstance" in found.annotations[ORPHANED]
+    assert "orphan_held" in {getattr(line, "code", "") for line in caplog.records}
 
 
-async def test_a_new_vmi_of_an_orphans_name_gets_the_reason(site: Callable[[], Site]) -> None:
-    here = site()
+async def test_a_new_vmi_of_an_orphans_name_gets_the_reason() -> None:
+    here = Site()
     other = of_vmi(
         put(vmi(), {"metadata.name": NAME, "metadata.uid": "0192f0c1-2d3e-7abc-8def-00000000beef"})
     )
-    here.known.vmis.put(other)
+    here.vmis.put(other)
     here.there = other
     async with here.runs():
         await until(lambda: here.updates)
@@ -127,38 +143,38 @@ async def test_a_new_vmi_of_an_orphans_name_gets_the_reason(site: Callable[[], S
         assert here.told[0].reason == "OrphanHeld"
         assert f"virtbus vm delete {UID}" in here.told[0].message
         assert here.deleted == []
-        create = translate(other, {}, CLUSTER).create
-        assert create is not None
-        with pytest.raises(EndedError):
-            await here.acting._ask(BusCreate(create))
-        (refused,) = here.acting.memo.refused.values()
-        assert refused.reason == "name_held_by_orphan"
-        assert f"is held by VM {UID}" in refused.message
+        other["metadata"]["finalizers"] = []
+        instances = Instances(here.vmis, here.views, cast("Any", Silent()), CLUSTER)
+        key = Key(VMI, "default", NAME)
+        taken = Refused(Code.CONFLICT, "name_taken", "the name is taken")
+        actions = instances.controller().reconcile(key, Inputs(other, NOW, 0.0, {}, taken))
+        (told,) = (one for one in actions if isinstance(one, RecordEvent))
+        assert f"is held by VM {UID}" in told.message
 
 
-async def test_a_vm_whose_vmi_was_deleted_is_deleted(site: Callable[[], Site]) -> None:
+async def test_a_vm_whose_vmi_was_deleted_is_deleted() -> None:
     """A slow bridge creates the VM after its VMI is gone."""
-    here = site()
+    here = Site()
     mine = of_vmi(put(vmi(), {"metadata.name": NAME, "metadata.uid": UID}))
-    here.known.vmis.put(mine)
-    here.known.vmis.deleted(mine)
+    here.vmis.put(mine)
+    here.vmis.deleted(mine)
     async with here.runs():
         await until(lambda: here.deleted)
         assert here.deleted[0] == UID
         assert here.updates == []
-        assert here.sweeping.orphans == {}
+        assert here.orphans.kept == {}
 
 
-async def test_a_vmi_that_comes_back_removes_the_mark(site: Callable[[], Site]) -> None:
+async def test_a_vmi_that_comes_back_removes_the_mark() -> None:
     """The API server was restored once more, to a newer state."""
-    here = site()
+    here = Site()
     async with here.runs():
         await until(lambda: here.updates)
         mine = of_vmi(put(vmi(), {"metadata.name": NAME, "metadata.uid": UID}))
         here.there = mine
-        here.known.vmis.put(mine)
+        here.vmis.put(mine)
         await until(lambda: here.updates[-1] == {})
-        await until(lambda: here.sweeping.orphans == {})
+        await until(lambda: here.orphans.kept == {})
         assert here.deleted == []
 
 

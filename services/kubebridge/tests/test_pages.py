@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.kubebridge.core import page, states_page
+from virtbus.kubebridge.core.api.subresources import VERBS
+from virtbus.kubebridge.core.documents import fields as page
+from virtbus.kubebridge.core.documents import states as states_page
 from virtbus.kubebridge.core.fields.table import VM, VMI
-from virtbus.kubebridge.core.rules import SPEC_RULES
-from virtbus.kubebridge.core.subresources import VERBS
+from virtbus.kubebridge.core.validation.rules import SPEC_RULES
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, template, vm, vmi
 
-from virtbus.kubebridge.core.mapping import translate
-from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
+from virtbus.kubebridge.core.translation.mapping import translate
+from virtbus.kubebridge.core.validation.rules import vm_causes, vmi_causes
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import MEMORY_MIN, DiskBus, ErrorPolicy
 

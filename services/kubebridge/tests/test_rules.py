@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, template, vm, vmi
 
-from virtbus.kubebridge.core.rules import (
+from virtbus.kubebridge.core.validation.rules import (
     CROWD_RULES,
     SPEC_RULES,
     VM_RULES,

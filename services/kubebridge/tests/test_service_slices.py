@@ -1,12 +1,11 @@
 """A change of a guest reconciles only the Services that select it."""
 
-import asyncio
 from typing import Any, cast
 
-from virtbus.kubebridge.core.endpoint_slices import MANAGED_BY
-from virtbus.kubebridge.edge.cluster import Cluster
-from virtbus.kubebridge.edge.objects import Objects
-from virtbus.kubebridge.edge.service_slices import Followed, ServiceSlices
+from virtbus.kubebridge.core.runtime.controller import ENDPOINT_SLICE, SERVICE, VMI, Key
+from virtbus.kubebridge.core.service.controller import Services
+from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY
+from virtbus.kubebridge.edge.runtime.store import Store
 from virtbus.schemas.network import InterfaceStatus
 
 NIC = InterfaceStatus(name="default", mac="02:00:00:00:00:01", addresses=("10.1.0.7/24",))
@@ -14,61 +13,68 @@ Json = dict[str, Any]
 
 
 class Here:
-    """The caches, and the Services that a change reconciles."""
+    """The stores, and the Services that a change reconciles."""
 
     def __init__(self) -> None:
-        self.followed = Followed(Objects(), Objects(), Objects())
-        nothing = cast("Cluster", None)
-        self._slices = ServiceSlices(
-            nothing, self.followed, lambda _: (NIC,), lambda *_: None, asyncio.Event()
-        )
+        self.interfaces = (NIC,)
+        self.vmis, self.services, self.slices = Store(), Store(), Store()
+        views = cast("Any", self)
+        self.index = Services(self.services, self.vmis, self.slices, views)
         self._version = 0
 
-    def put(self, cache: Objects, name: str, body: Json, **meta: Any) -> None:
+    def get(self, _: str) -> Any:
+        return self
+
+    def put(self, store: Store, name: str, body: Json, **meta: Any) -> None:
         self._version += 1
         own = {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(self._version)}
-        cache.put({"metadata": own | meta, **body})
+        store.put({"metadata": own | meta, **body})
 
-    def service(self, name: str, **selector: str) -> None:
-        self.put(self.followed.services, name, {"spec": {"selector": selector}})
+    def service(self, name: str, **selector: str) -> set[str]:
+        self.put(self.services, name, {"spec": {"selector": selector}})
+        return named(self.index.service_changed(Key(SERVICE, "n", name)))
 
-    def vmi(self, name: str, phase: str = "Running", **labels: str) -> None:
-        self.put(self.followed.vmis, name, {"status": {"phase": phase}}, labels=labels)
+    def vmi(self, name: str, phase: str = "Running", **labels: str) -> set[str]:
+        self.put(self.vmis, name, {"status": {"phase": phase}}, labels=labels)
+        return self.changed(name)
 
-    def looked(self) -> set[str]:
-        return {name.removeprefix("n/") for name in self._slices._take()}
+    def changed(self, name: str) -> set[str]:
+        return named(self.index.guest_changed(Key(VMI, "n", name)))
+
+
+def named(keys: set[Key]) -> set[str]:
+    return {key.name for key in keys}
 
 
 def test_a_changed_guest_reconciles_the_services_that_select_it() -> None:
     here = Here()
     for name in ("a", "b"):
-        here.service(name, app=name)
+        assert here.service(name, app=name) == {name}
     here.service("all", **{"kubevirt.io": "virt-launcher"})
-    here.put(here.followed.services, "none", {"spec": {}})
-    assert here.looked() == {"a", "b", "all", "none"}
-    here.vmi("one", app="a")
-    assert here.looked() == {"a", "all"}
-    here.vmi("one", app="a")  # no change for Services
-    assert here.looked() == set()
-    here.vmi("one", app="b")
-    assert here.looked() == {"a", "b", "all"}
-    here.vmi("one", "Succeeded", app="b")
-    assert here.looked() == {"b", "all"}
-    here.followed.vmis.drop("n/one")
-    assert here.looked() == set()
+    assert here.service("none") == {"none"}
+    assert here.vmi("one", app="a") == {"a", "all"}
+    assert here.vmi("one", app="a") == set(), "no change for Services"
+    assert here.vmi("one", app="b") == {"a", "b", "all"}
+    assert here.vmi("one", "Succeeded", app="b") == {"b", "all"}
+    here.vmis.drop("n/one")
+    assert here.changed("one") == set()
 
 
-def test_a_changed_selector_or_slice_reconciles_its_service() -> None:
+def test_a_guest_counts_for_a_service_that_selects_it_later() -> None:
     here = Here()
-    here.vmi("one", app="a")
-    here.service("a")
-    assert here.looked() == {"a"}
+    assert here.vmi("one", app="a") == set()
     here.service("a", app="a")
-    assert here.looked() == {"a"}
+    assert here.vmi("one", "Failed", app="a") == {"a"}
+    here.service("a")
+    assert here.vmi("two", app="a") == set()
+
+
+def test_a_changed_slice_reconciles_its_service() -> None:
+    here = Here()
     labels = {MANAGED_BY: "us", "kubernetes.io/service-name": "a"}
-    here.put(here.followed.slices, "a-virtbus-ipv4-0", {}, labels=labels)
-    assert here.looked() == {"a"}
-    here.followed.services.drop("n/a")
-    assert here.looked() == {"a"}
-    here.vmi("one", "Failed", app="a")
-    assert here.looked() == set()
+    here.put(here.slices, "a-virtbus-ipv4-0", {}, labels=labels)
+    key = Key(ENDPOINT_SLICE, "n", "a-virtbus-ipv4-0")
+    assert named(here.index.slice_changed(key)) == {"a"}
+    here.slices.drop("n/a-virtbus-ipv4-0")
+    assert named(here.index.slice_changed(key)) == {"a"}
+    assert named(here.index.slice_changed(key)) == set()

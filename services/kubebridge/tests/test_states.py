@@ -1,25 +1,27 @@
 """Phases and the status of a VM, row by row of their tables."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from services.kubebridge.tests.manifests import UID, put, vm, vmi
-from services.kubebridge.tests.world import GONE, NOW, view, world
+from services.kubebridge.tests.world import GONE, NOW, pair, reconcile_vm, view, vmi_of, world
 
-from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status
-from virtbus.kubebridge.core.actions import (
-    DeleteVmi,
-    LookAgain,
-    Tell,
-    WriteVm,
-    WriteVmStatus,
+from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER
+from virtbus.kubebridge.core.objects.plain import find, read, stamp
+from virtbus.kubebridge.core.runtime.controller import (
+    Delete,
+    Patch,
+    RecordEvent,
+    Requeue,
 )
-from virtbus.kubebridge.core.metadata import VM_FINALIZER
-from virtbus.kubebridge.core.moments import find, stamp
-from virtbus.kubebridge.core.phases import FINAL, PHASE_OF, Phase, phase_of
-from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has, back_off_s
-from virtbus.kubebridge.core.vm_status import PRINTABLE, Pair, printable
+from virtbus.kubebridge.core.vm import run_strategies
+from virtbus.kubebridge.core.vm import status as vm_status
+from virtbus.kubebridge.core.vm.model import Vm
+from virtbus.kubebridge.core.vm.run_strategies import TABLE, Asked, Do, Has, back_off_s
+from virtbus.kubebridge.core.vm.status import PRINTABLE, printable
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.phases import PHASE_OF, phase_of
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, RunStrategy
 
@@ -63,19 +65,19 @@ def made(phase: str = "", **conditions: tuple[bool, str]) -> dict[str, Any]:
 
 UNHAPPY = {"Synchronized": (False, "ErrImagePull"), "PodScheduled": (False, "Unschedulable")}
 ROWS = {
-    "Terminating": Pair(put(vm(), {"metadata.deletionTimestamp": GONE}), made("Running")),
-    "Stopping": Pair(vm(), put(made("Running"), {"metadata.deletionTimestamp": GONE})),
-    "Paused": Pair(vm(), made("Running", Paused=(True, "PausedByUser"), **UNHAPPY)),
-    "Running": Pair(vm(), made("Running", **UNHAPPY)),
-    "ErrorUnschedulable": Pair(vm(), made("Pending", **UNHAPPY)),
-    "ErrImagePull": Pair(vm(), made("Scheduling", Synchronized=(False, "ErrImagePull"))),
-    "ImagePullBackOff": Pair(vm(), made("Scheduling", Synchronized=(False, "ImagePullBackOff"))),
-    "Starting": Pair(vm(), made("Scheduled", Synchronized=(False, "FailedStart"))),
-    "CrashLoopBackOff": Pair(
+    "Terminating": pair(put(vm(), {"metadata.deletionTimestamp": GONE}), made("Running")),
+    "Stopping": pair(vm(), put(made("Running"), {"metadata.deletionTimestamp": GONE})),
+    "Paused": pair(vm(), made("Running", Paused=(True, "PausedByUser"), **UNHAPPY)),
+    "Running": pair(vm(), made("Running", **UNHAPPY)),
+    "ErrorUnschedulable": pair(vm(), made("Pending", **UNHAPPY)),
+    "ErrImagePull": pair(vm(), made("Scheduling", Synchronized=(False, "ErrImagePull"))),
+    "ImagePullBackOff": pair(vm(), made("Scheduling", Synchronized=(False, "ImagePullBackOff"))),
+    "Starting": pair(vm(), made("Scheduled", Synchronized=(False, "FailedStart"))),
+    "CrashLoopBackOff": pair(
         put(vm(), {"status": {"startFailure": {"consecutiveFailCount": 1}}}), None
     ),
-    "Stopped": Pair(vm(), made("Succeeded")),
-    "Unknown": Pair(vm(), made("Unknown")),
+    "Stopped": pair(vm(), made("Succeeded")),
+    "Unknown": pair(vm(), made("Unknown")),
 }
 
 
@@ -89,28 +91,28 @@ def test_a_printable_status(name: str) -> None:
 
 
 def test_a_vm_about_to_start_is_starting() -> None:
-    assert printable(Pair(vm(), None, starts=True)) == "Starting"
+    assert printable(pair(vm(), None, starts=True)) == "Starting"
 
 
 def test_a_new_vm_has_its_first_status_when_its_vmi_runs_or_after_a_second() -> None:
     made = vm() | {"metadata": vm()["metadata"] | {"finalizers": [VM_FINALIZER]}}
-    instance = vm_rules.vmi_of(made, paused=False)
+    instance = vmi_of(made, paused=False)
     instance["metadata"]["creationTimestamp"] = stamp(NOW)
 
     def told(after_s: float, *, phase: str = "Pending", before: str = "") -> list[Any]:
         known = {"status": {"printableStatus": before}} if before else {}
         seen = instance | {"status": {"phase": phase}}
         now = NOW + timedelta(seconds=after_s)
-        return vm_rules.reconcile(made | known, seen, now)
+        return reconcile_vm(made | known, seen, now)
 
-    assert told(0.4) == [LookAgain(0.6)]
+    assert told(0.4) == [Requeue(0.6)]
     for said in (
         told(1.0),
         told(-300.0),  # the API server's clock is ahead
         told(0.4, phase="Running"),
         told(0.4, before="Running"),
     ):
-        assert [type(one) for one in said] == [WriteVmStatus]
+        assert [type(one) for one in said] == [Patch]
 
 
 # --- run strategies ----------------------------------------------------------------------------
@@ -128,17 +130,18 @@ def test_cases_of_the_table_of_run_strategies() -> None:
 
 
 def test_a_strategy_is_read_from_either_field() -> None:
-    assert run_strategies.strategy_of(vm()) is RunStrategy.ALWAYS
-    assert run_strategies.strategy_of(vm(running=False)) is RunStrategy.HALTED
-    assert run_strategies.strategy_of(vm(running=None, runStrategy="Once")) is RunStrategy.ONCE
+    assert read(Vm, vm()).strategy is RunStrategy.ALWAYS
+    assert read(Vm, vm(running=False)).strategy is RunStrategy.HALTED
+    assert read(Vm, vm(running=None, runStrategy="Once")).strategy is RunStrategy.ONCE
 
 
 def test_a_stop_is_met_once_its_vmi_is_gone_and_later_requests_stay() -> None:
     stop, start = {"action": "Stop", "uid": "old"}, {"action": "Start"}
     asked = put(vm(), {"status": {"stateChangeRequests": [stop, start]}})
-    assert run_strategies.open_requests(asked, None) == [start]
-    assert run_strategies.open_requests(asked, made("Running")) == []
-    assert run_strategies.open_requests(asked, made("Failed")) == [start]
+    for instance, left in ((None, [start]), (made("Running"), []), (made("Failed"), [start])):
+        seen = read(Vmi, instance) if instance is not None else None
+        found = run_strategies.open_requests(read(Vm, asked), seen)
+        assert [one.raw for one in found] == left
 
 
 @pytest.mark.parametrize(("count", "least"), [(1, 10), (2, 40), (3, 90), (4, 160), (9, 300)])
@@ -146,17 +149,21 @@ def test_failed_starts_are_retried_with_growing_delays(count: int, least: int) -
     assert least <= back_off_s(count, UID) <= min(least * 3 // 2, 300)
 
 
+def start_failure(vm: Any, vmi: Any, now: datetime) -> dict[str, Any]:
+    return vm_status.start_failure(read(Vm, vm), read(Vmi, vmi), now)
+
+
 def test_a_vmi_that_never_ran_is_counted_once_and_delays_the_next() -> None:
     failed = made("Failed")
-    counted = vm_status.start_failure(vm(), failed, NOW)
+    counted = start_failure(vm(), failed, NOW)
     assert counted["consecutiveFailCount"] == 1
     again = put(vm(), {"status": {"startFailure": counted}})
-    assert vm_status.start_failure(again, failed, NOW + timedelta(seconds=5)) == counted
-    actions = vm_rules.reconcile(again, None, NOW)
-    (wait,) = [one for one in actions if isinstance(one, LookAgain)]
+    assert start_failure(again, failed, NOW + timedelta(seconds=5)) == counted
+    actions = reconcile_vm(again, None, NOW)
+    (wait,) = [one for one in actions if isinstance(one, Requeue)]
     assert 10 <= wait.after_s <= 15
     ran = put(made("Failed"), {"status.phaseTransitionTimestamps": [{"phase": "Running"}]})
-    assert vm_status.start_failure(again, ran, NOW) == {}
+    assert start_failure(again, ran, NOW) == {}
 
 
 # --- a VM --------------------------------------------------------------------------------------
@@ -217,9 +224,9 @@ def test_a_failed_status_write_does_not_delay_a_delete() -> None:
     w.settle()
     assert w.vm is not None
     w.deletes()
-    first, *others = vm_rules.reconcile(w.vm, w.vmi, NOW)
-    assert isinstance(first, DeleteVmi)
-    assert [type(one).__name__ for one in others] == ["WriteVmStatus"]
+    first, *others = reconcile_vm(w.vm, w.vmi, NOW)
+    assert isinstance(first, Delete)
+    assert [type(one).__name__ for one in others] == ["Patch"]
 
 
 def test_a_paused_start_of_a_halted_vm_is_reconciled_again() -> None:
@@ -227,32 +234,33 @@ def test_a_paused_start_of_a_halted_vm_is_reconciled_again() -> None:
         vm(running=False),
         {"status": {"runStrategy": "Halted", "stateChangeRequests": [PAUSED_START]}},
     )
-    write, *others = vm_rules.reconcile(halted, None, NOW)
-    assert isinstance(write, WriteVm | Tell)
-    assert any(isinstance(one, LookAgain) for one in others), "nobody tells a bridge what it wrote"
+    write, *others = reconcile_vm(halted, None, NOW)
+    assert isinstance(write, Patch | RecordEvent)
+    assert any(isinstance(one, Requeue) for one in others), "nobody tells a bridge what it wrote"
 
 
 def test_a_vmi_of_another_owner_is_not_touched() -> None:
-    (write,) = vm_rules.reconcile(put(vm(), {"metadata.finalizers": ["a"]}), made("Running"), NOW)
-    said = getattr(write, "status", {})
+    (write,) = reconcile_vm(put(vm(), {"metadata.finalizers": ["a"]}), made("Running"), NOW)
+    assert isinstance(write, Patch)
+    said = write.changes["status"]
     assert "is not this VM's" in find(said["conditions"], "Failure")["message"]
 
 
 def test_a_deleted_vm_does_not_wait_for_a_vmi_of_another_owner() -> None:
     deleted = put(vm(), {"metadata.deletionTimestamp": GONE, "metadata.finalizers": [VM_FINALIZER]})
-    actions = vm_rules.reconcile(deleted, made("Running"), NOW)
-    assert actions == [WriteVm({"metadata": {"finalizers": []}})]
+    actions = reconcile_vm(deleted, made("Running"), NOW)
+    assert actions == [Patch({"metadata": {"finalizers": []}})]
 
 
 def test_a_refused_vmi_is_reported_and_retried() -> None:
     w = world()
     assert w.vm is not None
-    actions = vm_rules.reconcile(w.vm, None, NOW, failed="quota")
+    actions = reconcile_vm(w.vm, None, NOW, failed="quota")
     assert [type(one).__name__ for one in actions] == [
-        *("WriteVmStatus", "Tell", "CreateVmi", "LookAgain"),
+        *("Patch", "RecordEvent", "Create", "Requeue"),
     ]
-    assert actions[1] == Tell(
+    assert actions[1] == RecordEvent(
         "FailedCreate", "Error creating virtual machine instance: quota", warning=True
     )
-    w.act(actions, w.vm)
-    assert not any(isinstance(one, Tell) for one in vm_rules.reconcile(w.vm, None, NOW, "quota"))
+    w.act(actions, w.vm, w.vm)
+    assert not any(isinstance(one, RecordEvent) for one in reconcile_vm(w.vm, None, NOW, "quota"))

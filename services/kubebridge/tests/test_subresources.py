@@ -6,18 +6,22 @@ import pytest
 from services.kubebridge.tests.manifests import UID, put, vm, vmi
 from services.kubebridge.tests.world import World, world
 
-from virtbus.kubebridge.core import guest_answers
-from virtbus.kubebridge.core.causes import Cause
-from virtbus.kubebridge.core.deeds import AskGuest, Bus, Call, Deed, Give, Patch, Stream
-from virtbus.kubebridge.core.discovery import api_group, api_resources
-from virtbus.kubebridge.core.refusals import Refusal, invalid
-from virtbus.kubebridge.core.subresources import (
-    BY_NAME,
-    VERBS,
+from virtbus.kubebridge.core.api import guest_answers
+from virtbus.kubebridge.core.api.discovery import api_group, api_resources
+from virtbus.kubebridge.core.api.subresources import BY_NAME, VERBS, answer
+from virtbus.kubebridge.core.objects.causes import Cause
+from virtbus.kubebridge.core.objects.refusals import Refusal, invalid
+from virtbus.kubebridge.core.runtime.calls import (
     VM,
     VMI,
+    AskGuest,
+    Bus,
+    Call,
+    Deed,
+    Give,
+    Patch,
+    Stream,
     Verb,
-    answer,
 )
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestOs, GuestUser
 

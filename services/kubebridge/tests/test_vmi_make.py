@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 from services.kubebridge.tests.manifests import UID, vmi
-from services.kubebridge.tests.world import NOW, view
+from services.kubebridge.tests.world import NOW, view, vmi_said
 
-from virtbus.kubebridge.core.vmi_make import machine, qos_class, volume_status
-from virtbus.kubebridge.core.vmi_status import Seen, status
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.vmi.model import Vmi
+from virtbus.kubebridge.core.vmi.status import Seen, described, qos_class, volume_status
 from virtbus.schemas.vm import Disk, DiskBus
 
 
@@ -36,19 +37,18 @@ def test_a_disk_has_the_name_that_its_node_gives_it() -> None:
     ],
 )
 def test_the_qos_class_is_that_of_a_pod(resources: Any, said: str) -> None:
-    assert qos_class({"spec": {"domain": {"resources": resources}}}) == said
+    assert qos_class(read(Vmi, {"spec": {"domain": {"resources": resources}}})) == said
 
 
 def test_the_default_machine_is_q35() -> None:
-    assert machine({}) == {"type": "q35"}
-    assert machine({"spec": {"domain": {"machine": {"type": "pc-q35-8.0"}}}}) == {
-        "type": "pc-q35-8.0"
-    }
+    assert described(read(Vmi, {}), ())["machine"] == {"type": "q35"}
+    given = {"spec": {"domain": {"machine": {"type": "pc-q35-8.0"}}}}
+    assert described(read(Vmi, given), ())["machine"] == {"type": "pc-q35-8.0"}
 
 
 def test_without_a_view_the_written_status_is_kept() -> None:
     one = vmi()
-    one["status"] = status(one, Seen(view=view(UID)), NOW)
-    after = status(one, Seen(), NOW)
+    one["status"] = vmi_said(one, Seen(view=view(UID)), NOW)
+    after = vmi_said(one, Seen(), NOW)
     for key in ("machine", "qosClass", "volumeStatus"):
         assert after[key] == one["status"][key]

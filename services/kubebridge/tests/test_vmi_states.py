@@ -6,26 +6,37 @@ from typing import Any
 
 import pytest
 from services.kubebridge.tests.manifests import UID, put, vm, vmi
-from services.kubebridge.tests.world import CLUSTER, GONE, NOW, kept_whole, view
+from services.kubebridge.tests.world import (
+    CLUSTER,
+    GONE,
+    NOW,
+    kept_whole,
+    pair,
+    reconcile_vmi,
+    view,
+    vmi_said,
+)
 
 from virtbus.imaged.core import qcow2
-from virtbus.kubebridge.core import vm_status, vmi_rules, vmi_status
-from virtbus.kubebridge.core.actions import (
+from virtbus.kubebridge.core.objects.plain import find, read, stamp
+from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
-    BusCreate,
-    BusDelete,
-    BusHold,
-    LookAgain,
-    Tell,
-    WriteVmi,
+    SECRET,
+    Await,
+    Call,
+    Key,
+    Patch,
+    RecordEvent,
+    Refused,
+    Requeue,
 )
-from virtbus.kubebridge.core.moments import find, stamp
-from virtbus.kubebridge.core.phases import Phase
-from virtbus.kubebridge.core.plain import Object
-from virtbus.kubebridge.core.vm_status import Pair
-from virtbus.kubebridge.core.vmi_status import Seen
-from virtbus.schemas.api import VmDelete
-from virtbus.schemas.errors import ErrorBody
+from virtbus.kubebridge.core.vm import status as vm_status
+from virtbus.kubebridge.core.vm.model import Request
+from virtbus.kubebridge.core.vmi import orphans
+from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
+from virtbus.kubebridge.core.vmi import status as vmi_status
+from virtbus.kubebridge.core.vmi.model import Phase
+from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.network import InterfaceStatus
@@ -38,7 +49,7 @@ ERRORS = Path(__file__).parents[3] / "docs/reference/errors.md"
 
 def told(seen: Seen, **status: Any) -> dict[str, Any]:
     whole = put(vmi(), {"status": status})
-    return vmi_status.status(whole, seen, NOW)
+    return vmi_said(whole, seen, NOW)
 
 
 def test_the_status_of_a_running_vmi_is_complete() -> None:
@@ -70,33 +81,33 @@ def test_the_status_of_a_running_vmi_is_complete() -> None:
     assert said["guestOSInfo"] == {"id": "debian", "prettyName": "Debian 12"}
     assert said["nodeName"] == "n1"
     again = put(vmi(), {"status": said})
-    assert vmi_status.status(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
+    assert vmi_said(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
 
 
 def test_the_status_is_kept_while_the_vm_is_not_seen() -> None:
     running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
-    create, *again = vmi_rules.reconcile(running, Seen(), {}, NOW, CLUSTER)
-    assert isinstance(create, BusCreate)  # the next reconcile gets its answer
-    assert LookAgain(AT_ONCE_S) in again
-    assert all(isinstance(one, LookAgain) for one in again)
-    changed = ErrorBody(code=409, reason="uid_taken", message="not as asked for here")
-    create, *again = vmi_rules.reconcile(running, Seen(refused=changed), {}, NOW, CLUSTER)
-    assert isinstance(create, BusCreate)
-    assert again == [LookAgain(vmi_rules.RETRY_S[0])]
-    gone = vmi_rules.reconcile(running, Seen(gone=True), {}, NOW, CLUSTER)
-    assert [one.patch["status"]["phase"] for one in gone if isinstance(one, WriteVmi)] == ["Failed"]
+    create, *again = reconcile_vmi(running, Seen(), {}, NOW, CLUSTER)
+    assert isinstance(create, Call)  # the next reconcile gets its answer
+    assert Requeue(AT_ONCE_S) in again
+    assert all(isinstance(one, Requeue) for one in again)
+    changed = Refused(code=409, reason="uid_taken", message="not as asked for here")
+    create, *again = reconcile_vmi(running, Seen(refused=changed), {}, NOW, CLUSTER)
+    assert isinstance(create, Call)
+    assert again == [Requeue(vmi_rules.RETRY_S[0])]
+    gone = reconcile_vmi(running, Seen(gone=True), {}, NOW, CLUSTER)
+    assert [one.changes["status"]["phase"] for one in gone if isinstance(one, Patch)] == ["Failed"]
 
 
 def test_a_guest_agents_answer_is_kept_until_the_next_poll() -> None:
     nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
     running = view(UID, state=VmState.RUNNING, interfaces=(nic,))
-    told_ = vmi_status.status(put(vmi(), {"status": {}}), Seen(running, guest=GUEST), NOW)
+    told_ = vmi_said(put(vmi(), {"status": {}}), Seen(running, guest=GUEST), NOW)
     before = put(vmi(), {"status": told_})
-    assert vmi_status.status(before, Seen(running, asked=False), NOW) == told_
-    silent = vmi_status.status(before, Seen(running), NOW)
+    assert vmi_said(before, Seen(running, asked=False), NOW) == told_
+    silent = vmi_said(before, Seen(running), NOW)
     assert find(silent["conditions"], "AgentConnected") == {}
     assert (silent["guestOSInfo"], "interfaceName" in silent["interfaces"][0]) == ({}, False)
-    never = vmi_status.status(vmi(), Seen(running, asked=False), NOW)
+    never = vmi_said(vmi(), Seen(running, asked=False), NOW)
     assert find(never["conditions"], "AgentConnected") == {}
 
 
@@ -118,7 +129,7 @@ def test_a_paused_vmi_has_a_reason_and_is_not_ready() -> None:
         (Seen(view(UID, state=VmState.FAILED, reason="no_room", message="no memory")),
          "Synchronized", "FailedStart"),
         (Seen(waits="Secret a does not exist"), "Synchronized", "FailedCreate"),
-        (Seen(refused=ErrorBody(code=429, reason="full", message="full")), "Synchronized",
+        (Seen(refused=Refused(code=429, reason="full", message="full")), "Synchronized",
          "FailedCreate"),
     ],
 )  # fmt: skip
@@ -151,7 +162,7 @@ SEEN = [
     Seen(),
     Seen(gone=True),
     Seen(waits="Secret a does not exist"),
-    Seen(refused=ErrorBody(code=429, reason="full", message="full")),
+    Seen(refused=Refused(code=429, reason="full", message="full")),
 ]
 
 
@@ -161,12 +172,20 @@ def test_the_crd_accepts_every_status(before: str, *, deleted: bool) -> None:
     whole = put(vmi(), {"status": {"phase": before} if before else {}})
     if deleted:
         put(whole, {"metadata.deletionTimestamp": GONE})
-    requests: list[Object] = [{"action": "Start", "data": {"paused": "true"}}]
+    requests = [read(Request, {"action": "Start", "data": {"paused": "true"}})]
     for seen in SEEN:
         for retried in ("", GONE):
-            kept_whole(vmi_status.status(whole, seen, NOW, retried))
-        pair = Pair(vm(), put(whole, {"status": vmi_status.status(whole, seen, NOW)}))
-        kept_whole(vm_status.status(pair, requests, NOW, failed="quota", observed="Always"))
+            kept_whole(vmi_said(whole, seen, NOW, retried))
+        both = pair(vm(), put(whole, {"status": vmi_said(whole, seen, NOW)}))
+        kept_whole(
+            vm_status.status(
+                both,
+                requests,
+                NOW,
+                failed="quota",
+                observed="Always",
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +202,7 @@ def test_the_ready_condition_has_kubevirts_reasons(
     state: VmState, node: str, reason: str, *, deleted: bool
 ) -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE}) if deleted else vmi()
-    said = vmi_status.status(whole, Seen(view(UID, state=state, node=node)), NOW)
+    said = vmi_said(whole, Seen(view(UID, state=state, node=node)), NOW)
     ready = find(said["conditions"], "Ready")
     assert (ready["status"], ready["reason"]) == ("False", reason)
     assert ready["message"]
@@ -196,8 +215,8 @@ def test_an_event_reports_how_a_guest_failed(how: Any, word: str) -> None:
     end = GuestEnd(how=how, asked=False, at_ns=1)
     seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_end=end))
     ran = put(vmi(), {"status": {"phase": "Running"}})
-    *_, event = vmi_rules.reconcile(ran, seen, {}, NOW, CLUSTER)
-    assert isinstance(event, Tell)
+    *_, event = reconcile_vmi(ran, seen, {}, NOW, CLUSTER)
+    assert isinstance(event, RecordEvent)
     assert (event.reason, event.warning, word in event.message) == ("Stopped", True, True)
 
 
@@ -224,7 +243,7 @@ def test_every_image_error_is_shown_as_a_pull_error() -> None:
 
 def test_a_condition_keeps_the_time_of_its_transition() -> None:
     first = told(Seen(view(UID, state=VmState.STARTING)))
-    later = vmi_status.status(
+    later = vmi_said(
         put(vmi(), {"status": first}),
         Seen(view(UID, state=VmState.STARTING, message="soon")),
         NOW + timedelta(minutes=1),
@@ -236,59 +255,57 @@ def test_a_condition_keeps_the_time_of_its_transition() -> None:
 @pytest.mark.parametrize(("given", "grace_s"), [(None, 30), (0, 0), (5, 5), (10**9, 86_400)])
 def test_a_deleted_vmi_stops_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
     whole = put(vmi({"terminationGracePeriodSeconds": given}), {"metadata.deletionTimestamp": GONE})
-    actions = vmi_rules.reconcile(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
-    assert actions[0] == BusDelete(UID, grace_s)
-    VmDelete(uid=UID, grace_s=grace_s)  # valid on the bus
-    assert Tell("ShuttingDown", "Signaled Graceful Shutdown") in actions
+    actions = reconcile_vmi(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
+    assert actions[0] == vmi_rules.delete(UID, grace_s)
+    assert RecordEvent("ShuttingDown", "Signaled Graceful Shutdown") in actions
 
 
 def test_the_finalizer_stays_until_the_vm_is_certainly_gone() -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE})
-    unsure = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
-    assert BusDelete(UID, 30) in unsure
-    assert not any(isinstance(one, WriteVmi) and "metadata" in one.patch for one in unsure)
-    sure = vmi_rules.reconcile(whole, Seen(gone=True), {}, NOW, CLUSTER)
-    assert sure[0] == WriteVmi({"metadata": {"finalizers": []}})
+    unsure = reconcile_vmi(whole, Seen(), {}, NOW, CLUSTER)
+    assert vmi_rules.delete(UID, 30) in unsure
+    assert not any(isinstance(one, Patch) and "metadata" in one.changes for one in unsure)
+    sure = reconcile_vmi(whole, Seen(gone=True), {}, NOW, CLUSTER)
+    assert sure[0] == Patch({"metadata": {"finalizers": []}})
 
 
 def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
     whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
-    again, write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
-    assert again == LookAgain(10.0)
-    assert isinstance(write, WriteVmi)
-    found = find(write.patch["status"]["conditions"], "Synchronized")
+    again, awaited, write, event = reconcile_vmi(whole, Seen(), {}, NOW, CLUSTER)
+    assert again == Requeue(300.0)
+    assert awaited == Await(frozenset({Key(SECRET, "default", "user")}))
+    assert isinstance(write, Patch)
+    found = find(write.changes["status"]["conditions"], "Synchronized")
     assert "Secret user does not exist" in found["message"]
-    assert event == Tell("SyncFailed", found["message"], warning=True)
+    assert event == RecordEvent("SyncFailed", found["message"], warning=True)
 
 
 @pytest.mark.parametrize(("code", "after_s"), [(429, 10.0), (409, 10.0), (422, 300.0)])
 def test_a_refused_create_is_retried(code: int, after_s: float) -> None:
-    seen = Seen(refused=ErrorBody(code=code, reason="why", message="so"))
-    create, again, *_ = vmi_rules.reconcile(vmi(), seen, {}, NOW, CLUSTER)
-    assert isinstance(create, BusCreate)
-    assert again == LookAgain(after_s)
+    seen = Seen(refused=Refused(code=code, reason="why", message="so"))
+    create, again, *_ = reconcile_vmi(vmi(), seen, {}, NOW, CLUSTER)
+    assert isinstance(create, Call)
+    assert again == Requeue(after_s)
 
 
 def test_an_own_vm_is_deleted_if_the_end_of_its_vmi_was_reported() -> None:
     ours, other = view(UID), view(UID, labels={"virtbus.io/cluster": "c2"})
-    assert vmi_rules.orphan(ours, "", CLUSTER, ended=True) == BusDelete(UID)
+    assert orphans.orphan(ours, "", CLUSTER, ended=True) == vmi_rules.delete(UID)
     for left in (other, view(UID, deleting=True)):
-        assert vmi_rules.orphan(left, "", CLUSTER, ended=True) is None
-    assert vmi_rules.orphan(ours, UID, CLUSTER, ended=True) is None
+        assert orphans.orphan(left, "", CLUSTER, ended=True) is None
+    assert orphans.orphan(ours, UID, CLUSTER, ended=True) is None
 
 
-@pytest.mark.parametrize(
-    ("there", "why"), [("", vmi_rules.NO_VMI), ("another", vmi_rules.OTHER_VMI)]
-)
+@pytest.mark.parametrize(("there", "why"), [("", orphans.NO_VMI), ("another", orphans.OTHER_VMI)])
 def test_a_vm_with_an_absent_vmi_is_marked_once_and_never_deleted(there: str, why: str) -> None:
     ours, marked = view(UID), view(UID, annotations={ORPHANED: why})
-    assert vmi_rules.orphan(ours, there, CLUSTER, ended=False) == BusHold(UID, why)
-    assert vmi_rules.orphan(marked, there, CLUSTER, ended=False) is None
-    assert vmi_rules.orphan(marked, UID, CLUSTER, ended=False) == BusHold(UID, "")
+    assert orphans.orphan(ours, there, CLUSTER, ended=False) == orphans.hold(ours, why)
+    assert orphans.orphan(marked, there, CLUSTER, ended=False) is None
+    assert orphans.orphan(marked, UID, CLUSTER, ended=False) == orphans.hold(marked, "")
 
 
 def test_a_created_vm_is_reconciled_again_without_an_event() -> None:
     """A starting bridge sends a create for a running VM whose controller lags."""
-    actions = vmi_rules.reconcile(vmi(), Seen(), {}, NOW, CLUSTER)
-    assert isinstance(actions[0], BusCreate)
-    assert any(isinstance(one, LookAgain) for one in actions)
+    actions = reconcile_vmi(vmi(), Seen(), {}, NOW, CLUSTER)
+    assert isinstance(actions[0], Call)
+    assert any(isinstance(one, Requeue) for one in actions)

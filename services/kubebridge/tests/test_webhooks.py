@@ -13,8 +13,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from services.kubebridge.tests.manifests import put, template, vm
 
-from virtbus.kubebridge.core.admission import answer
-from virtbus.kubebridge.core.bounds import values_at_most
+from virtbus.kubebridge.core.objects.bounds import values_at_most
+from virtbus.kubebridge.core.validation.admission import answer
 from virtbus.kubebridge.edge import admission
 from virtbus.kubebridge.edge.admission import (
     LARGE_BYTES,

@@ -11,7 +11,7 @@ from services.kubebridge.tests.world import view
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.streams import accepting
-from virtbus.kubebridge.core.deeds import Stream
+from virtbus.kubebridge.core.runtime.calls import Stream
 from virtbus.kubebridge.edge.web import websockets
 from virtbus.kubebridge.edge.web.guests import WINDOW_BYTES, Guests
 from virtbus.schemas import subjects

@@ -8,24 +8,28 @@ from typing import Any
 
 from services.kubebridge.tests.manifests import vm as smoke_vm
 
-from virtbus.kubebridge.core import vm_rules, vmi_rules
-from virtbus.kubebridge.core.actions import (
+from virtbus.kubebridge.core.crds.models.instance_status import InstanceStatus
+from virtbus.kubebridge.core.crds.models.virtualmachine import MachineStatus
+from virtbus.kubebridge.core.objects.plain import Object, read
+from virtbus.kubebridge.core.runtime.controller import (
     Action,
-    BusCreate,
-    BusDelete,
-    BusStart,
-    CreateVmi,
-    DeleteVmi,
-    LookAgain,
-    Tell,
-    WriteVm,
-    WriteVmi,
-    WriteVmStatus,
+    Await,
+    Call,
+    Create,
+    Delete,
+    Patch,
+    RecordEvent,
+    Requeue,
 )
-from virtbus.kubebridge.core.defaults import of_vm
-from virtbus.kubebridge.core.kubevirt.instance_status import InstanceStatus
-from virtbus.kubebridge.core.kubevirt.virtualmachine import MachineStatus
-from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.kubebridge.core.translation.defaults import of_vm
+from virtbus.kubebridge.core.translation.references import Given
+from virtbus.kubebridge.core.vm import reconcile as vm_rules
+from virtbus.kubebridge.core.vm.model import Vm
+from virtbus.kubebridge.core.vm.status import Pair
+from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
+from virtbus.kubebridge.core.vmi import status as vmi_status
+from virtbus.kubebridge.core.vmi.model import Vmi
+from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmSpec, VmView
@@ -58,6 +62,34 @@ def view(uid: str, **fields: Any) -> VmView:
         "state": VmState.PENDING,
     }
     return VmView(**(base | fields))
+
+
+def reconcile_vm(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -> list[Action]:
+    """Reconcile a VM as JSON."""
+    own = read(Vmi, vmi) if vmi is not None else None
+    return vm_rules.reconcile(read(Vm, vm), own, now, failed)
+
+
+def reconcile_vmi(
+    vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
+) -> list[Action]:
+    """Reconcile a VMI as JSON."""
+    return vmi_rules.reconcile(read(Vmi, vmi), seen, given, now, cluster)
+
+
+def vmi_of(vm: Object, *, paused: bool) -> dict[str, Any]:
+    """Return the VMI that a VM as JSON makes."""
+    return vm_rules.vmi_of(read(Vm, vm), paused=paused)
+
+
+def vmi_said(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
+    """Return the status of a VMI as JSON."""
+    return vmi_status.status(read(Vmi, vmi), seen, now, retried)
+
+
+def pair(vm: Object, vmi: Object | None, **more: Any) -> Pair:
+    """Return a VM and its VMI as JSON."""
+    return Pair(read(Vm, vm), read(Vmi, vmi) if vmi is not None else None, **more)
 
 
 def kept_whole(status: dict[str, Any]) -> None:
@@ -98,29 +130,29 @@ class World:
         if vm.vm is None:
             return []
         read = copy.deepcopy(vm.vm)
-        actions = vm_rules.reconcile(read, copy.deepcopy(vmi.vmi), self.now)
+        actions = reconcile_vm(read, copy.deepcopy(vmi.vmi), self.now)
         assert read == vm.vm
-        return self.act(actions, read)
+        return self.act(actions, read, self.vm)
 
     def reconcile_vmi(self, vmi: "World", bus: "World") -> list[Action]:
         if vmi.vmi is None:
             return []
         read = copy.deepcopy(vmi.vmi)
-        actions = vmi_rules.reconcile(read, bus.seen(read), {}, self.now, CLUSTER)
+        actions = reconcile_vmi(read, bus.seen(read), {}, self.now, CLUSTER)
         assert read == vmi.vmi
-        return self.act(actions, read)
+        return self.act(actions, read, self.vmi)
 
-    def act(self, actions: list[Action], read: dict[str, Any]) -> list[Action]:
+    def act(self, actions: list[Action], read: dict[str, Any], obj: Any) -> list[Action]:
         """Execute the actions until a write meets a conflict."""
-        json.dumps([action.status for action in actions if isinstance(action, WriteVmStatus)])
+        json.dumps([action.changes for action in actions if isinstance(action, Patch)])
         for action in actions:
-            if not self._do(action, read):
+            if not self._do(action, read, obj):
                 break
-        return [action for action in actions if not isinstance(action, LookAgain)]
+        return [action for action in actions if not isinstance(action, Requeue | Await)]
 
-    def _do(self, action: Action, read: dict[str, Any]) -> bool:  # noqa: C901  a row an action
+    def _do(self, action: Action, read: dict[str, Any], obj: Any) -> bool:
         match action:
-            case CreateVmi(vmi):
+            case Create(_, vmi):
                 if self.vmi is None:
                     self.made += 1
                     kept_whole(vmi["status"])
@@ -128,33 +160,30 @@ class World:
                     made["metadata"]["uid"] = f"0192f0c1-2d3e-7abc-8def-{self.made:012x}"
                     self.vmi = made
                     self._bump(made)
-            case DeleteVmi(uid):
+            case Delete(_, uid):
                 if self.vmi is not None and self.vmi["metadata"]["uid"] == uid:
                     self.vmi["metadata"].setdefault("deletionTimestamp", "2026-11-22T12:00:00Z")
                     self._bump(self.vmi)
                     self._collect()
-            case WriteVmi(patch):
-                return self._write(self.vmi, read, patch)
-            case WriteVm(patch):
-                return self._write(self.vm, read, patch)
-            case WriteVmStatus(status):
-                return self._write(self.vm, read, {"status": status})
-            case Tell(reason):
+            case Patch(changes):
+                return self._write(obj, read, changes)
+            case RecordEvent(reason):
                 self.events.append(reason)
+            case Call(verb, request):
+                self._ask(verb, str(getattr(request, "uid", "")))
             case _:
-                self._ask(action)
+                pass
         return True
 
-    def _ask(self, action: Action) -> None:
-        match action:
-            case BusCreate(create):
-                uid = str(create.uid)
+    def _ask(self, verb: str, uid: str) -> None:
+        match verb:
+            case "create":
                 if uid not in self.gone and uid not in self.views:
                     self.views[uid] = view(uid)
-            case BusStart(uid):
+            case "start":
                 if uid in self.views:
                     self._see(uid, state=VmState.PREPARING, reason="", message="")
-            case BusDelete(uid):
+            case "delete":
                 if uid in self.views:
                     self._see(uid, state=VmState.DELETING, deleting=True)
                 else:

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from virtbus.bus.shares import Shares
 from virtbus.bus.threads import to_end
-from virtbus.kubebridge.core.admission import answer
-from virtbus.kubebridge.core.bounds import check_values, values_at_most
-from virtbus.kubebridge.core.plain import part, text
+from virtbus.kubebridge.core.objects.bounds import check_values, values_at_most
+from virtbus.kubebridge.core.objects.plain import part, text
+from virtbus.kubebridge.core.validation.admission import answer
 from virtbus.kubebridge.edge.lane import Lane
 
 MAX_BYTES = 8 * 1024**2

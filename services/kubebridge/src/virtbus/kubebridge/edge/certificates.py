@@ -4,7 +4,6 @@ Missing certificates are made, and expiring ones renewed. With `own`, a folder t
 another tool maintains (`tls.crt`, `tls.key`), they are only served.
 """
 
-import asyncio
 import base64
 import logging
 import os
@@ -14,9 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.plain import Object, items, part, text
+from virtbus.kubebridge.core.objects.plain import Object, items, part, text
+from virtbus.kubebridge.core.runtime.controller import (
+    API_SERVICE,
+    MUTATING,
+    SECRET,
+    VALIDATING,
+    Key,
+    Kind,
+)
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
-from virtbus.kubebridge.edge.kinds import API_SERVICE, MUTATING, SECRET, VALIDATING, Kind
+from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.kubebridge.edge.signing import Kept, renewed
 
 SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  the name of a Secret
@@ -56,14 +63,28 @@ class Certificates:
         self._shown: tuple[bytes, bytes] | None = None
         self._files: list[int] = []
 
-    async def run(self) -> None:
-        """Check periodically until cancelled."""
+    @property
+    def key(self) -> Key:
+        """Return the key of the Secret."""
+        return Key(SECRET, self._where.namespace, SECRET_NAME)
+
+    def lane(self) -> Lane:
+        """Return the lane of the work queue. All replicas serve, so all check."""
+        return Lane(self.reconcile, workers=1, always=True)
+
+    async def reconcile(self, _: Key) -> float:
+        """Check the certificates. Return the seconds before the next check."""
         try:
-            while True:
-                wait_s = LOOK_S if await self._looked() else RETRY_S
-                await asyncio.sleep(wait_s)
-        finally:
-            self.close()
+            await self.ensure()
+        except Answer as answer:
+            forbidden = "; apply deploy/kubernetes again, its roles changed"
+            mend = forbidden if answer.code == 403 else ""
+            _log.warning("certificates: %s%s", answer, mend, extra={"code": "certificates"})
+        except (OSError, ValueError) as error:
+            _log.warning("certificates: %s", error, extra={"code": "certificates"})
+        else:
+            return LOOK_S
+        return RETRY_S
 
     def close(self) -> None:
         """Close the files of the certificate. After that, nothing can be served."""
@@ -82,19 +103,6 @@ class Certificates:
             await self._tell_api_service(name, bundle)
         for kind in (MUTATING, VALIDATING):
             await self._tell_webhooks(kind, bundle)
-
-    async def _looked(self) -> bool:
-        try:
-            await self.ensure()
-        except Answer as answer:
-            forbidden = "; apply deploy/kubernetes again, its roles changed"
-            mend = forbidden if answer.code == 403 else ""
-            _log.warning("certificates: %s%s", answer, mend, extra={"code": "certificates"})
-            return False
-        except (OSError, ValueError) as error:
-            _log.warning("certificates: %s", error, extra={"code": "certificates"})
-            return False
-        return True
 
     # --- the Secret -----------------------------------------------------------------------
     async def _kept(self) -> Kept:

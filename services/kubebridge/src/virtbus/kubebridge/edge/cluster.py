@@ -13,12 +13,13 @@ from urllib.parse import quote
 import aiohttp
 
 from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge import login
-from virtbus.kubebridge.edge.kinds import Kind
 from virtbus.kubebridge.edge.login import ApiClient
 
 Json = dict[str, Any]
 Query = list[tuple[str, str]]
+Headers = Mapping[str, str]
 
 PAGE = 50
 """Objects in a page of a list. One may have 1.5 MiB, and a page is parsed as a whole (ADR 0028)."""
@@ -34,6 +35,8 @@ MESSAGE_MAX = 4096
 """Longest message of a refusal, in characters. The API server may quote a megabyte."""
 MANAGER = "virtbus-kubebridge"
 """Name of the bridge in managedFields and Events."""
+JSON = "application/json"
+_REQUEST = aiohttp.ClientTimeout(total=TIMEOUT_S)
 _PATCHES = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
@@ -81,6 +84,25 @@ class Listing(NamedTuple):
     resource_version: str
 
 
+class Scope(NamedTuple):
+    """The objects of a list or a watch: all, or those of a namespace or with some labels.
+
+    With `metadata_only`, the objects have their metadata and nothing else.
+    """
+
+    namespace: str = ""
+    selector: str = ""
+    metadata_only: bool = False
+
+    def accept(self, kind: str) -> str:
+        """Return the media type to accept."""
+        metadata = f";as={kind};g=meta.k8s.io;v=v1" if self.metadata_only else ""
+        return f"application/json{metadata}"
+
+
+EVERYTHING = Scope()
+
+
 class Cluster:
     """The API of one cluster. Every method raises `Answer` if the request does not succeed."""
 
@@ -100,26 +122,25 @@ class Cluster:
                 return None
             raise
 
-    async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
+    async def list(self, kind: Kind, namespace: str = "") -> Listing:
         """Return all objects, from all pages."""
         items: list[Json] = []
         version = ""
-        async for page in self.pages(kind, namespace, selector):
+        async for page in self.pages(kind, Scope(namespace)):
             items += page.items
             version = page.resource_version
         return Listing(items, version)
 
-    async def pages(
-        self, kind: Kind, namespace: str = "", selector: str = ""
-    ) -> AsyncIterator[Listing]:
+    async def pages(self, kind: Kind, scope: Scope = EVERYTHING) -> AsyncIterator[Listing]:
         """Yield all objects in pages of one version. A list that takes too long ends with 410."""
         query = [("limit", str(PAGE))]
-        if selector:
-            query.append(("labelSelector", selector))
-        token = ""
+        if scope.selector:
+            query.append(("labelSelector", scope.selector))
+        token, path = "", kind.path(namespace=scope.namespace)
+        headers = {"Accept": scope.accept("PartialObjectMetadataList")}
         while True:
             asked = [*query, ("continue", token)] if token else query
-            page = await self._json("GET", kind.path(namespace=namespace), query=asked)
+            page = await self._json("GET", path, query=asked, headers=headers)
             meta = page.get("metadata") or {}
             yield Listing(page.get("items") or [], str(meta.get("resourceVersion", "")))
             token = str(meta.get("continue") or "")
@@ -127,7 +148,7 @@ class Cluster:
                 return
 
     async def watch(
-        self, kind: Kind, resource_version: str, selector: str = ""
+        self, kind: Kind, resource_version: str, scope: Scope = EVERYTHING
     ) -> AsyncIterator[Event]:
         """Yield the changes since a version until the server ends the watch, about every minute.
 
@@ -140,12 +161,14 @@ class Cluster:
             ("allowWatchBookmarks", "true"),
             ("resourceVersion", resource_version),
             ("timeoutSeconds", str(int(lasts_s))),
-            *([("labelSelector", selector)] if selector else []),
+            *([("labelSelector", scope.selector)] if scope.selector else []),
         ]
         quiet = aiohttp.ClientTimeout(
             total=None, sock_connect=SILENT_S, sock_read=lasts_s + SILENT_S
         )
-        response = await self._send("GET", kind.path(), query=query, timeout=quiet)
+        path = kind.path(namespace=scope.namespace)
+        headers = {"Accept": scope.accept("PartialObjectMetadata")}
+        response = await self._send("GET", path, query=query, timeout=quiet, headers=headers)
         try:
             async for line in _lines(response):
                 event = Event(str(line.get("type")), line.get("object") or {})
@@ -183,7 +206,9 @@ class Cluster:
         query = [("dryRun", "All")] if dry_run else []
         path = _place(kind, name, namespace, sub)
         self.written += 1
-        return await self._json("PATCH", path, query=query, body=body, content=_PATCHES[how])
+        return await self._json(
+            "PATCH", path, query=query, body=body, headers={"Content-Type": _PATCHES[how]}
+        )
 
     async def delete(
         self, kind: Kind, name: str, namespace: str = "", uid: str = "", version: str = ""
@@ -212,12 +237,9 @@ class Cluster:
         *,
         query: Query | None = None,
         body: Any = None,
-        content: str = "application/json",
+        headers: Headers = {},  # noqa: B006  never changed
     ) -> Json:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        response = await self._send(
-            method, path, query=query or [], body=body, content=content, timeout=timeout
-        )
+        response = await self._send(method, path, query=query or [], body=body, headers=headers)
         try:
             found = _parsed(await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -232,9 +254,9 @@ class Cluster:
         path: str,
         *,
         query: Query,
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's own
+        timeout: aiohttp.ClientTimeout = _REQUEST,  # noqa: ASYNC109  aiohttp's own
         body: Any = None,
-        content: str = "application/json",
+        headers: Headers = {},  # noqa: B006  never changed
     ) -> aiohttp.ClientResponse:
         """Return the response with its body unread. Any status other than 2xx raises `Answer`."""
         try:
@@ -242,7 +264,7 @@ class Cluster:
                 path,
                 method,
                 query_params=query,
-                header_params={"Accept": "application/json", "Content-Type": content},
+                header_params={"Accept": JSON, "Content-Type": JSON, **headers},
                 body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,

@@ -9,10 +9,9 @@ import asyncio
 import logging
 
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.moments import micro_stamp
-from virtbus.kubebridge.core.plain import at, text
+from virtbus.kubebridge.core.objects.plain import at, micro_stamp, text
+from virtbus.kubebridge.core.runtime.controller import LEASE
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
-from virtbus.kubebridge.edge.kinds import LEASE
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,14 @@ if a delete did not find it, a create was refused as deleted, or the watch repor
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, UnavailableError
-from virtbus.kubebridge.core.mapping import CLUSTER
-from virtbus.kubebridge.edge.objects import Changed, Objects
+from virtbus.kubebridge.core.translation.mapping import CLUSTER
+from virtbus.kubebridge.edge.runtime.store import ENDED_MAX, Changed
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch
 from virtbus.schemas.errors import VirtbusError
@@ -40,7 +41,9 @@ class Views:
         self._bus = bus
         self._cluster = cluster
         self._held: dict[str, tuple[str, bytes]] = {}
-        self._gone: set[str] = set()
+        self._named: dict[str, set[str]] = {}
+        """The uids of each `namespace/name`."""
+        self._gone: OrderedDict[str, None] = OrderedDict()
         self._pauses = delays(*PAUSE_S, bus.sources)
         self.listeners: list[Changed] = []
         self.synced = asyncio.Event()
@@ -48,9 +51,9 @@ class Views:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Yield the uid and the `namespace/name` of each VM."""
-        return iter([(uid, key) for uid, (key, _) in self._held.items()])
+    def paths(self) -> Iterable[str]:
+        """Return the `namespace/name` of all VMs."""
+        return tuple(self._named)
 
     # --- reading --------------------------------------------------------------------------
     def get(self, uid: str) -> VmView | None:
@@ -67,20 +70,36 @@ class Views:
         """Return True if the VM is certainly gone."""
         return uid in self._gone
 
+    def named(self, path: str) -> Collection[str]:
+        """Return the uids of the VMs that have the `namespace/name`."""
+        return tuple(self._named.get(path, ()))
+
     def ended(self, uid: str) -> None:
         """Note a certain end: a delete found nothing, or a create was refused as deleted."""
-        self._held.pop(uid, None)
-        self._gone.add(uid)
-
-    def forget_but(self, uids: set[str]) -> None:
-        """Forget all certain ends but these."""
-        self._gone &= uids
+        self._drop(uid)
+        self._gone[uid] = None
+        if len(self._gone) > ENDED_MAX:  # the next request finds a forgotten end
+            self._gone.popitem(last=False)
 
     def answered(self, view: VmView) -> None:
         """Store the VM in an answer, unless the watch is already ahead of it."""
         before = self.get(view.uid)
         if view.uid not in self._gone and (before is None or before.revision < view.revision):
-            self._held[view.uid] = (f"{view.namespace}/{view.name}", encode(view))
+            self._put(view.uid, f"{view.namespace}/{view.name}", encode(view))
+
+    def _put(self, uid: str, path: str, body: bytes) -> None:
+        self._drop(uid)
+        self._held[uid] = (path, body)
+        self._named.setdefault(path, set()).add(uid)
+
+    def _drop(self, uid: str) -> str:
+        """Remove a VM. Return its name, or an empty string."""
+        path, _ = self._held.pop(uid, ("", b""))
+        if path:
+            self._named[path].discard(uid)
+            if not self._named[path]:
+                del self._named[path]
+        return path
 
     # --- following ------------------------------------------------------------------------
     async def run(self) -> None:
@@ -127,32 +146,23 @@ class Views:
         uid, key = str(view["uid"]), f"{view['namespace']}/{view['name']}"
         before, held = self._held.get(uid), (key, encode(view))
         if uid not in self._gone and before != held:
-            self._held[uid] = held
+            self._put(uid, *held)
             self._tell(key)
         return uid
 
     def _went(self, uid: str) -> None:
         """Remove a VM that left the watch. It has ended only if it was being deleted."""
-        view, held = self.get(uid), self._held.pop(uid, None)
-        if held is None:
+        view, path = self.get(uid), self._drop(uid)
+        if view is None:
             return
-        if view is not None and view.deleting:
-            self._gone.add(uid)
-        self._tell(held[0])
+        if view.deleting:
+            self.ended(uid)
+        self._tell(path)
 
     def _retain(self, uids: set[str]) -> None:
         for uid in self._held.keys() - uids:
-            key, _ = self._held.pop(uid)
-            self._tell(key)
+            self._tell(self._drop(uid))
 
     def _tell(self, key: str) -> None:
         for changed in self.listeners:
             changed(key)
-
-
-class Known(NamedTuple):
-    """The caches that a reconcile reads."""
-
-    vms: Objects
-    vmis: Objects
-    views: Views

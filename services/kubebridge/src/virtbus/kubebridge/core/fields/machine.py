@@ -3,7 +3,7 @@
 from typing import Any
 
 from virtbus.kubebridge.core.fields.row import Field, Kind, below, ignored, mapped, refused
-from virtbus.kubebridge.core.quantity import whole
+from virtbus.kubebridge.core.objects.quantity import whole
 from virtbus.schemas.vm import MEMORY_MIN
 
 DOMAIN = "spec.domain"

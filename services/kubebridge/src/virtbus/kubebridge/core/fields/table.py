@@ -9,19 +9,12 @@ class Table:
 
     def __init__(self, rows: tuple[Field, ...]) -> None:
         self.rows = rows
-        self._place = {row.path: place for place, row in enumerate(rows)}
-        if len(self._place) != len(rows):
+        self.by_path = {row.path: row for row in rows}
+        self.place = {row.path: place for place, row in enumerate(rows)}
+        """Positions. Of two rows for the same field of ours, the earlier counts."""
+        if len(self.place) != len(rows):
             msg = "a field has two rows"
             raise ValueError(msg)
-
-    def row(self, path: str) -> Field | None:
-        """Return the row of exactly this path."""
-        place = self._place.get(path)
-        return None if place is None else self.rows[place]
-
-    def place(self, row: Field) -> int:
-        """Return a row's position. Of two rows for the same field of ours, the earlier counts."""
-        return self._place[row.path]
 
     def beside(self, path: str) -> tuple[str, ...]:
         """Return the names of all fields at the level of this path."""

@@ -1,7 +1,7 @@
 """Fields of disk contents, networks and SSH keys: `volumes`, `networks`, `accessCredentials`."""
 
 from virtbus.kubebridge.core.fields.row import Field, Kind, below, mapped, refused
-from virtbus.kubebridge.core.quantity import whole
+from virtbus.kubebridge.core.objects.quantity import whole
 
 VOLUMES, NETWORKS, KEYS = "volumes[]", "networks[]", "accessCredentials[].sshPublicKey"
 TO, TO_NETWORK = "spec.volumes[]", "spec.networks[]"

@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 from aiohttp import web
 
-from virtbus.kubebridge.core.access import Target, forbidden, review
-from virtbus.kubebridge.core.front_proxy import NAME, NAMESPACE, FrontProxy, User, of_config_map
-from virtbus.kubebridge.core.plain import at, text
-from virtbus.kubebridge.core.refusals import unauthorized
+from virtbus.kubebridge.core.api.access import Target, forbidden, review
+from virtbus.kubebridge.core.api.front_proxy import NAME, NAMESPACE, FrontProxy, User, of_config_map
+from virtbus.kubebridge.core.objects.plain import at, text
+from virtbus.kubebridge.core.objects.refusals import unauthorized
+from virtbus.kubebridge.core.runtime.controller import ACCESS_REVIEW, CONFIG_MAP
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
-from virtbus.kubebridge.edge.kinds import ACCESS_REVIEW, CONFIG_MAP
 from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.kubebridge.edge.web.door import Door
 

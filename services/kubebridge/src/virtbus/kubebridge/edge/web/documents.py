@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from virtbus.kubebridge.core import discovery, openapi
-from virtbus.kubebridge.core.subresources import GROUP, VERSIONS
+from virtbus.kubebridge.core.api import discovery, openapi
+from virtbus.kubebridge.core.api.subresources import GROUP, VERSIONS
 from virtbus.kubebridge.edge.web.answers import Handler
 from virtbus.kubebridge.edge.web.asking import Asking
 

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from virtbus.bus.ports import Bus
 from virtbus.bus.streams import Stream, opening
-from virtbus.kubebridge.core import deeds
-from virtbus.kubebridge.core.refusals import of_http
+from virtbus.kubebridge.core.objects.refusals import of_http
+from virtbus.kubebridge.core.runtime import calls as deeds
 from virtbus.kubebridge.edge.web import websockets
 from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.schemas import subjects

@@ -6,17 +6,32 @@ from typing import Any
 
 from aiohttp import web
 
-from virtbus.kubebridge.core.access import Target, target_of
-from virtbus.kubebridge.core.bounds import check_values
-from virtbus.kubebridge.core.deeds import Call, Stream
-from virtbus.kubebridge.core.front_proxy import User
-from virtbus.kubebridge.core.refusals import Refusal, bad_request, of_http
-from virtbus.kubebridge.core.subresources import BY_NAME, EXPAND, VM, answer, expanded
-from virtbus.kubebridge.edge import kinds
-from virtbus.kubebridge.edge.cluster import Cluster
+from virtbus.kubebridge.core.api import guest_answers
+from virtbus.kubebridge.core.api.access import Target, target_of
+from virtbus.kubebridge.core.api.subresources import BY_NAME, EXPAND, answer, expanded
+from virtbus.kubebridge.core.objects.bounds import check_values
+from virtbus.kubebridge.core.objects.refusals import (
+    Refusal,
+    bad_request,
+    conflict,
+    not_found,
+    of_http,
+)
+from virtbus.kubebridge.core.runtime import controller as kinds
+from virtbus.kubebridge.core.runtime.calls import (
+    KINDS,
+    VM,
+    AskGuest,
+    Bus,
+    Call,
+    Deed,
+    Give,
+    Patch,
+    Stream,
+)
+from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.kubebridge.edge.web.asking import Asking
-from virtbus.kubebridge.edge.web.doing import Doing
 from virtbus.kubebridge.edge.web.guests import Guests
 from virtbus.schemas.yaml_text import read_yaml
 
@@ -27,6 +42,17 @@ OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """Largest object, as in the API server."""
 OBJECT_VALUES_MAX = 20_000
 """Most values of an object, as in a bus message; a larger one makes no VM. It costs 0.1 s."""
+MEANWHILE = "the object has been modified; please apply your changes to the latest version"
+PLACES: dict[str, tuple[kinds.Kind, str]] = {
+    "vm": (kinds.VM, ""),
+    "vm/status": (kinds.VM, "status"),
+    "vmi": (kinds.VMI, ""),
+}
+TOLD = {
+    "guestosinfo": guest_answers.os_info,
+    "userlist": guest_answers.users,
+    "filesystemlist": guest_answers.filesystems,
+}
 
 
 class Subresources:
@@ -53,20 +79,48 @@ class Subresources:
         outcome = answer(call)
         if isinstance(outcome, Refusal):
             raise RefusedError(outcome)
-        return await self._done(request, call, target, user, outcome)
-
-    async def _done(
-        self, request: web.Request, call: Call, target: Target, user: User, deeds: Any
-    ) -> web.StreamResponse:
-        doing = Doing(self._cluster, self._guests, call, target.namespace)
         found: Any = None
-        for deed in deeds:
+        for deed in outcome:
             if isinstance(deed, Stream):
                 return await self._guests.stream(request, deed, user.name)
-            found = await doing.do(deed)
+            found = await self._do(call, deed, target.namespace)
         if found is not None:
             return web.json_response(found)
         return web.Response(status=BY_NAME[call.resource, call.verb].success)
+
+    async def _do(self, call: Call, deed: Deed, namespace: str) -> Any:
+        """Execute one effect. Return an object for the answer, or None.
+
+        Raises:
+            RefusedError: the object is gone, or was changed since it was read.
+            Answer, VirtbusError, BusError: the effect was refused.
+        """
+        match deed:
+            case Patch():
+                await self._patch(call, deed, namespace)
+            case Bus():
+                await self._guests.ask(deed.verb, deed.uid)
+            case AskGuest():
+                return TOLD[call.verb](await self._guests.tell(deed.uid, deed.questions))
+            case Give():
+                return deed.what
+            case Stream():
+                raise AssertionError(deed)
+        return None
+
+    async def _patch(self, call: Call, patch: Patch, namespace: str) -> None:
+        kind, sub = PLACES[patch.of]
+        name, steps, dry_run = KINDS[kind.plural], list(patch.operations), call.dry_run
+        try:
+            await self._cluster.patch(
+                kind, call.name, steps, namespace, sub, "json", dry_run=dry_run
+            )
+        except Answer as answer:
+            if answer.code == 404:
+                raise RefusedError(not_found(name, call.name)) from None
+            if answer.code == 409 or _test_failed(answer):
+                raise RefusedError(conflict(name, call.name, MEANWHILE)) from None
+            raise
 
     async def _call(self, request: web.Request, target: Target) -> Call:
         """Return the call. Its objects are read only if the verb exists."""
@@ -135,3 +189,9 @@ async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]
     except (ValueError, RecursionError) as error:
         why = f"Can not unmarshal Request body to struct, error: {error!s:.200}"
         raise RefusedError(bad_request(why)) from None
+
+
+def _test_failed(answer: Answer) -> bool:
+    """Return True for a failed test of a patch, a 422 without causes."""
+    details = answer.status.get("details") or {}
+    return answer.code == 422 and not details.get("causes")

@@ -9,8 +9,8 @@ import asyncio
 from aiohttp import WSMsgType, web
 
 from virtbus.bus.streams import Stream
-from virtbus.kubebridge.core import deeds
-from virtbus.kubebridge.core.refusals import bad_request
+from virtbus.kubebridge.core.objects.refusals import bad_request
+from virtbus.kubebridge.core.runtime import calls as deeds
 from virtbus.kubebridge.edge.web.answers import RefusedError
 
 PROTOCOL = "plain.kubevirt.io"

@@ -1,0 +1,1 @@
+"""Decides about calls of the aggregated API."""

@@ -1,0 +1,81 @@
+"""Authorizes requests: finds the target, builds the access review, and words the refusal."""
+
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.api.front_proxy import User
+from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERSIONS
+from virtbus.kubebridge.core.objects.refusals import Refusal
+from virtbus.kubebridge.core.runtime.calls import VM, VMI
+
+ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+"""RBAC verbs by HTTP method."""
+
+
+class Target(NamedTuple):
+    """A subresource of an object. Without `name`, it is a verb of the namespace.
+
+    `subresource` is RBAC's name. `rest` has the remaining parts of the address.
+    """
+
+    version: str
+    namespace: str
+    resource: str
+    name: str = ""
+    subresource: str = ""
+    rest: tuple[str, ...] = ()
+
+
+def target_of(path: str) -> Target | None:
+    """Return the target of `/apis/<group>/<version>/…`; None if it is not ours.
+
+    A port and its protocol are part of the address, not of the subresource.
+    """
+    match path.split("/"):
+        case ["", "apis", group, version, "namespaces", namespace, resource, *more] if (
+            group == GROUP and version in VERSIONS and namespace
+        ):
+            pass
+        case _:
+            return None
+    match more:
+        case [] if resource == EXPAND:
+            return Target(version, namespace, resource)
+        case [name, "portforward", *rest] if resource in {VM, VMI} and name:
+            return Target(version, namespace, resource, name, "portforward", tuple(rest))
+        case [name, _, *_] if resource in {VM, VMI} and name:
+            return Target(version, namespace, resource, name, "/".join(more[1:]))
+        case _:
+            return None
+
+
+def review(user: User, method: str, target: Target) -> dict[str, Any]:
+    """Return the spec of the SubjectAccessReview."""
+    attributes = {
+        "group": GROUP,
+        "version": target.version,
+        "namespace": target.namespace,
+        "resource": target.resource,
+        "subresource": target.subresource,
+        "name": target.name,
+        "verb": ACTS.get(method, method.lower()),
+    }
+    return {
+        "user": user.name,
+        "groups": list(user.groups),
+        "resourceAttributes": {key: value for key, value in attributes.items() if value},
+        **({"uid": user.uid} if user.uid else {}),
+        **({"extra": {key: list(values) for key, values in user.extra}} if user.extra else {}),
+    }
+
+
+def forbidden(user: User, method: str, target: Target, reason: str = "") -> Refusal:
+    """Return a 403 in Kubernetes' words."""
+    what = f"{target.resource}/{target.subresource}" if target.subresource else target.resource
+    named = f' "{target.name}"' if target.name else ""
+    why = (
+        f'{target.resource}.{GROUP}{named} is forbidden: User "{user.name}" cannot '
+        f'{ACTS.get(method, method.lower())} resource "{what}" in API group "{GROUP}" '
+        f'in the namespace "{target.namespace}"'
+    )
+    full = f"{why}: {reason}" if reason else why
+    return Refusal(403, "Forbidden", full, target.resource, target.name)

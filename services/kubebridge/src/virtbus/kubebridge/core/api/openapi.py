@@ -1,0 +1,131 @@
+"""Generates the aggregated API's OpenAPI documents (versions 2 and 3) from the table of verbs."""
+
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.api.discovery import KUBEVIRT
+from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS
+from virtbus.kubebridge.core.runtime.calls import Verb
+
+JSON = "application/json"
+_WORDS = {"type": "string"}
+_DRY_RUN = {"dryRun": {"type": "array", "items": _WORDS}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "start": {"paused": {"type": "boolean"}, **_DRY_RUN},
+    "stop": {"gracePeriod": {"type": "integer", "format": "int64"}, **_DRY_RUN},
+    "restart": {"gracePeriodSeconds": {"type": "integer", "format": "int64"}, **_DRY_RUN},
+    "pause": _DRY_RUN,
+    "unpause": _DRY_RUN,
+}
+"""Fields of each verb's request body."""
+
+
+class _Operation(NamedTuple):
+    """One operation of the API, independent of the version of OpenAPI."""
+
+    path: str
+    method: str
+    id: str
+    about: str
+    code: int = 200
+    body: dict[str, Any] | None = None
+
+    @property
+    def parameters(self) -> list[str]:
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        about = {200: "OK", 202: "Accepted", 101: "Switching to a websocket"}[self.code]
+        return {str(self.code): {"description": about}, "401": {"description": "Unauthorized"}}
+
+
+def _operations(version: str) -> list[_Operation]:
+    base = f"/apis/{GROUP}/{version}"
+    found = [
+        _Operation(f"{base}/", "get", f"{version}Resources", "List the API's resources."),
+        _Operation(
+            f"{base}/version",
+            "get",
+            f"{version}Version",
+            "Return the version of KubeVirt's API that is served.",
+        ),
+        _Operation(
+            f"{base}/namespaces/{{namespace}}/{EXPAND}",
+            "put",
+            f"{version}ExpandSpec",
+            "Return a VirtualMachine with its instance type and preference filled in.",
+            body={"type": "object"},
+        ),
+    ]
+    for verb in VERBS:
+        path = f"{base}/namespaces/{{namespace}}/{verb.resource}/{{name}}/{verb.name}"
+        ports = ("/{port}", "/{port}/{protocol}") if verb.name == "portforward" else ("",)
+        found += [_operation(version, verb, path + more) for more in ports]
+    return found
+
+
+def _operation(version: str, verb: Verb, path: str) -> _Operation:
+    short = "vm" if verb.resource == "virtualmachines" else "vmi"
+    more = "WithProtocol" if path.endswith("/{protocol}") else ""
+    return _Operation(
+        path,
+        verb.method.lower(),
+        f"{version}{short}-{verb.name.replace('/', '-')}{more}",
+        verb.missing or f"{verb.name} of a {verb.resource.removesuffix('s')}.",
+        verb.success,
+        {"type": "object", "properties": OPTIONS.get(verb.name, {})}
+        if verb.method == "PUT"
+        else None,
+    )
+
+
+def document_v2() -> dict[str, Any]:
+    """Return the body of `GET /openapi/v2`: all versions of the API in one document."""
+    paths: dict[str, Any] = {}
+    for each in (one for version in VERSIONS for one in _operations(version)):
+        body = [] if each.body is None else [{"in": "body", "name": "body", "schema": each.body}]
+        paths[each.path] = {
+            each.method: {
+                "operationId": each.id,
+                "description": each.about,
+                "consumes": [JSON],
+                "produces": [JSON],
+                "responses": each.answers,
+                **({"parameters": body} if body else {}),
+            },
+            "parameters": [
+                {"in": "path", "name": name, "required": True, "type": "string"}
+                for name in each.parameters
+            ],
+        }
+    return {"swagger": "2.0", "info": _info(), "paths": paths, "definitions": {}}
+
+
+def document_v3(version: str) -> dict[str, Any]:
+    """Return the body of `GET /openapi/v3/apis/subresources.kubevirt.io/<version>`."""
+    paths: dict[str, Any] = {}
+    for each in _operations(version):
+        body = {} if each.body is None else {"content": {JSON: {"schema": each.body}}}
+        paths[each.path] = {
+            each.method: {
+                "operationId": each.id,
+                "description": each.about,
+                "responses": each.answers,
+                **({"requestBody": body} if body else {}),
+            },
+            "parameters": [
+                {"in": "path", "name": name, "required": True, "schema": _WORDS}
+                for name in each.parameters
+            ],
+        }
+    return {"openapi": "3.0.0", "info": _info(), "paths": paths, "components": {}}
+
+
+def index_v3() -> dict[str, Any]:
+    """Return the body of `GET /openapi/v3`: the addresses of the documents."""
+    names = [f"apis/{GROUP}/{version}" for version in VERSIONS]
+    return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in names}}
+
+
+def _info() -> dict[str, str]:
+    return {"title": "KubeVirt's subresources, by virtbus", "version": KUBEVIRT}

@@ -1,0 +1,54 @@
+"""Maps the verbs of `subresources.kubevirt.io` to effects, by the tables of all kinds.
+
+Codes and messages are KubeVirt's, because virtctl prints them and waits for them. A verb that is
+not supported yet answers 501 with the name of the missing feature.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from virtbus.kubebridge.core.objects.plain import at, text
+from virtbus.kubebridge.core.objects.refusals import (
+    Refusal,
+    bad_request,
+    not_found,
+    not_implemented,
+)
+from virtbus.kubebridge.core.runtime.calls import KINDS, VM, Call, Outcome, Verb
+from virtbus.kubebridge.core.vm import verbs as vm
+from virtbus.kubebridge.core.vmi import verbs as vmi
+
+GROUP, VERSIONS = "subresources.kubevirt.io", ("v1", "v1alpha3")
+EXPAND = "expand-vm-spec"
+"""A verb of a namespace. The VM is in the request body."""
+VERBS = (*vm.VERBS, *vmi.VERBS)
+BY_NAME: Mapping[tuple[str, str], Verb] = {(verb.resource, verb.name): verb for verb in VERBS}
+
+
+def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
+    """Expand the VM in the body (`expand-vm-spec`)."""
+    if not isinstance(given, dict) or not isinstance(given.get("spec"), dict):
+        return bad_request("Object is not a valid VirtualMachine")
+    if text(given, "metadata", "namespace") not in {"", namespace}:
+        return bad_request(f"VM namespace must be empty or {namespace}")
+    if at(given, "spec", "instancetype") or at(given, "spec", "preference"):
+        return not_implemented(f"{EXPAND}: instance types and preferences are not supported yet")
+    return given
+
+
+def answer(call: Call) -> Outcome:
+    """Return the effects of a call, or a refusal. Effects run in order, at the versions read."""
+    verb = BY_NAME.get((call.resource, call.verb))
+    if verb is None:
+        return Refusal(404, "NotFound", f"there is no subresource {call.verb!r:.60}")
+    if verb.method != call.method:
+        why = f"{call.verb} needs the method {verb.method}"
+        return Refusal(405, "MethodNotAllowed", why)
+    if verb.missing:
+        return not_implemented(verb.missing)
+    if (call.vm if call.resource == VM else call.vmi) is None:
+        return not_found(KINDS[call.resource], call.name)
+    outcome = verb.decide(call)
+    if isinstance(outcome, Refusal) or not call.dry_run:
+        return outcome
+    return tuple(deed for deed in outcome if deed.is_a_patch)

@@ -1,0 +1,1 @@
+"""Builds the CustomResourceDefinitions from models of the objects."""

@@ -1,0 +1,1 @@
+"""Reports the installation in `kubevirt` objects."""

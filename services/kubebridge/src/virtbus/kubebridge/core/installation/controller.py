@@ -1,0 +1,86 @@
+"""Registers the controller of `kubevirt` objects. Their status tells clients the API's version."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from virtbus.kubebridge.core.api.discovery import KUBEVIRT as RELEASE
+from virtbus.kubebridge.core.objects.plain import Object, path, read
+from virtbus.kubebridge.core.runtime.controller import (
+    KUBEVIRT,
+    ORPHAN,
+    Action,
+    Controller,
+    Inputs,
+    Key,
+    Lister,
+    Patch,
+    Watch,
+    key_of,
+)
+from virtbus.kubebridge.core.vmi.orphans import Orphans
+
+
+@dataclass(frozen=True, slots=True)
+class KubeVirt:
+    """The object that stands for the installation."""
+
+    generation: int = path("metadata", "generation")
+    status: Object = path("status")
+
+
+def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
+    """Return the controller. Each change of the orphans changes all `kubevirt` objects."""
+
+    def run(_: Key, inputs: Inputs) -> list[Action]:
+        if inputs.obj is None:
+            return []
+        kubevirt = read(KubeVirt, inputs.obj)
+        said = status(kubevirt.generation, orphans.kept)
+        return [Patch({"status": said}, "status")] if kubevirt.status != said else []
+
+    def every(_: Key) -> list[Key]:
+        return [key_of(KUBEVIRT, path) for path in kubevirts]
+
+    return Controller(KUBEVIRT, run, (Watch(KUBEVIRT), Watch(ORPHAN, every)), workers=1)
+
+
+SHOWN = 10
+_CONDITIONS = {"Available": True, "Created": True, "Degraded": False, "Progressing": False}
+
+
+def status(generation: int, orphans: Mapping[str, str]) -> dict[str, Any]:
+    """Return the status, the same for the same arguments, so that it is written once.
+
+    `orphans` has the VMs on the bus that have no VMI: names by uid (ADR 0033).
+    """
+    return {
+        "phase": "Deployed",
+        "observedGeneration": generation,
+        "observedKubeVirtVersion": RELEASE,
+        "targetKubeVirtVersion": RELEASE,
+        "operatorVersion": RELEASE,
+        "defaultArchitecture": "amd64",
+        "conditions": [
+            {
+                "type": kind,
+                "status": str(holds),
+                "reason": "AllComponentsReady",
+                "message": "virtbus serves KubeVirt's API",
+            }
+            for kind, holds in _CONDITIONS.items()
+        ]
+        + [_orphaned(orphans)],
+    }
+
+
+def _orphaned(orphans: Mapping[str, str]) -> dict[str, str]:
+    said = {"type": "OrphanedVirtualMachines", "status": str(bool(orphans))}
+    if not orphans:
+        return said | {"reason": "None", "message": "every VM of this cluster has its VMI"}
+    shown = ", ".join(f"{key} ({uid})" for uid, key in list(orphans.items())[:SHOWN])
+    message = (
+        f"{len(orphans)} VM(s) of virtbus have no VirtualMachineInstance here, and no delete of "
+        f"them was reported; they are kept until a person decides: {shown}"
+    )
+    return said | {"reason": "VirtualMachineInstancesAbsent", "message": message}

@@ -1,0 +1,1 @@
+"""Labels the Kubernetes Nodes of virtbus nodes."""

@@ -1,0 +1,1 @@
+"""Reads JSON objects of Kubernetes, and formats their times, quantities and refusals."""

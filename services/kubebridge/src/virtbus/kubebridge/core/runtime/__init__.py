@@ -1,0 +1,1 @@
+"""Defines controllers and their actions, without I/O."""

@@ -1,0 +1,283 @@
+"""Defines controllers: kinds and keys of objects, actions, and the changes that cause a reconcile.
+
+Each action is safe to repeat, and actions run in order. A write at the version that was read may
+conflict. A conflict or a refusal ends the actions, and the newer object is reconciled instead.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from typing import Any, NamedTuple, Protocol
+
+from virtbus.schemas.api import VmCreated
+from virtbus.schemas.errors import Code
+from virtbus.schemas.model import Command
+from virtbus.schemas.vm import VmView
+
+
+class Kind(NamedTuple):
+    """A resource of one API version. `group` is empty for the core group."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """Return the apiVersion of its objects."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, name: str = "", namespace: str = "", sub: str = "") -> str:
+        """Return the URL path of one object, or without `name` of all objects.
+
+        Without `namespace`, the path covers all namespaces.
+        """
+        parts = ["apis", self.group] if self.group else ["api"]
+        parts.append(self.version)
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts += [one for one in (self.plural, name, sub) if one]
+        return "/" + "/".join(parts)
+
+
+class Key(NamedTuple):
+    """The name of one object. `namespace` is empty for a cluster-wide kind."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Return `namespace/name`, by which stores keep objects."""
+        return f"{self.namespace}/{self.name}"
+
+    def of(self, kind: Kind) -> "Key":
+        """Return the key of the object of another kind with the same name."""
+        return Key(kind, self.namespace, self.name)
+
+
+def key_of(kind: Kind, path: str) -> Key:
+    """Return the key of a `namespace/name`."""
+    namespace, _, name = path.partition("/")
+    return Key(kind, namespace, name)
+
+
+VM = Kind("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
+VMI = Kind("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+KUBEVIRT = Kind("kubevirt.io", "v1", "kubevirts", "KubeVirt")
+
+NAMESPACE = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
+NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
+SECRET = Kind("", "v1", "secrets", "Secret")
+CONFIG_MAP = Kind("", "v1", "configmaps", "ConfigMap")
+SERVICE = Kind("", "v1", "services", "Service")
+EVENT = Kind("events.k8s.io", "v1", "events", "Event")
+ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
+
+ACCESS_REVIEW = Kind(
+    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False
+)
+API_SERVICE = Kind("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)
+MUTATING = Kind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    namespaced=False,
+)
+VALIDATING = Kind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    namespaced=False,
+)
+
+BUS_VM = Kind("virtbus", "v1", "vms", "BusVm")
+BUS_NODE = Kind("virtbus", "v1", "nodes", "BusNode", namespaced=False)
+GUEST_AGENT = Kind("virtbus", "v1", "guestagents", "GuestAgent")
+ORPHAN = Kind("virtbus", "v1", "orphans", "Orphan")
+"""Sources on the bus: VMs, nodes, answers of guest agents, and VMs that have no VMI."""
+
+AT_ONCE_S = 0.01
+"""Seconds before the next reconcile if it needs the result of this one."""
+
+
+class Refused(NamedTuple):
+    """The last refusal of a create or call. The next reconcile reports it."""
+
+    code: int
+    reason: str
+    message: str
+
+
+class OnRefusal(Enum):
+    """The effect of a refusal by the bus."""
+
+    RETRY = auto()
+    REPORT = auto()
+    """The next reconcile gets it as its input."""
+    IGNORE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create an object. An existing one of that name counts as success. A refusal is reported."""
+
+    kind: Kind
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Replace an object at the version in `body`."""
+
+    kind: Kind
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Change the reconciled object at the version that was read.
+
+    Each part outside of `metadata` and `spec` is replaced as a whole, such as `status`. Within
+    them, labels and other maps are added to; other values are replaced.
+    """
+
+    changes: dict[str, Any]
+    sub: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge fields that only the bridge writes into an object of any version."""
+
+    key: Key
+    changes: dict[str, Any]
+    absent_s: float = 0.0
+    """Seconds before the next reconcile if the object does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete an object of this uid, and of this version if one is given. A missing one is fine."""
+
+    key: Key
+    uid: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Send a verb of the bus' API about a VM, such as `create`.
+
+    The code `gone` means that the VM certainly does not exist.
+    """
+
+    verb: str
+    request: Command
+    gone: Code | None = None
+    refusal: OnRefusal = OnRefusal.RETRY
+    answer: type[VmCreated | VmView] = VmView
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """Record an Event on an object, by default on the reconciled one, if it exists.
+
+    With `code`, the message is also logged, as a warning of this code.
+    """
+
+    reason: str
+    message: str
+    warning: bool = False
+    on: Key | None = None
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Reconcile again after `after_s` seconds, even if nothing changes."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Reconcile again if one of these objects changes. It holds until the next reconcile."""
+
+    references: frozenset[Key]
+
+
+Action = Create | Replace | Patch | Merge | Delete | Call | RecordEvent | Requeue | Await
+
+
+class Lister(Protocol):
+    """Reads a store of one kind. Paths are `namespace/name`."""
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Return a new copy of the object, or None."""
+
+    def uid(self, name: str) -> str:
+        """Return the uid of the object, or an empty string."""
+
+    def ended(self, uid: str) -> bool:
+        """Return True if the end of the object was reported."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all paths."""
+
+
+class Inputs(NamedTuple):
+    """The inputs of a reconcile: the object, or None if it does not exist, and the time.
+
+    `time_s` is a clock that never jumps. `references` has the objects that `Controller.references`
+    named and that exist.
+    """
+
+    obj: dict[str, Any] | None
+    now: datetime
+    time_s: float
+    references: Mapping[Key, dict[str, Any]]
+    refused: Refused | None = None
+
+
+def same_name(key: Key) -> Iterable[Key]:
+    """Map a changed object to the object of its own name."""
+    return (key,)
+
+
+class Watch(NamedTuple):
+    """A source of changes. `keys` maps a changed object to keys of the controller's kind.
+
+    The name is what counts: the runtime replaces the kind of each key by the controller's.
+    """
+
+    source: Kind
+    keys: Callable[[Key], Iterable[Key]] = same_name
+
+
+def no_references(_key: Key, _time_s: float) -> Iterable[Key]:
+    """Return no references."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A controller of one kind.
+
+    Each of `references` is read from the API server before `reconcile`, without a cache.
+    """
+
+    kind: Kind
+    reconcile: Callable[[Key, Inputs], Sequence[Action]]
+    watches: tuple[Watch, ...]
+    references: Callable[[Key, float], Iterable[Key]] = no_references
+    workers: int = 16
+    gather_s: float = 0.0
+    """Seconds for which changes are collected before a reconcile."""

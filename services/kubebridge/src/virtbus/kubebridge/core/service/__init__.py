@@ -1,0 +1,1 @@
+"""Reconciles the EndpointSlices of Services that select guests."""

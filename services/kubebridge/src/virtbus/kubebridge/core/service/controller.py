@@ -1,0 +1,133 @@
+"""Registers the controller of Services that select guests, with the indices that it needs.
+
+A change of a guest reconciles only the Services that select it, now or before.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import (
+    BUS_VM,
+    ENDPOINT_SLICE,
+    SERVICE,
+    VMI,
+    Action,
+    Controller,
+    Inputs,
+    Key,
+    Lister,
+    RecordEvent,
+    Watch,
+)
+from virtbus.kubebridge.core.service.endpoint_slices import SERVICE_NAME, reconcile
+from virtbus.kubebridge.core.service.model import Member, Service, Slice, member, selects
+from virtbus.kubebridge.core.vmi.model import Vmi
+from virtbus.kubebridge.core.vmi.status import Views
+
+GATHER_S = 0.5
+"""A hundred guests that start together need one write of a slice."""
+
+
+class Services:
+    """The indices: guests by namespace, Services that select, and slices by Service."""
+
+    def __init__(self, services: Lister, vmis: Lister, slices: Lister, views: Views) -> None:
+        self._services = services
+        self._vmis = vmis
+        self._slices = slices
+        self._views = views
+        self._members: dict[str, dict[str, Member]] = {}
+        """Guests by namespace, then by path. Only namespaces with a Service that selects."""
+        self._selecting: dict[str, set[Key]] = defaultdict(set)
+        """The Services that select, by namespace."""
+        self._of: dict[str, Key] = {}
+        """The Service of each slice. `_slices_of` is the inverse."""
+        self._slices_of: dict[Key, set[str]] = defaultdict(set)
+        self._warned: dict[Key, str] = {}
+
+    def controller(self) -> Controller:
+        """Return the controller of Services."""
+        watches = (
+            Watch(SERVICE, self.service_changed),
+            Watch(ENDPOINT_SLICE, self.slice_changed),
+            Watch(VMI, self.guest_changed),
+            Watch(BUS_VM, self.guest_changed),
+        )
+        return Controller(SERVICE, self._reconcile, watches, workers=4, gather_s=GATHER_S)
+
+    # --- changes --------------------------------------------------------------------------
+    def service_changed(self, key: Key) -> set[Key]:
+        """Return the Service. Guests are tracked only in namespaces that Services select in."""
+        space = key.namespace
+        if read(Service, self._services.get(key.path)).selector:
+            self._selecting[space].add(key)
+        else:
+            self._selecting[space].discard(key)
+        if not self._selecting[space]:
+            del self._selecting[space]
+            self._members.pop(space, None)
+        elif space not in self._members:
+            self._members[space] = {}
+            for path in self._vmis:
+                if path.startswith(f"{space}/"):
+                    self._learn(space, path)
+        return {key}
+
+    def slice_changed(self, key: Key) -> set[Key]:
+        """Return the Service of a slice, and its Service before."""
+        before = self._of.pop(key.path, None)
+        if before is not None:
+            self._slices_of[before].discard(key.path)
+            if not self._slices_of[before]:
+                del self._slices_of[before]
+        if (one := self._slices.get(key.path)) is not None:
+            service = str(read(Slice, one).labels.get(SERVICE_NAME, ""))
+            self._of[key.path] = after = Key(SERVICE, key.namespace, service)
+            self._slices_of[after].add(key.path)
+        return {one for one in (before, self._of.get(key.path)) if one is not None}
+
+    def guest_changed(self, key: Key) -> set[Key]:
+        """Return the Services that select a guest, or did before its change."""
+        if key.namespace not in self._members:
+            return set()
+        labels = self._learn(key.namespace, key.path)
+        return {
+            service
+            for service in self._selecting[key.namespace]
+            if labels and self._selects(service, labels)
+        }
+
+    def _selects(self, key: Key, labels: list[Mapping[str, str]]) -> bool:
+        service = read(Service, self._services.get(key.path))
+        return any(selects(service, one) for one in labels)
+
+    def _learn(self, space: str, path: str) -> list[Mapping[str, str]]:
+        """Update a guest. Return the labels that it had and has, if it changed for Services."""
+        here, raw, now = self._members[space], self._vmis.get(path), None
+        if raw is not None:
+            vmi = read(Vmi, raw)
+            view = self._views.get(vmi.uid)
+            now = member(vmi, view.interfaces if view is not None else ())
+        before = here.pop(path, None)
+        if now is not None:
+            here[path] = now
+        return [one.labels for one in (before, now) if one is not None] if now != before else []
+
+    # --- reconcile ------------------------------------------------------------------------
+    def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
+        if inputs.obj is None:  # Kubernetes deletes its slices with it: the Service owns them
+            self._warned.pop(key, None)
+            return []
+        there = [self._slices.get(one) for one in self._slices_of.get(key, ())]
+        members = self._members.get(key.namespace, {}).values()
+        slices = [read(Slice, one) for one in there if one is not None]
+        actions = reconcile(read(Service, inputs.obj), members, slices)
+        return [one for one in actions if self._is_new(key, one)]
+
+    def _is_new(self, key: Key, action: Action) -> bool:
+        """Return False for a warning that was recorded before."""
+        if not isinstance(action, RecordEvent):
+            return True
+        before, self._warned[key] = self._warned.get(key), action.message
+        return before != action.message

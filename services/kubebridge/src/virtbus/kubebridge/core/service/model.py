@@ -1,0 +1,138 @@
+"""Declares the fields of Services and EndpointSlices that rules read, and guests as members.
+
+A guest has the labels of KubeVirt's pods, and its addresses from virtbus.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.objects.metadata import VM_LABEL
+from virtbus.kubebridge.core.objects.plain import Object, path
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.status import READY, TERMINATING, holds
+from virtbus.schemas.network import InterfaceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of a Service. `target` is a number, or the name of a pod's port."""
+
+    name: str = path("name")
+    protocol: str = path("protocol")
+    port: int = path("port")
+    target: Any = path("targetPort")
+    app_protocol: str = path("appProtocol")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A Service."""
+
+    name: str = path("metadata", "name")
+    namespace: str = path("metadata", "namespace")
+    uid: str = path("metadata", "uid")
+    deleting: bool = path("metadata", "deletionTimestamp")
+    type: str = path("spec", "type")
+    selector: Object = path("spec", "selector")
+    ports: tuple[Port, ...] = path("spec", "ports")
+    families: tuple[str, ...] = path("spec", "ipFamilies")
+    cluster_ip: str = path("spec", "clusterIP")
+    early: bool = path("spec", "publishNotReadyAddresses")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint of a slice."""
+
+    uid: str = path("targetRef", "uid")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """An EndpointSlice. `members` are the guests of its endpoints."""
+
+    name: str = path("metadata", "name")
+    uid: str = path("metadata", "uid")
+    version: str = path("metadata", "resourceVersion")
+    labels: Object = path("metadata", "labels")
+    owners: tuple[Object, ...] = path("metadata", "ownerReferences")
+    ports: tuple[Object, ...] = path("ports")
+    endpoints: tuple[Object, ...] = path("endpoints")
+    members: tuple[Endpoint, ...] = path("endpoints")
+
+
+class Member(NamedTuple):
+    """A guest that Services may select. `addresses` has the addresses from virtbus, by family.
+
+    Addresses that the guest reports are ignored. Otherwise a guest could direct a Service's traffic
+    to any host.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    labels: Mapping[str, str]
+    addresses: Mapping[str, str]
+    running: bool
+    ready: bool
+    terminating: bool
+
+
+def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
+    """Return the VMI as a member; None if it has no address or has ended."""
+    addresses = _addresses(interfaces)
+    if vmi.phase in FINAL or not addresses:
+        return None
+    return Member(
+        vmi.namespace,
+        vmi.name,
+        vmi.uid,
+        vmi.node,
+        labels_of(vmi.labels, vmi.name, vmi.uid),
+        addresses,
+        vmi.phase in {Phase.RUNNING, Phase.UNKNOWN},
+        holds(vmi, READY) or holds(vmi, READY, on=False, reason=TERMINATING),
+        vmi.deleting,
+    )
+
+
+def labels_of(labels: Object, name: str, uid: str) -> dict[str, str]:
+    """Return the labels of a VMI and those of KubeVirt's pod for it. Services select by them."""
+    own = {key: value for key, value in labels.items() if isinstance(value, str)}
+    return own | {
+        "kubevirt.io": "virt-launcher",
+        "kubevirt.io/created-by": uid,
+        "vmi.kubevirt.io/id": name,
+        VM_LABEL: name,
+    }
+
+
+def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
+    """Return one address of each family. The pod network has precedence."""
+    known = [one for one in interfaces if one.addresses]
+    of_pod = [one for one in known if one.network == "default"]
+    found: dict[str, str] = {}
+    for one in (of_pod or known)[:1]:
+        for text_ in one.addresses:
+            try:
+                address = ipaddress.ip_interface(text_).ip
+            except ValueError:  # nodes are not trusted to report valid addresses
+                continue
+            if not (address.is_link_local or address.is_loopback or address.is_unspecified):
+                found.setdefault(f"IPv{address.version}", str(address))
+    return found
+
+
+def selected(service: Service, members: Iterable[Member]) -> list[Member]:
+    """Return the guests that a Service sends to, by default only those that run."""
+    there = (one for one in members if one.running or service.early)
+    return [one for one in there if selects(service, one.labels)]
+
+
+def selects(service: Service, labels: Mapping[str, str]) -> bool:
+    """Return True if the Service has a selector that matches the labels."""
+    matches = all(labels.get(key) == value for key, value in service.selector.items())
+    return bool(service.selector) and matches and service.type != "ExternalName"

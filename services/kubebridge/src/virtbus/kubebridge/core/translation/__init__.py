@@ -1,0 +1,1 @@
+"""Translates a VMI to `vm.create`, with the contents of what it refers to."""

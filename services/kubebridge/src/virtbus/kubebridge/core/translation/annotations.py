@@ -1,0 +1,63 @@
+"""Selects annotations: those that rules read, and those of a template that its VMI gets."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from virtbus.kubebridge.core.fields.table import ANNOTATIONS
+from virtbus.kubebridge.core.objects.causes import Cause
+from virtbus.kubebridge.core.objects.plain import Object, number, part
+
+READ = frozenset(ANNOTATIONS)
+"""Annotations that rules read. All others are ignored; an object may have 256 KiB of them."""
+VALUE_CHARS = 1024
+TEMPLATE_BYTES = 16 * 1024
+"""Bound of the names and values of a template's annotations. Kubernetes does not bound them."""
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+"""A copy of the whole manifest that only kubectl reads."""
+SIZE = "virtbus.io/annotation-bytes"
+"""The total size of a template's annotations. It is set next to the kept ones if they are too
+large.
+"""
+
+
+def read(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the annotations that a rule reads, with values of bounded length."""
+    return {name: _cut(notes[name]) for name in READ & notes.keys()}
+
+
+def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the annotations of a template that its VMI gets: as many as fit, in their order."""
+    left_bytes, kept = TEMPLATE_BYTES, {}
+    for name, value in notes.items():
+        left_bytes -= _size_bytes(name, value)
+        if left_bytes < 0:
+            break
+        if name != LAST_APPLIED:
+            kept[name] = value
+    return kept
+
+
+def slim_template(meta: Object) -> dict[str, Any]:
+    """Return a template's metadata with the annotations that its VMI gets, and their total size."""
+    notes = part(meta, "annotations")
+    size_bytes = sum(_size_bytes(name, value) for name, value in notes.items())
+    marked = {SIZE: size_bytes} if size_bytes > TEMPLATE_BYTES else {}
+    return {**meta, "annotations": carried(notes), **marked}
+
+
+def causes(vm: Object) -> list[Cause]:
+    """Report a template with too many annotations, even if its annotations were already cut."""
+    meta = slim_template(part(vm, "spec", "template", "metadata"))
+    size_bytes = number(meta, SIZE)
+    if size_bytes <= TEMPLATE_BYTES:
+        return []
+    message = f"the annotations have {size_bytes} bytes, but a VMI gets at most {TEMPLATE_BYTES}"
+    return [Cause("spec.template.metadata.annotations", message)]
+
+
+def _cut(value: Any) -> Any:
+    return value[:VALUE_CHARS] if isinstance(value, str) else ""
+
+
+def _size_bytes(name: str, value: Any) -> int:
+    return len(name.encode()) + len(str(value).encode())

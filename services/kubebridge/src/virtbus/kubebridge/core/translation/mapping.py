@@ -1,0 +1,163 @@
+"""Maps a VMI to `vm.create` by the table of fields.
+
+A VMI is one run of a guest, so its VM has the run strategy Once. The VM controller (`vm_rules`)
+decides about the next run. VMI and VM share a uid, so a repeated create finds the existing VM.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from virtbus.kubebridge.core.fields.row import Verdict
+from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
+from virtbus.kubebridge.core.fields.walk import Walked, walk
+from virtbus.kubebridge.core.objects.causes import Cause, Reason
+from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VM_LABEL
+from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.translation import affinity
+from virtbus.kubebridge.core.translation import annotations as notes
+from virtbus.kubebridge.core.translation.contents import fill
+from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
+from virtbus.kubebridge.core.translation.references import SEEDS, Given
+from virtbus.schemas.api import VmCreate
+from virtbus.schemas.vm import RunStrategy
+from virtbus.schemas.wire import problems
+
+CREATED_BY = "kubevirt.io/created-by"
+"""The VMI's uid. KubeVirt puts this label on the objects that it creates for a VMI."""
+CLUSTER = "virtbus.io/cluster"
+"""The cluster whose bridge created a VM. A bridge acts only on VMs with its own label."""
+OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
+"""Labels that a VM of virtbus can have in addition to those of its VMI."""
+SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
+_SIZE = re.compile(r"(?<![\w.])[0-9]{7,20}(?![\w.])")
+UNNAMED = "unnamed"
+"""A placeholder for a name that the API server has yet to generate."""
+
+
+class Translated(NamedTuple):
+    """The result of a translation. `create` is None if there are `causes`."""
+
+    create: VmCreate | None
+    causes: tuple[Cause, ...]
+
+    @property
+    def waits(self) -> bool:
+        """Return True if the only problems are missing objects."""
+        return bool(self.causes) and all(one.reason is Reason.NOT_FOUND for one in self.causes)
+
+
+def defaulted_template(vm: Object) -> Object:
+    """Return the VMI that a VM's template makes, with the fields that are known in advance."""
+    template = part(of_vm(vm), "spec", "template")
+    named = {key: text(vm, "metadata", key) for key in ("name", "namespace")}
+    return of_vmi({**template, "metadata": {**part(template, "metadata"), **named}})
+
+
+def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> list[Cause]:
+    """Return the problems of all fields of a VMI, or of a VM's template."""
+    walked = walk(part(vmi, "spec"), VMI, prefix)
+    _finish(walked, vmi, None, prefix)
+    _named(walked, vmi, meta)
+    walked.ours["labels"] |= dict.fromkeys(OWN_LABELS, UNNAMED)  # leave room for them
+    return [*walked.causes, *_bounded(walked)[1], *_annotations(vmi, meta)]
+
+
+def vm_field_causes(vm: Object) -> list[Cause]:
+    """Return the problems of all fields of a VM and of its template."""
+    return [
+        *walk(part(vm, "spec"), VM, "spec").causes,
+        *notes.causes(vm),
+        *field_causes(defaulted_template(vm), "spec.template.spec", "spec.template.metadata"),
+    ]
+
+
+def translate(vmi: Object, given: Given, cluster: str) -> Translated:
+    """Translate a VMI whose references (`needs`) were read."""
+    vmi = of_vmi(vmi)
+    walked = walk(part(vmi, "spec"), VMI, "spec")
+    _finish(walked, vmi, given, "spec")
+    _named(walked, vmi, "metadata")
+    uid = text(vmi, "metadata", "uid")
+    walked.put(("uid",), uid, "metadata.uid")
+    walked.ours["labels"] |= {CREATED_BY: uid, CLUSTER: cluster}
+    create, wrong = _bounded(walked)
+    causes = (*walked.causes, *wrong, *_annotations(vmi, "metadata"))
+    return Translated(None if causes else create, causes)
+
+
+def _named(walked: Walked, vmi: Object, meta: str) -> None:
+    for name in ("name", "namespace"):
+        given = text(vmi, "metadata", name) or UNNAMED
+        walked.put((name,), given, f"metadata.{name}")
+    walked.put(("labels",), dict(part(vmi, "metadata", "labels")), f"{meta}.labels")
+
+
+def _bounded(walked: Walked) -> tuple[VmCreate | None, tuple[Cause, ...]]:
+    """Validate our model, and report its errors under the manifest's fields.
+
+    A field of ours that is missing because the manifest's field was refused is not reported.
+    """
+    try:
+        return VmCreate.model_validate(walked.ours), ()
+    except ValidationError as error:
+        told = tuple(cause.field for cause in walked.causes)
+        found = [
+            Cause(walked.where(one.path), _plain(one.message))
+            for one in problems(error, model=VmCreate)
+        ]
+    own = dict.fromkeys(found)
+    return None, tuple(one for one in own if not any(field.startswith(one.field) for field in told))
+
+
+def _plain(message: str) -> str:
+    """Rewrite a message of our models in Kubernetes' terms: sizes become quantities."""
+    return _SIZE.sub(_quantity, message).replace("Input should", "must", 1)
+
+
+def _quantity(found: re.Match[str]) -> str:
+    size_bytes = int(found[0])
+    for unit, power in (("Ti", 40), ("Gi", 30), ("Mi", 20)):
+        if size_bytes % 2**power == 0:
+            return f"{size_bytes >> power}{unit}"
+    return found[0]
+
+
+def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
+    for key, value in part(vmi, "metadata", "annotations").items():
+        row = ANNOTATIONS.get(key)
+        if row is not None and row.verdict is Verdict.REFUSED and value != "false":
+            message = f"{row.why}; {row.instead}"
+            yield Cause(f"{meta}.annotations.{key}", message, Reason.NOT_SUPPORTED)
+
+
+# --- fields that depend on others --------------------------------------------------------------
+def _finish(walked: Walked, vmi: Object, given: Given | None, prefix: str) -> None:
+    """Add node affinity, and seeds with host name and keys. `given` None leaves out references."""
+    spec = part(vmi, "spec")
+    walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
+    walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
+    for key, value in affinity.selector(spec).items():
+        walked.put(("spec", "node_selector", key), value, f"{prefix}.{'.'.join(affinity.TERMS)}")
+    keys = fill(walked, spec, given, prefix) if given is not None else {}
+    volumes = items(spec, "volumes")
+    seeds = [(i, seed) for i, one in enumerate(volumes) for seed in SEEDS if at(one, seed)]
+    if not seeds:
+        seeds = [(len(volumes), NO_CLOUD)]
+        walked.put(("spec", "volumes", len(volumes), "name"), _free(spec), prefix)
+    hostname = text(spec, "hostname")
+    told = f"{prefix}.hostname" if hostname else "metadata.name"
+    hostname = hostname or text(vmi, "metadata", "name") or UNNAMED
+    for index, seed in seeds:
+        place = ("spec", "volumes", index, SEEDS[seed])
+        walked.put((*place, "hostname"), hostname, told)
+        for number, (key, origin) in enumerate(keys.get(seed, ())):
+            walked.put((*place, "ssh_keys", number), key, origin)
+
+
+def _free(spec: Object) -> str:
+    """Return a name for the seed that no volume of the manifest has."""
+    taken = {text(volume, "name") for volume in items(spec, "volumes")}
+    return next(name for n in range(len(taken) + 1) if (name := f"{SEED}{n or ''}") not in taken)

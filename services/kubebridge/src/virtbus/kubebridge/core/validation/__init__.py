@@ -1,0 +1,1 @@
+"""Checks manifests as KubeVirt and virtbus do, and answers admission reviews."""

@@ -1,0 +1,389 @@
+"""The rules between fields, as in KubeVirt's validating webhooks: one row for each rule.
+
+A rule about a single field is in the field's row of the table. `number` is the number of the rule
+in KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check
+too. The rules expect objects with filled-in defaults.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from virtbus.kubebridge.core.objects.causes import Cause, Reason
+from virtbus.kubebridge.core.objects.plain import Object, at, part, text
+from virtbus.kubebridge.core.translation import mapping
+from virtbus.kubebridge.core.translation.affinity import TERMS, terms
+from virtbus.kubebridge.core.translation.defaults import of_vmi
+from virtbus.kubebridge.core.translation.references import SEEDS
+from virtbus.kubebridge.core.validation import rules_checks as checks
+from virtbus.kubebridge.core.validation import rules_ignored as ignored
+from virtbus.kubebridge.core.validation.rules_checks import (
+    DISKS,
+    NICS,
+    Check,
+    each,
+    given,
+    inside,
+    names_twice,
+    other_than_one,
+    over_limit,
+    too_many,
+    unpartnered,
+    when,
+)
+
+
+class Rule(NamedTuple):
+    """A rule. Paths of its violations begin below the spec."""
+
+    number: int
+    field: str
+    message: str
+    check: Check
+    reason: Reason = Reason.INVALID
+    cel: bool = True
+
+
+STRATEGIES = ("running", "runStrategy")
+NAMELESS = "must be the name of the object whose keys are the files"
+TWICE = "{} is used twice; give each a name of its own"
+REQUIRED, DUPLICATE, UNSUPPORTED = Reason.REQUIRED, Reason.DUPLICATE, Reason.NOT_SUPPORTED
+
+VM_RULES = (
+    Rule(
+        1,
+        "template",
+        "missing virtual machine template.",
+        lambda spec: when(not given(spec, "template"), "template"),
+        REQUIRED,
+    ),
+    Rule(
+        2,
+        "running",
+        "Running and RunStrategy are mutually exclusive. Note that Running is deprecated, please"
+        " use RunStrategy instead",
+        lambda spec: when(len(given(spec, *STRATEGIES)) > 1, "running"),
+    ),
+    Rule(
+        3,
+        "running",
+        "RunStrategy must be specified",
+        lambda spec: when(not given(spec, *STRATEGIES), "running"),
+        REQUIRED,
+    ),
+)
+"""Rules below a VM's `spec`."""
+
+CROWD = "{} list exceeds the 256 element limit in length"
+CROWD_RULES = tuple(
+    Rule(48, path, CROWD, too_many(path)) for path in ("volumes", "networks", DISKS, NICS)
+)
+"""Rules below a VMI's spec that bound its lists. If one is broken, no other rule is checked, which
+bounds the cost of an object.
+"""
+
+
+def _of_seed(seed: str) -> tuple[Rule, ...]:
+    """Return the rules of one kind of seed."""
+    return (
+        Rule(
+            64,
+            f"volumes[].{seed}",
+            "must have only one {} source set",
+            inside("volumes", seed, checks.data_twice),
+        ),
+        Rule(
+            65,
+            f"volumes[].{seed}",
+            "must have at least one userdatasource or one networkdatasource set.",
+            inside("volumes", seed, checks.no_data),
+            REQUIRED,
+        ),
+        Rule(
+            66,
+            f"volumes[].{seed}",
+            "{} exceeds 2048 byte limit; put it into a Secret, and name that in {}",
+            inside("volumes", seed, checks.inline_size),
+        ),
+    )
+
+
+SPEC_RULES = (
+    Rule(
+        20,
+        "domain.resources.requests.memory",
+        "{} is greater than domain.resources.limits.memory",
+        over_limit("memory"),
+    ),
+    Rule(
+        26,
+        "domain.resources.requests.cpu",
+        "{} is greater than domain.resources.limits.cpu",
+        over_limit("cpu"),
+    ),
+    Rule(46, "volumes[].name", TWICE, names_twice("volumes"), DUPLICATE),
+    Rule(
+        47,
+        "volumes[]",
+        "must have exactly one source type set; it has {}",
+        each("volumes", lambda one: other_than_one(given(one, *(n for n in one if n != "name")))),
+    ),
+    Rule(
+        50,
+        "domain.devices.disks[].name",
+        "no volume is named {}; add one to volumes, or remove the disk",
+        unpartnered(DISKS, "volumes", besides="cdrom"),
+        cel=False,
+    ),
+    Rule(
+        51,
+        "domain.devices.disks[].name",
+        TWICE,
+        names_twice(DISKS),
+        DUPLICATE,
+    ),
+    Rule(
+        52,
+        "domain.devices.disks[]",
+        "must have only one device type; it has {}",
+        each(DISKS, checks.device_types),
+    ),
+    Rule(
+        55,
+        "domain.devices.disks[].cdrom.bus",
+        "Bus type {} is not supported for a CD-ROM; write sata or scsi",
+        each(
+            DISKS, lambda disk: when(text(disk, "cdrom", "bus") == "virtio", ".cdrom.bus", "virtio")
+        ),
+    ),
+    Rule(
+        56,
+        "domain.devices.disks[].disk.readonly",
+        "a SATA disk cannot be read-only; write bus: virtio or scsi, or make it a cdrom",
+        each(DISKS, checks.readonly_sata),
+    ),
+    Rule(
+        58,
+        "domain.devices.disks[].bootOrder",
+        "{}: orders begin with 1, and each is given once",
+        checks.boot_orders,
+    ),
+    *(rule for seed in SEEDS for rule in _of_seed(seed)),
+    Rule(70, "volumes[].configMap.name", NAMELESS, checks.unnamed("configMap", "name"), REQUIRED),
+    Rule(
+        70,
+        "volumes[].secret.secretName",
+        NAMELESS,
+        checks.unnamed("secret", "secretName"),
+        REQUIRED,
+    ),
+    Rule(
+        70,
+        "volumes[].sysprep",
+        "must name a configMap or a secret, and not both; it has {}",
+        inside("volumes", "sysprep", checks.answers),
+    ),
+    Rule(
+        73,
+        "networks[].name",
+        "no interface is named {}; add one to domain.devices.interfaces",
+        unpartnered("networks", NICS),
+        cel=False,
+    ),
+    Rule(
+        73,
+        "domain.devices.interfaces[].name",
+        "no network is named {}; add one to networks",
+        unpartnered(NICS, "networks"),
+        cel=False,
+    ),
+    Rule(74, "networks[].name", TWICE, names_twice("networks"), DUPLICATE),
+    Rule(
+        75,
+        "domain.devices.interfaces[].name",
+        "Only one interface can be connected to one specific network; {} has two",
+        names_twice(NICS),
+        DUPLICATE,
+    ),
+    Rule(
+        76,
+        "domain.devices.interfaces[]",
+        "logical {} interface must have exactly one binding method; write bridge: {{}} or"
+        " masquerade: {{}}",
+        each(NICS, checks.bindings),
+    ),
+    Rule(
+        77,
+        "domain.devices.interfaces[].name",
+        "Masquerade interface only implemented with pod network",
+        checks.masquerade_off_pod,
+        cel=False,
+    ),
+    Rule(
+        79,
+        "domain.devices.interfaces[].macAddress",
+        "The requested MAC address is reserved for the in-pod bridge. Please choose another one.",
+        each(NICS, checks.reserved_mac),
+    ),
+    Rule(
+        81,
+        "networks[].pod",
+        "more than one interface is connected to a pod network",
+        checks.pod_networks,
+        DUPLICATE,
+    ),
+    Rule(
+        81,
+        "networks[]",
+        "should have exactly one network type; it has {}",
+        each("networks", lambda net: other_than_one(given(net, "pod", "multus", "resourceClaim"))),
+    ),
+    Rule(
+        95,
+        "accessCredentials[].sshPublicKey.propagationMethod",
+        "requires a {} volume to exist when {} is in use",
+        checks.keys_without_seed,
+    ),
+    Rule(
+        95,
+        "accessCredentials[].sshPublicKey",
+        "must have exactly one propagationMethod; it has {}",
+        inside("accessCredentials", "sshPublicKey", checks.ways_of_keys),
+    ),
+    Rule(
+        95,
+        "accessCredentials[]",
+        "must have exactly one of sshPublicKey and userPassword; it has {}",
+        each("accessCredentials", checks.kinds_of_credential),
+        cel=False,
+    ),
+    Rule(
+        95,
+        "accessCredentials[].sshPublicKey.source",
+        "must name the secret with the keys in secret.secretName",
+        inside("accessCredentials", "sshPublicKey", checks.keys_without_source),
+        REQUIRED,
+        cel=False,
+    ),
+    Rule(
+        0,
+        ".".join(TERMS),
+        "a node is chosen by one term; write one, or nodeSelector",
+        lambda spec: when(len(terms(spec)) > 1, ".".join(TERMS)),
+        cel=False,
+    ),
+    Rule(
+        0,
+        f"{'.'.join(TERMS)}[].matchExpressions[].values",
+        "must have one value; give the nodes a label that they share, and ask for that",
+        checks.affinity_values,
+        cel=False,
+    ),
+    Rule(
+        0,
+        "nodeSelector",
+        "no node has two values of the label {}; ask for one",
+        checks.contradictions,
+        cel=False,
+    ),
+    Rule(
+        0,
+        ".".join(TERMS[:-1]),
+        "must have at least one node selector term",
+        lambda spec: when(
+            given(part(spec, *TERMS[:-2]), TERMS[-2]) and not at(spec, *TERMS), ".".join(TERMS)
+        ),
+        REQUIRED,
+        cel=False,
+    ),
+    Rule(0, "tolerations[]", "{}", each("tolerations", ignored.toleration), cel=False),
+    Rule(0, "affinity", "{}", ignored.preferred, cel=False),
+    Rule(
+        0,
+        "domain.ioThreadsPolicy",
+        "must be shared, auto or supplementalPool",
+        lambda spec: when(
+            at(spec, "domain", "ioThreadsPolicy") not in ignored.POLICIES, "domain.ioThreadsPolicy"
+        ),
+        UNSUPPORTED,
+        cel=False,
+    ),
+    Rule(0, "domain.devices.interfaces[].ports[]", "{}", each(NICS, ignored.ports), cel=False),
+)
+"""Rules below a VMI's `spec`, or below a VM's `spec.template.spec`."""
+
+RUN_RULES = (
+    Rule(
+        17,
+        "domain.memory.guest",
+        "no memory requested, at least one of domain.resources.requests.memory and"
+        " domain.memory.guest must be set",
+        lambda spec: when(
+            not given(part(spec, "domain", "memory"), "guest"), "domain.memory.guest"
+        ),
+        REQUIRED,
+    ),
+)
+"""Rules below a VMI's `spec`. A VM's template is not checked because it need not be complete."""
+
+VMI_RULES = (
+    Rule(
+        99,
+        "metadata.labels",
+        "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited: {}",
+        checks.reserved_labels,
+        UNSUPPORTED,
+        cel=False,
+    ),
+)
+"""Rules for a VMI that a user creates. Paths begin at the object."""
+
+
+def vm_causes(vm: Object) -> list[Cause]:
+    """Return all problems of a VM as a user sends it: rules and fields, each problem once."""
+    spec = part(vm, "spec")
+    found = list(_broken(VM_RULES, spec, "spec"))
+    crowds = _broken(CROWD_RULES, part(spec, "template", "spec"), "spec.template.spec")
+    if crowded := list(crowds):
+        return [*found, *crowded]
+    if at(spec, "template") is not None:
+        template = part(mapping.defaulted_template(vm), "spec")
+        found += _broken(SPEC_RULES, template, "spec.template.spec")
+        found += mapping.vm_field_causes(vm)
+    return _once(found)
+
+
+def between_fields(vmi: Object) -> list[Cause]:
+    """Return the violations of rules in a VMI with defaults. The webhook may have missed them."""
+    return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
+
+
+def vmi_causes(vmi: Object) -> list[Cause]:
+    """Return all problems of a VMI: rules and fields, each problem once."""
+    if crowded := list(_broken(CROWD_RULES, part(vmi, "spec"), "spec")):
+        return crowded
+    whole = of_vmi(vmi)
+    return _once([*between_fields(whole), *mapping.field_causes(whole)])
+
+
+def foreign_vmi_causes(vmi: Object) -> list[Cause]:
+    """Return the additional problems of a VMI that the bridge did not create."""
+    return list(_broken(VMI_RULES, vmi, ""))
+
+
+def _broken(rules: tuple[Rule, ...], value: Object, prefix: str) -> Iterator[Cause]:
+    for rule in rules:
+        for field, *shown in rule.check(value):
+            path = ".".join(name for name in (prefix, field) if name)
+            yield Cause(path, rule.message.format(*shown), rule.reason)
+
+
+def _once(causes: list[Cause]) -> list[Cause]:
+    """Remove duplicates: a rule and a field's row may both find the same problem."""
+    seen: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for cause in causes:
+        seen[cause.field, cause.message] += 1
+        if seen[cause.field, cause.message] == 1:
+            kept.append(cause)
+    return kept

@@ -1,0 +1,264 @@
+"""Checks of the rules: each returns violations, a path and the values for the message.
+
+`each` and `inside` make a check of all items of a list from a function for one item.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+
+from virtbus.kubebridge.core.fields.devices import mac_address
+from virtbus.kubebridge.core.objects import quantity
+from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
+from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.translation import affinity
+
+Found = tuple[str, ...]
+"""The path of a violation, followed by the values for the message."""
+Check = Callable[[Object], Iterable[Found]]
+"""Returns the violations in an object. Paths begin at the object."""
+MAX_ITEMS = 256
+BINDINGS = (
+    *("bridge", "masquerade", "sriov", "binding", "passtBinding", "passt", "slirp", "macvtap"),
+)
+RESERVED_MAC = "02:00:00:00:00:00"
+DISKS, NICS = "domain.devices.disks", "domain.devices.interfaces"
+REQUESTS, LIMITS = "domain.resources.requests", "domain.resources.limits"
+
+
+def when(violated: object, *found: str) -> list[Found]:
+    """Return one violation if the condition is true."""
+    return [found] if violated else []
+
+
+def listed(spec: Object, path: str) -> list[Object]:
+    """Return the list at a path with dots."""
+    return items(spec, *path.split("."))
+
+
+def each(path: str, check: Check) -> Check:
+    """Check each item of a list."""
+
+    def checked(spec: Object) -> Iterator[Found]:
+        for index, one in enumerate(listed(spec, path)):
+            for below, *shown in check(one):
+                yield (f"{path}[{index}]{below}", *shown)
+
+    return checked
+
+
+def inside(path: str, name: str, check: Check) -> Check:
+    """Check the part of this name in each item of a list, where it is given."""
+
+    def checked(one: Object) -> Iterator[Found]:
+        if at(one, name) is not None:
+            for below, *shown in check(part(one, name)):
+                yield (f".{name}{below}", *shown)
+
+    return each(path, checked)
+
+
+def given(one: Object, *names: str) -> list[str]:
+    """Return the names of the fields that are given."""
+    return [name for name in names if at(one, name) is not None]
+
+
+def other_than_one(names: list[str], separator: str = ", ") -> list[Found]:
+    """Return a violation of the item itself, unless exactly one name is given."""
+    return when(len(names) != 1, "", separator.join(names) or "none")
+
+
+def amount(spec: Object, path: str) -> Decimal | None:
+    """Return a quantity. None if it is absent, or reported by the field's row."""
+    try:
+        return quantity.parse(at(spec, *path.split(".")))
+    except ValueError:
+        return None
+
+
+def over_limit(resource: str) -> Check:
+    """Find a request that is greater than its limit."""
+
+    def check(spec: Object) -> list[Found]:
+        path = f"{REQUESTS}.{resource}"
+        asked, limit = amount(spec, path), amount(spec, f"{LIMITS}.{resource}")
+        over = asked is not None and limit is not None and asked > limit
+        return when(over, path, str(at(spec, *path.split("."))))
+
+    return check
+
+
+def too_many(path: str) -> Check:
+    """Find a list with too many items."""
+    return lambda spec: when(len(listed(spec, path)) > MAX_ITEMS, path, path.rpartition(".")[2])
+
+
+# --- names -------------------------------------------------------------------------------------
+def names_twice(path: str) -> Check:
+    """Find duplicate names in a list."""
+
+    def check(spec: Object) -> list[Found]:
+        names = [(index, text(one, "name")) for index, one in enumerate(listed(spec, path))]
+        first = {name: index for index, name in reversed(names)}
+        return [(f"{path}[{i}].name", name) for i, name in names if name and first[name] < i]
+
+    return check
+
+
+def unpartnered(path: str, partners: str, besides: str = "") -> Check:
+    """Find items without a partner of their name. Those with the field `besides` need none."""
+
+    def check(spec: Object) -> Iterable[Found]:
+        names = {"", *(text(one, "name") for one in listed(spec, partners))}
+
+        def alone(one: Object) -> list[Found]:
+            free = text(one, "name") in names or (besides and at(one, besides) is not None)
+            return when(not free, ".name", text(one, "name"))
+
+        return each(path, alone)(spec)
+
+    return check
+
+
+# --- devices -----------------------------------------------------------------------------------
+def device_types(disk: Object) -> list[Found]:
+    """Find a disk with more than one type."""
+    kinds = given(disk, "disk", "cdrom", "lun")
+    return when(len(kinds) > 1, "", ", ".join(kinds))
+
+
+def readonly_sata(disk: Object) -> list[Found]:
+    """Find a read-only disk on a bus that has none."""
+    sata, readonly = at(disk, "disk", "bus") == "sata", at(disk, "disk", "readonly") is True
+    return when(sata and readonly, ".disk.readonly")
+
+
+def boot_orders(spec: Object) -> list[Found]:
+    """Find boot orders below 1, and those that an earlier disk has."""
+    orders = [(index, at(disk, "bootOrder")) for index, disk in enumerate(listed(spec, DISKS))]
+    numbers = [(index, order) for index, order in orders if type(order) is int]
+    first = {order: index for index, order in reversed(numbers)}
+    wrong = [(i, order) for i, order in numbers if order < 1 or first[order] < i]
+    return [(f"{DISKS}[{index}].bootOrder", str(order)) for index, order in wrong]
+
+
+def bindings(nic: Object) -> list[Found]:
+    """Find an interface without a binding, or with several."""
+    return when(len(given(nic, *BINDINGS)) != 1, "", text(nic, "name"))
+
+
+def masquerade_off_pod(spec: Object) -> Iterable[Found]:
+    """Find interfaces with masquerade outside of the pod network."""
+    pods = {text(net, "name") for net in items(spec, "networks") if at(net, "pod") is not None}
+
+    def check(nic: Object) -> list[Found]:
+        off = at(nic, "masquerade") is not None and text(nic, "name") not in pods
+        return when(off, ".name")
+
+    return each(NICS, check)(spec)
+
+
+def reserved_mac(nic: Object) -> list[Found]:
+    """Find an interface with masquerade that has the address of its gateway."""
+    reserved = mac_address(text(nic, "macAddress")) == RESERVED_MAC
+    return when(reserved and at(nic, "masquerade") is not None, ".macAddress")
+
+
+def pod_networks(spec: Object) -> list[Found]:
+    """Find the second and each further pod network."""
+    pods = [i for i, net in enumerate(items(spec, "networks")) if at(net, "pod") is not None]
+    return [(f"networks[{index}].pod",) for index in pods[1:]]
+
+
+# --- nodes -------------------------------------------------------------------------------------
+def affinity_values(spec: Object) -> list[Found]:
+    """Find expressions with other than one value."""
+    found = affinity.expressions(spec)
+    return [(f"{path}.values",) for path, one in found if affinity.value_of(one) is None]
+
+
+def contradictions(spec: Object) -> Iterator[Found]:
+    """Find a second value that is required of the same label."""
+    selector = part(spec, "nodeSelector")
+    wanted = {key: {value} for key, value in selector.items() if isinstance(value, str)}
+    for path, one in affinity.expressions(spec):
+        value = affinity.value_of(one)
+        if value is not None and value not in wanted.setdefault(text(one, "key"), {value}):
+            yield f"{path}.values", text(one, "key")
+
+
+# --- metadata ----------------------------------------------------------------------------------
+def reserved_labels(vmi: Object) -> list[Found]:
+    """Find labels that only the bridge may set."""
+    found = sorted(set(part(vmi, "metadata", "labels")) & set(RESERVED_LABELS))
+    return when(found, "metadata.labels", ", ".join(found))
+
+
+INLINE_BYTES = 2048
+_DATA = {
+    "userdata": ("userData", "userDataBase64", "secretRef"),
+    "networkdata": ("networkData", "networkDataBase64", "networkDataSecretRef"),
+}
+_OF_WAYS = {"noCloud": "cloudInitNoCloud", "configDrive": "cloudInitConfigDrive"}
+"""The kind of seed that carries keys, for each propagation method."""
+
+
+def data_twice(seed: Object) -> list[Found]:
+    """Find user data or network data from several sources."""
+    counts = {kind: sum(bool(at(seed, one)) for one in fields) for kind, fields in _DATA.items()}
+    return [("", kind) for kind, count in counts.items() if count > 1]
+
+
+def no_data(seed: Object) -> list[Found]:
+    """Find a seed without user data and network data."""
+    return when(not any(at(seed, one) for fields in _DATA.values() for one in fields), "")
+
+
+def inline_size(seed: Object) -> list[Found]:
+    """Find data that is too large for the manifest."""
+    return [
+        ("", kind, ref)
+        for kind, (inline, encoded, ref) in _DATA.items()
+        if len(text(seed, inline).encode()) > INLINE_BYTES
+        or len(text(seed, encoded)) * 3 // 4 > INLINE_BYTES
+    ]
+
+
+def unnamed(kind: str, name: str) -> Check:
+    """Find volumes that do not name their object."""
+    return inside("volumes", kind, lambda one: when(not text(one, name), f".{name}"))
+
+
+def answers(sysprep: Object) -> list[Found]:
+    """Find a volume of answers with other than one source."""
+    named = [kind for kind in ("configMap", "secret") if text(sysprep, kind, "name")]
+    return other_than_one(named, " and ")
+
+
+def kinds_of_credential(credential: Object) -> list[Found]:
+    """Find a credential with other than one kind."""
+    return other_than_one(given(credential, "sshPublicKey", "userPassword"), " and ")
+
+
+def keys_without_source(keys: Object) -> list[Found]:
+    """Find keys without a Secret."""
+    return when(not text(keys, "source", "secret", "secretName"), ".source")
+
+
+def ways_of_keys(keys: Object) -> list[Found]:
+    """Find keys with other than one propagation method."""
+    ways = part(keys, "propagationMethod")
+    found = other_than_one(given(ways, *ways), " and ")
+    return [(".propagationMethod", *shown) for _, *shown in found]
+
+
+def keys_without_seed(spec: Object) -> Iterable[Found]:
+    """Find keys for a seed that no volume has."""
+    volumes = items(spec, "volumes")
+    seeds = {seed for volume in volumes for seed in given(volume, *_OF_WAYS.values())}
+
+    def check(keys: Object) -> list[Found]:
+        ways = given(part(keys, "propagationMethod"), *_OF_WAYS)
+        missing = [way for way in ways if _OF_WAYS[way] not in seeds]
+        return [(".propagationMethod", _OF_WAYS[way], way) for way in missing]
+
+    return inside("accessCredentials", "sshPublicKey", check)(spec)

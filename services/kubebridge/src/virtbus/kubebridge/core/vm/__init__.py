@@ -1,0 +1,1 @@
+"""Reconciles VirtualMachines: fields, status, run strategies and verbs."""

@@ -1,0 +1,53 @@
+"""Declares the fields of a VM that rules read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from virtbus.kubebridge.core.objects.plain import Condition, Object, path
+from virtbus.kubebridge.core.translation.annotations import SIZE
+from virtbus.schemas.vm import RunStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A requested start or stop. `raw` is written back while it is unmet."""
+
+    raw: Object = path()
+    action: str = path("action")
+    uid: str = path("uid")
+    paused: str = path("data", "paused")
+
+
+def _strategy(spec: Any) -> RunStrategy:
+    """Return `spec.runStrategy`, or what `spec.running` means; Halted if neither is valid."""
+    if not isinstance(spec, Mapping):
+        return RunStrategy.HALTED
+    if (said := spec.get("runStrategy")) in set(RunStrategy):
+        return RunStrategy(said)
+    return RunStrategy.ALWAYS if spec.get("running") is True else RunStrategy.HALTED
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """A VM. `raw` is the whole object, of which its VMI is made."""
+
+    raw: Object = path()
+    name: str = path("metadata", "name")
+    namespace: str = path("metadata", "namespace")
+    uid: str = path("metadata", "uid")
+    generation: int = path("metadata", "generation")
+    deleting: bool = path("metadata", "deletionTimestamp")
+    finalizers: tuple[str, ...] = path("metadata", "finalizers")
+    names_strategy: bool = path("spec", "runStrategy")
+    strategy: RunStrategy = path("spec", make=_strategy)
+    annotation_bytes: int = path("spec", "template", "metadata", SIZE)
+    status: Object = path("status")
+    followed: str = path("status", "runStrategy")
+    requests: tuple[Request, ...] = path("status", "stateChangeRequests")
+    conditions: tuple[Condition, ...] = path("status", "conditions")
+    start_failure: Object = path("status", "startFailure")
+    failures: int = path("status", "startFailure", "consecutiveFailCount")
+    failed_uid: str = path("status", "startFailure", "lastFailedVMIUID")
+    retry_at: datetime | None = path("status", "startFailure", "retryAfterTimestamp")

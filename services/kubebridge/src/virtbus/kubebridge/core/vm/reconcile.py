@@ -1,0 +1,205 @@
+"""Reconciles a VM and its VMI in one function (ADR 0026)."""
+
+from datetime import datetime
+from typing import Any
+
+from virtbus.kubebridge.core.objects.metadata import (
+    GROUP_VERSION,
+    VM_FINALIZER,
+    VM_KIND,
+    VM_LABEL,
+    VMI_KIND,
+)
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import (
+    AT_ONCE_S,
+    VM,
+    VMI,
+    Action,
+    Controller,
+    Create,
+    Delete,
+    Inputs,
+    Key,
+    Lister,
+    Patch,
+    RecordEvent,
+    Requeue,
+    Watch,
+)
+from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
+from virtbus.kubebridge.core.vm.model import Request, Vm
+from virtbus.kubebridge.core.vm.run_strategies import Do, plan
+from virtbus.kubebridge.core.vm.status import (
+    ANNOTATIONS_DROPPED,
+    FAILURE,
+    TOO_LARGE,
+    Pair,
+    back_off_left_s,
+    printable,
+    start_failure,
+    status,
+)
+from virtbus.kubebridge.core.vmi import status as vmi_status
+from virtbus.kubebridge.core.vmi.model import GENERATION, Vmi
+from virtbus.schemas.vm import RunStrategy
+
+ORPHAN = "orphan"
+"""The API server's finalizer of `--cascade=orphan`, which keeps the objects that the VM owns."""
+
+
+YOUNG_S = 1.0
+"""Seconds after which most guests run. A status that waits for it saves a write."""
+REFUSED_S = 10.0
+"""Seconds before a retry after a refused create (a quota, an absent webhook). No event reports the
+end of such a cause.
+"""
+
+
+def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[Action]:
+    """Return the actions for a VM; none if all is done and reported.
+
+    `vmi` has the VM's name. A VMI of another owner is not touched. `failed` is the reason why the
+    last create of a VMI was refused.
+    """
+    own = vmi if vmi is not None and any(one.uid == vm.uid for one in vmi.owners) else None
+    if vm.deleting:
+        return _end(vm, own, now)
+    if vmi is not None and own is None:
+        owner = f"VirtualMachineInstance {vmi.name} exists, and is not this VM's"
+        return _told(Pair(vm, None), [], now, failed=f"{owner}; delete it or rename the VM")
+    actions = _follow(vm, vmi, now, failed)
+    if VM_FINALIZER not in vm.finalizers:
+        return [Patch({"metadata": {"finalizers": [*vm.finalizers, VM_FINALIZER]}}), *actions]
+    return actions
+
+
+def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]:
+    """Follow the run strategy."""
+    do, requests = plan(vm, vmi)
+    if do is Do.START:
+        return _start(vm, requests, now, failed)
+    if do in {Do.STOP, Do.RERUN} and vmi is not None:
+        again = [read(Request, {"action": "Start"})] if do is Do.RERUN else []
+        return _stop(vm, vmi, [*requests, *again], now)
+    if do is Do.RUN_ALWAYS:
+        named = {"runStrategy": str(RunStrategy.ALWAYS)}
+        spec = named if vm.names_strategy else {"running": True}
+        return [Patch({"spec": spec}), Requeue(AT_ONCE_S)]  # requeue: the spec changed
+    acted = vmi is not None or vm.strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
+    observed = str(vm.strategy) if acted else ""
+    told = _told(Pair(vm, vmi), requests, now, observed=observed)
+    young_s = _young_s(vm, vmi, now) if told else 0.0
+    return [Requeue(young_s)] if young_s else told
+
+
+def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
+    """Return the seconds for which a new VM's status waits for its VMI to start."""
+    if vmi is None or vmi.created is None or vm.status or printable(Pair(vm, vmi)) != "Starting":
+        return 0.0
+    # negative under clock skew; creationTimestamp has one-second resolution
+    age_s = (now - vmi.created).total_seconds()
+    return YOUNG_S - age_s if 0 <= age_s < YOUNG_S else 0.0
+
+
+def _start(vm: Vm, requests: list[Request], now: datetime, failed: str) -> list[Action]:
+    """Create a VMI once the backoff is over. Its appearance triggers the status."""
+    left_s = back_off_left_s(vm, now) if start_failure(vm, None, now) else 0.0
+    if left_s > 0:
+        return [*_told(Pair(vm, None), requests, now), Requeue(left_s)]
+    vmi = vmi_of(vm, paused=bool(requests) and requests[0].paused == "true")
+    vmi["status"] = vmi_status.status(read(Vmi, vmi), vmi_status.Seen(), now)  # saves a write
+    create: list[Action] = [Create(VMI, vmi)]
+    if failed:
+        told = _told(Pair(vm, None, starts=True), requests, now, failed=failed)
+        if _message(vm, FAILURE) != failed:
+            message = f"Error creating virtual machine instance: {failed}"
+            told.append(RecordEvent("FailedCreate", message, warning=True))
+        return [*told, *create, Requeue(REFUSED_S)]
+    message = f"Started the virtual machine by creating the new virtual machine instance {vm.name}"
+    return [*create, RecordEvent("SuccessfulCreate", message)]
+
+
+def _stop(vm: Vm, vmi: Vmi, requests: list[Request], now: datetime) -> list[Action]:
+    """Stop the VMI. The requests that follow are written first, so that they survive a crash."""
+    message = f"Stopped the virtual machine by deleting the virtual machine instance {vmi.name}"
+    return [
+        *_told(Pair(vm, vmi, stops=True), requests, now, observed=str(vm.strategy)),
+        _delete(vmi),
+        RecordEvent("SuccessfulDelete", message),
+    ]
+
+
+def _delete(vmi: Vmi) -> Action:
+    return Delete(Key(VMI, vmi.namespace, vmi.name), vmi.uid, vmi.version)
+
+
+def _end(vm: Vm, vmi: Vmi | None, now: datetime) -> list[Action]:
+    """Delete the VMI first, then remove the finalizer. With `--cascade=orphan` the VMI stays.
+
+    The status is written last, so a failed write of it does not delay the deletion.
+    """
+    if vmi is not None and ORPHAN not in vm.finalizers:
+        told = _told(Pair(vm, vmi, stops=True), [], now)
+        return told if vmi.deleting else [_delete(vmi), *told]
+    if VM_FINALIZER in vm.finalizers:
+        kept = [one for one in vm.finalizers if one != VM_FINALIZER]
+        return [Patch({"metadata": {"finalizers": kept}})]
+    return []
+
+
+def _told(
+    pair: Pair, requests: list[Request], now: datetime, *, failed: str = "", observed: str = ""
+) -> list[Action]:
+    said = status(pair, requests, now, failed=failed, observed=observed)
+    if said == pair.vm.status:
+        return []
+    dropped = _message(pair.vm, ANNOTATIONS_DROPPED)
+    events = [
+        RecordEvent(TOO_LARGE, one["message"], warning=True)
+        for one in said["conditions"]
+        if one["type"] == ANNOTATIONS_DROPPED and one["message"] != dropped
+    ]
+    return [Patch({"status": said}, "status"), *events]
+
+
+def _message(vm: Vm, kind: str) -> str:
+    """Return the message of a condition in the VM's status, or an empty string."""
+    return next((one.message for one in vm.conditions if one.type == kind), "")
+
+
+def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
+    """Return the VMI that a VM's template makes."""
+    made = read(Vmi, of_vm(vm.raw).get("spec", {}).get("template"))
+    owner = {
+        "apiVersion": GROUP_VERSION,
+        "kind": VM_KIND,
+        "name": vm.name,
+        "uid": vm.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {
+        "name": vm.name,
+        "namespace": vm.namespace,
+        "labels": {**made.labels, VM_LABEL: vm.name},
+        "annotations": {**made.annotations, GENERATION: str(vm.generation)},
+        "ownerReferences": [owner],
+    }
+    spec = {**made.spec, "startStrategy": "Paused"} if paused else dict(made.spec)
+    named = {"apiVersion": GROUP_VERSION, "kind": VMI_KIND}
+    return of_vmi({**named, "metadata": metadata, "spec": spec})
+
+
+def controller(vmis: Lister) -> Controller:
+    """Return the controller of VMs. A VM's VMI has its name."""
+
+    def run(key: Key, inputs: Inputs) -> list[Action]:
+        if inputs.obj is None:
+            return []
+        failed = inputs.refused.message if inputs.refused is not None else ""
+        vmi = vmis.get(key.path)
+        own = read(Vmi, vmi) if vmi is not None else None
+        return reconcile(read(Vm, inputs.obj), own, inputs.now, failed)
+
+    return Controller(VM, run, (Watch(VM), Watch(VMI)))

@@ -1,0 +1,133 @@
+"""Decides by run strategy: one table from a VM's strategy, VMI and requests to an action.
+
+It follows KubeVirt's behaviour. A finished VMI is deleted if its strategy continues; the next step
+follows from its absence.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from virtbus.kubebridge.core.vm.model import Request, Vm
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.schemas.vm import RunStrategy
+
+
+class Has(StrEnum):
+    """The state of a VM's VMI."""
+
+    NONE = "none"
+    ALIVE = "alive"
+    ENDING = "ending"
+    """Deleted, but not gone yet. The only thing to do is to wait."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class Asked(StrEnum):
+    """The first unmet request in `status.stateChangeRequests`."""
+
+    NOTHING = "nothing"
+    START = "start"
+    STOP = "stop"
+
+
+class Do(StrEnum):
+    """The action that follows."""
+
+    NOTHING = "nothing"
+    START = "create a VMI"
+    START_ONCE = "create a VMI, unless this strategy has had one"
+    STOP = "delete the VMI"
+    RERUN = "ask for a start, then delete the VMI"
+    RUN_ALWAYS = "change the strategy to Always"
+
+
+R, H, A = RunStrategy, Has, Asked
+OVER = (H.SUCCEEDED, H.FAILED)
+EXISTS = (H.ALIVE, *OVER)
+
+TABLE: Mapping[tuple[RunStrategy, Has, Asked], Do] = {
+    **{(R.ALWAYS, H.NONE, asked): Do.START for asked in A},
+    **{(R.ALWAYS, has, asked): Do.STOP for has in OVER for asked in A},
+    (R.ALWAYS, H.ALIVE, A.STOP): Do.STOP,
+    (R.RERUN_ON_FAILURE, H.NONE, A.NOTHING): Do.START_ONCE,
+    (R.RERUN_ON_FAILURE, H.NONE, A.START): Do.START,
+    **{(R.RERUN_ON_FAILURE, has, A.STOP): Do.STOP for has in EXISTS},
+    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.NOTHING): Do.STOP,
+    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.START): Do.STOP,
+    (R.RERUN_ON_FAILURE, H.FAILED, A.NOTHING): Do.RERUN,
+    (R.RERUN_ON_FAILURE, H.FAILED, A.START): Do.STOP,
+    (R.MANUAL, H.NONE, A.START): Do.START,
+    **{(R.MANUAL, has, A.STOP): Do.STOP for has in EXISTS},
+    (R.HALTED, H.NONE, A.START): Do.RUN_ALWAYS,
+    **{(R.HALTED, has, asked): Do.STOP for has in EXISTS for asked in A},
+    **{(R.ONCE, H.NONE, asked): Do.START for asked in A},
+}
+"""The action for each combination. A combination without a row needs none."""
+
+BACKS_OFF = frozenset({R.ALWAYS, R.RERUN_ON_FAILURE, R.ONCE})
+BACK_OFF_STEP_S, BACK_OFF_MAX_S = 10, 300
+
+
+def has_of(vmi: Vmi | None) -> Has:
+    """Return the state of a VM's VMI."""
+    if vmi is None:
+        return Has.NONE
+    if vmi.deleting:
+        return Has.ENDING
+    if vmi.phase in FINAL:
+        return Has.SUCCEEDED if vmi.phase is Phase.SUCCEEDED else Has.FAILED
+    return Has.ALIVE
+
+
+class Plan(NamedTuple):
+    """The next step of a VM, and the requests that are still open."""
+
+    do: Do
+    requests: list[Request]
+
+
+def plan(vm: Vm, vmi: Vmi | None) -> Plan:
+    """Return the next step. A halt ends the requests before it: a restart must not undo it."""
+    halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
+    has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)
+    first = requests[0].action if requests else ""
+    asked = {"Start": Asked.START, "Stop": Asked.STOP}.get(first, Asked.NOTHING)
+    do = TABLE.get((vm.strategy, has, asked), Do.NOTHING)
+    if do is Do.START_ONCE:
+        do = Do.START if vm.followed != vm.strategy else Do.NOTHING
+    return Plan(do, requests)
+
+
+def open_requests(vm: Vm, vmi: Vmi | None) -> list[Request]:
+    """Return the requests from the first unmet one on."""
+    requests = list(vm.requests)
+    while requests and _met(requests[0], vmi):
+        del requests[0]
+    return requests
+
+
+def _met(request: Request, vmi: Vmi | None) -> bool:
+    """Return True for a stop whose VMI is gone, a start whose VMI exists, or an unknown action."""
+    match request.action:
+        case "Stop":
+            return vmi is None or request.uid != vmi.uid
+        case "Start":
+            return has_of(vmi) is Has.ALIVE
+        case _:
+            return True
+
+
+def back_off_s(count: int, uid: str) -> int:
+    """Return the seconds before the next start after `count` failures in a row: 10, 40, 90 … 300.
+
+    The uid of the failed VMI adds up to 50 %, so VMs that fail together are started apart.
+    """
+    delay = BACK_OFF_STEP_S * max(count, 1) ** 2
+    apart = int(uid.replace("-", "")[-4:] or "0", 16) if _is_hex(uid) else 0
+    return min(delay + apart % (delay // 2 + 1), BACK_OFF_MAX_S)
+
+
+def _is_hex(uid: str) -> bool:
+    return set(uid.replace("-", "")[-4:]) <= set("0123456789abcdef")

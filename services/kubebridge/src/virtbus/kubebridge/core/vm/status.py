@@ -1,0 +1,219 @@
+"""Derives a VM's status from its VMI: printableStatus in KubeVirt's order of precedence."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from virtbus.kubebridge.core.fields.table import VMI
+from virtbus.kubebridge.core.fields.walk import changed
+from virtbus.kubebridge.core.objects.plain import Object, Said, merged, read, stamp
+from virtbus.kubebridge.core.translation import annotations
+from virtbus.kubebridge.core.translation.mapping import defaulted_template
+from virtbus.kubebridge.core.vm.model import Request, Vm
+from virtbus.kubebridge.core.vm.run_strategies import BACKS_OFF, back_off_s
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.status import (
+    ERR_IMAGE_PULL,
+    IMAGE_PULL_BACKOFF,
+    PAUSED,
+    POD_SCHEDULED,
+    READY,
+    SYNCHRONIZED,
+)
+
+DIGITS_OF_INT64 = 19
+RESTART_REQUIRED, FAILURE = "RestartRequired", "Failure"
+ANNOTATIONS_DROPPED = "AnnotationsDropped"
+TOO_LARGE = "AnnotationsTooLarge"
+NOT_LIVE = "a non-live-updatable field was changed in the template spec"
+MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodScheduled")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A VM and its VMI. `starts`: the VMI is about to be created; `stops`: to be deleted.
+
+    `failures` is the new number of failed starts in a row; None is the one in the status.
+    """
+
+    vm: Vm
+    vmi: Vmi | None
+    starts: bool = False
+    stops: bool = False
+    failures: int | None = None
+
+    def holds(self, kind: str, *, on: bool = True, reason: str = "") -> bool:
+        """Return True if the VMI's condition has this status, and this reason if one is given."""
+        return self.vmi is not None and any(
+            one.type == kind and one.status == str(on) and reason in {"", one.reason}
+            for one in self.vmi.conditions
+        )
+
+
+def _runs(pair: Pair) -> bool:
+    return pair.vmi is not None and pair.vmi.phase is Phase.RUNNING
+
+
+def _over(pair: Pair) -> bool:
+    return pair.vmi is None or pair.vmi.phase in FINAL
+
+
+def _stopping(pair: Pair) -> bool:
+    return pair.vmi is not None and not _over(pair) and (pair.stops or pair.vmi.deleting)
+
+
+def _starting(pair: Pair) -> bool:
+    if pair.vmi is None:
+        return pair.starts
+    return pair.vmi.phase in {Phase.PENDING, Phase.SCHEDULING, Phase.SCHEDULED}
+
+
+def _crash_loop(pair: Pair) -> bool:
+    failures = pair.vm.failures if pair.failures is None else pair.failures
+    backs_off = failures > 0 and pair.vm.strategy in BACKS_OFF
+    return backs_off and _over(pair) and not pair.starts
+
+
+def _unsynchronized(pair: Pair, reason: str) -> bool:
+    return pair.holds(SYNCHRONIZED, on=False, reason=reason)
+
+
+PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
+    ("Terminating", lambda pair: pair.vm.deleting),
+    ("Stopping", _stopping),
+    ("Paused", lambda pair: _runs(pair) and pair.holds(PAUSED)),
+    ("Running", _runs),
+    ("ErrorUnschedulable", lambda pair: pair.holds(POD_SCHEDULED, on=False)),
+    (ERR_IMAGE_PULL, lambda pair: _unsynchronized(pair, ERR_IMAGE_PULL)),
+    (IMAGE_PULL_BACKOFF, lambda pair: _unsynchronized(pair, IMAGE_PULL_BACKOFF)),
+    ("Starting", _starting),
+    ("CrashLoopBackOff", _crash_loop),
+    ("Stopped", _over),
+)
+"""Statuses in order of precedence. The first that applies counts; Unknown if none does.
+
+Migrating will come after Stopping, and WaitingForReceiver last. Provisioning,
+WaitingForVolumeBinding, ErrorPvcNotFound and DataVolumeError will come around ErrorUnschedulable.
+"""
+
+
+def printable(pair: Pair) -> str:
+    """Return `status.printableStatus`."""
+    return next((name for name, holds_ in PRINTABLE if holds_(pair)), "Unknown")
+
+
+def status(
+    pair: Pair, requests: list[Request], now: datetime, *, failed: str = "", observed: str = ""
+) -> dict[str, Any]:
+    """Return the whole status.
+
+    `failed` is the reason why the VMI could not be created. `observed` is the strategy that was
+    acted on. `requests` are the unmet ones.
+    """
+    vm, vmi = pair.vm, pair.vmi
+    failure = start_failure(vm, vmi, now)
+    pair = replace(pair, failures=failure.get("consecutiveFailCount", 0))
+    said: dict[str, Any] = {
+        **{key: value for key, value in vm.status.items() if key not in _OURS},
+        "created": vmi is not None,
+        "ready": pair.holds(READY),
+        "printableStatus": printable(pair),
+        "conditions": merged(_conditions(pair, failed), vm.conditions, now)[0],
+        "observedGeneration": _observed(vm, vmi),
+        "desiredGeneration": vm.generation,
+        "runStrategy": observed or vm.followed,
+        "stateChangeRequests": [dict(one.raw) for one in requests],
+        "startFailure": failure,
+    }
+    optional = ("runStrategy", "stateChangeRequests", "startFailure")
+    return {key: value for key, value in said.items() if value or key not in optional}
+
+
+_OURS = frozenset(
+    {
+        *("created", "ready", "printableStatus", "conditions", "observedGeneration"),
+        *("desiredGeneration", "runStrategy", "stateChangeRequests", "startFailure"),
+    }
+)
+
+
+def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
+    """Return the count of failed starts in a row, and the time of the next retry."""
+    if vm.strategy not in BACKS_OFF or _ran(vmi):
+        return {}
+    if vmi is None or vmi.phase is not Phase.FAILED or vm.failed_uid == vmi.uid:
+        return dict(vm.start_failure)
+    after = now + timedelta(seconds=back_off_s(vm.failures + 1, vmi.uid))
+    return {
+        "consecutiveFailCount": vm.failures + 1,
+        "lastFailedVMIUID": vmi.uid,
+        "retryAfterTimestamp": stamp(after),
+    }
+
+
+def back_off_left_s(vm: Vm, now: datetime) -> float:
+    """Return the seconds before a VMI may be created; 0 or less means now."""
+    return (vm.retry_at - now).total_seconds() if vm.retry_at is not None else 0.0
+
+
+def _ran(vmi: Vmi | None) -> bool:
+    return vmi is not None and any(one.phase == Phase.RUNNING for one in vmi.transitions)
+
+
+# --- conditions --------------------------------------------------------------------------------
+def _conditions(pair: Pair, failed: str) -> list[Said]:
+    said = []
+    if pair.vmi is None:
+        said.append(Said(READY, False, "VMINotExists", "VMI does not exist"))
+    else:
+        mirrored = {one.type: one for one in pair.vmi.conditions}
+        if READY not in mirrored:
+            message = "VMI is missing the Ready condition"
+            said.append(Said(READY, False, "VMIConditionMissing", message))
+        there = (mirrored[kind] for kind in (READY, *MIRRORED) if kind in mirrored)
+        said += [Said(one.type, one.status == "True", one.reason, one.message) for one in there]
+        if restart_required(pair.vm, pair.vmi):
+            said.append(Said(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
+    if failed:
+        said.append(Said(FAILURE, True, "FailedCreate", failed))
+    if pair.vm.annotation_bytes:  # the VM was written while the webhooks were away
+        (cause,) = annotations.causes(pair.vm.raw)
+        message = f"{cause.field}: {cause.message}"
+        said.append(Said(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
+    return said
+
+
+def _alive(vmi: Vmi | None) -> bool:
+    return vmi is not None and not vmi.deleting and vmi.phase not in FINAL
+
+
+def restart_required(vm: Vm, vmi: Vmi) -> bool:
+    """Return True if the VM's template now makes another guest than its VMI has."""
+    if not _alive(vmi) or vmi.made_of == str(vm.generation):
+        return False
+    return changed(_lasting(defaulted_template(vm.raw).get("spec")), _lasting(vmi.spec), VMI)
+
+
+def _observed(vm: Vm, vmi: Vmi | None) -> int:
+    """Return the generation that runs: the VM's, unless the VMI has an older template."""
+    if vmi is None or vmi.made_of == str(vm.generation) or not _alive(vmi):
+        return vm.generation
+    readable = vmi.made_of.isdecimal() and len(vmi.made_of) < DIGITS_OF_INT64
+    return int(vmi.made_of) if readable and _is_behind(vm, vmi) else vm.generation
+
+
+def _is_behind(vm: Vm, vmi: Vmi) -> bool:
+    """Return True if a VMI created now would differ in any field, even in an ignored one."""
+    wanted = read(Vmi, defaulted_template(vm.raw))
+    return _lasting(wanted.spec) != _lasting(vmi.spec) or any(
+        there.get(key) != value
+        for wants, there in ((wanted.labels, vmi.labels), (wanted.annotations, vmi.annotations))
+        for key, value in wants.items()
+    )
+
+
+def _lasting(spec: Object | None) -> Object:
+    """Return the spec without the fields that a stop or a paused start changes in the VMI alone."""
+    own = {"terminationGracePeriodSeconds", "startStrategy"}
+    return {key: value for key, value in (spec or {}).items() if key not in own}

@@ -1,0 +1,177 @@
+"""Decides about the verbs of a VM.
+
+It starts, stops and restarts a VM by a change of its run strategy or a request in its status.
+
+The effects on the bus follow from the VMI that is created or deleted (`vm_rules`). A verb never
+both writes here and sends to the bus, so it can be repeated if its answer was lost.
+"""
+
+from typing import Any, Literal
+
+from virtbus.kubebridge.core.objects.plain import Object, at, items, number, read, text
+from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
+from virtbus.kubebridge.core.runtime.calls import (
+    VM,
+    Call,
+    Give,
+    Outcome,
+    Patch,
+    Verb,
+    missing,
+)
+from virtbus.kubebridge.core.vm.model import Vm
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase
+from virtbus.kubebridge.core.vmi.verbs import MIGRATION, shared
+from virtbus.schemas.vm import RunStrategy as R
+
+NOT_RUNNING = "VM is not running"
+UNDERWAY = "unable to complete request: stop/start already underway"
+BY_STATUS = frozenset({R.MANUAL, R.RERUN_ON_FAILURE})
+"""Strategies whose starts and stops are requests in the status: the spec does not change."""
+
+
+def _no(call: Call, why: str) -> Refusal:
+    return conflict("virtualmachine", call.name, why)
+
+
+def _phase(call: Call) -> str:
+    return text(call.vmi, "status", "phase")
+
+
+def start(call: Call) -> Outcome:
+    """Start a VM. A running VM is refused first, under any strategy."""
+    if call.vmi is not None and _phase(call) not in {*FINAL, Phase.UNKNOWN, ""}:
+        return _no(call, "VM is already running")
+    paused = call.options.get("paused") is True
+    asked: dict[str, Any] = {"action": "Start"}
+    if paused:
+        asked["data"] = {"paused": "true"}
+    strategy = read(Vm, call.vm).strategy
+    if strategy is R.HALTED:
+        return _request(call, asked) if paused else (_running(call.vm or {}, on=True),)
+    return _asked_start(call, strategy, asked)
+
+
+def _asked_start(call: Call, strategy: R, asked: dict[str, Any]) -> Outcome:
+    if strategy not in BY_STATUS:
+        return _no(call, f"{strategy} does not support manual start requests")
+    if strategy is R.RERUN_ON_FAILURE and _phase(call) == Phase.FAILED:
+        return _no(call, f"{strategy} does not support starting VM from failed state")
+    over = call.vmi is not None and _phase(call) in FINAL
+    return _request(call, *([_stop_of(call)] if over else []), asked)
+
+
+def _grace_asked(call: Call, name: str) -> int | Refusal | None:
+    """Return the seconds of grace in a call, if any."""
+    grace_s = call.options.get(name)
+    if grace_s is None:
+        return None
+    if isinstance(grace_s, bool) or not isinstance(grace_s, int):
+        return bad_request(f"{name} must be a whole number of seconds")
+    if grace_s < 0:
+        return bad_request("gracePeriod has to be greater or equal to 0")
+    return grace_s
+
+
+def stop(call: Call) -> Outcome:
+    """Stop a VM. A shorter grace applies even if the guest is already stopping."""
+    strategy = read(Vm, call.vm).strategy
+    grace_s = _grace_asked(call, "gracePeriod")
+    if isinstance(grace_s, Refusal):
+        return grace_s
+    alive = call.vmi is not None and _phase(call) not in FINAL
+    graced = (_grace(call, grace_s),) if alive and grace_s is not None else ()
+    if strategy in {R.ALWAYS, R.ONCE}:
+        return (*graced, _running(call.vm or {}, on=False))
+    if not alive:
+        return _no(call, NOT_RUNNING)
+    if strategy is R.HALTED and not _shortens(call, grace_s):
+        why = f"{strategy} only supports manual stop requests with a shorter graceperiod"
+        return _no(call, why)
+    return (*graced, _requests(call.vm, (_stop_of(call),)))
+
+
+def _shortens(call: Call, grace_s: int | None) -> bool:
+    if grace_s is None:
+        return False
+    given = at(call.vmi, "spec", "terminationGracePeriodSeconds") is not None
+    return not given or grace_s < number(call.vmi, "spec", "terminationGracePeriodSeconds")
+
+
+def restart(call: Call) -> Outcome:
+    """Restart a VM: replace its VMI by a new one."""
+    strategy = read(Vm, call.vm).strategy
+    grace_s = _grace_asked(call, "gracePeriodSeconds")
+    if isinstance(grace_s, Refusal):
+        return grace_s
+    if grace_s:
+        return bad_request("For force restart, only gracePeriod=0 is supported for now")
+    if strategy in {R.HALTED, R.ONCE}:
+        return _no(call, f"RunStategy {strategy} does not support manual restart requests")
+    if call.vmi is None:
+        return _no(call, f"VM is not running: {R.HALTED}")
+    asked = _request(call, _stop_of(call), {"action": "Start"})
+    if isinstance(asked, Refusal) or grace_s is None:
+        return asked
+    return (_grace(call, 1), *asked)
+
+
+# --- patches -----------------------------------------------------------------------------------
+def _stop_of(call: Call) -> dict[str, Any]:
+    return {"action": "Stop", "uid": call.uid}
+
+
+def _running(vm: Object, *, on: bool) -> Patch:
+    """Change the strategy in the field that the VM uses."""
+    if at(vm, "spec", "runStrategy") is None:
+        return _changed("vm", vm, ("spec", "running"), on)
+    return _changed("vm", vm, ("spec", "runStrategy"), str(R.ALWAYS if on else R.HALTED))
+
+
+def _request(call: Call, *asked: dict[str, Any]) -> Outcome:
+    """Add requests to the status if no others are open."""
+    if items(call.vm, "status", "stateChangeRequests"):
+        return _no(call, UNDERWAY)
+    return (_requests(call.vm, asked),)
+
+
+def _requests(vm: Object | None, asked: tuple[dict[str, Any], ...]) -> Patch:
+    """Replace the open requests."""
+    if at(vm, "status") is None:
+        return _changed("vm/status", vm, ("status",), {"stateChangeRequests": list(asked)})
+    return _changed("vm/status", vm, ("status", "stateChangeRequests"), list(asked))
+
+
+def _grace(call: Call, grace_s: int) -> Patch:
+    uid = {"op": "test", "path": "/metadata/uid", "value": call.uid}
+    return _changed("vmi", call.vmi, ("spec", "terminationGracePeriodSeconds"), grace_s, uid)
+
+
+def _changed(
+    of: Literal["vm", "vm/status", "vmi"],
+    obj: Object | None,
+    path: tuple[str, ...],
+    value: Any,
+    test: dict[str, Any] | None = None,
+) -> Patch:
+    """Set a field. A concurrent change of it is a conflict, unless another test is given."""
+    pointer, before = "/" + "/".join(path), at(obj, *path)
+    change = {"op": "add" if before is None else "replace", "path": pointer, "value": value}
+    return Patch(of, (test or {"op": "test", "path": pointer, "value": before}, change))
+
+
+def _expand(call: Call) -> Outcome:
+    """Return the VM itself: without instance types, it is already expanded."""
+    return (Give(dict(call.vm or {})),)
+
+
+VERBS = (
+    Verb("PUT", VM, "start", start),
+    Verb("PUT", VM, "stop", stop),
+    Verb("PUT", VM, "restart", restart),
+    Verb("GET", VM, "expand-spec", _expand, 200),
+    *shared(VM),
+    missing("PUT", VM, "migrate", MIGRATION),
+    missing("PUT", VM, "memorydump", "memory cannot be dumped yet"),
+    missing("PUT", VM, "removememorydump", "memory cannot be dumped yet"),
+)

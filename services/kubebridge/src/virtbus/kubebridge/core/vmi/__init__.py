@@ -1,0 +1,1 @@
+"""Reconciles VirtualMachineInstances, and VMs of the bus without one."""

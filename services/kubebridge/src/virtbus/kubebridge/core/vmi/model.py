@@ -1,0 +1,69 @@
+"""Declares the fields of a VMI that rules read."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from virtbus.kubebridge.core.objects.plain import Condition, Object, path
+
+GENERATION = "kubevirt.io/vm-generation"
+"""The generation of the VM from which a VMI was created."""
+
+
+class Phase(StrEnum):
+    """The values of `status.phase`, as in KubeVirt."""
+
+    PENDING = "Pending"
+    SCHEDULING = "Scheduling"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+FINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An owner of an object."""
+
+    uid: str = path("uid")
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The start of a phase."""
+
+    phase: str = path("phase")
+
+
+@dataclass(frozen=True, slots=True)
+class Vmi:
+    """A VMI. `raw` is the whole object, for the table of fields."""
+
+    raw: Object = path()
+    name: str = path("metadata", "name")
+    namespace: str = path("metadata", "namespace")
+    uid: str = path("metadata", "uid")
+    version: str = path("metadata", "resourceVersion")
+    created: datetime | None = path("metadata", "creationTimestamp")
+    deleting: bool = path("metadata", "deletionTimestamp")
+    finalizers: tuple[str, ...] = path("metadata", "finalizers")
+    owners: tuple[Owner, ...] = path("metadata", "ownerReferences")
+    labels: Object = path("metadata", "labels")
+    annotations: Object = path("metadata", "annotations")
+    made_of: str = path("metadata", "annotations", GENERATION)
+    spec: Object = path("spec")
+    grace_s: int | None = path("spec", "terminationGracePeriodSeconds")
+    machine: str = path("spec", "domain", "machine", "type")
+    limits: Object = path("spec", "domain", "resources", "limits")
+    requests: Object = path("spec", "domain", "resources", "requests")
+    status: Object = path("status")
+    phase: Phase = path("status", "phase", default=Phase.PENDING)
+    node: str = path("status", "nodeName")
+    conditions: tuple[Condition, ...] = path("status", "conditions")
+    transitions: tuple[Transition, ...] = path("status", "phaseTransitionTimestamps")
+    interfaces: tuple[Object, ...] = path("status", "interfaces")
+    guest_os: Object = path("status", "guestOSInfo")

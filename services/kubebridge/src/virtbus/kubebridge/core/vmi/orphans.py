@@ -1,0 +1,155 @@
+"""Reconciles this cluster's VMs on the bus that have no VMI.
+
+A slow create or a restored API server can leave such VMs. A VM is a suspect if its VMI was not seen
+for GRACE_S. Then the API server itself is asked. If the end of its VMI was reported, the VM is
+deleted. Otherwise a person decides (ADR 0033). The VM is marked on the bus, and reported by an
+Event and by the `kubevirt` object. VMs without this cluster's label are ignored.
+"""
+
+from collections.abc import Callable, Iterable
+
+from virtbus.kubebridge.core.objects.plain import text
+from virtbus.kubebridge.core.runtime.controller import (
+    BUS_VM,
+    VM,
+    VMI,
+    Action,
+    Call,
+    Controller,
+    Inputs,
+    Key,
+    Lister,
+    RecordEvent,
+    Requeue,
+    Watch,
+)
+from virtbus.kubebridge.core.translation.mapping import CLUSTER
+from virtbus.kubebridge.core.vmi.reconcile import delete
+from virtbus.kubebridge.core.vmi.status import Views
+from virtbus.schemas.api import VmUpdate
+from virtbus.schemas.quarantine import ORPHANED
+from virtbus.schemas.vm import VmView
+
+GRACE_S = 10.0
+"""Longer than the delay between the creation of a VMI and its watch event."""
+LOOK_AGAIN_S = 300.0
+"""Time between two checks of a kept VM. The API server may be restored once more."""
+NO_VMI = "its cluster has no VirtualMachineInstance for it, and reported no delete"
+OTHER_VMI = "its cluster has another VirtualMachineInstance of its name, and reported no delete"
+HELD = (
+    "VM {uid} of virtbus has no VirtualMachineInstance {key} here, and no delete was reported. "
+    "It is kept: `virtbus vm delete {uid}` ends it and removes its disks; `virtbus vm adopt "
+    "{uid}` keeps it without this cluster"
+)
+
+
+def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> Call | None:
+    """Return the action for a VM on the bus. `there` is the uid of the VMI with its name, or "".
+
+    `ended` is True if the end of the VM's own VMI was seen. A slow bridge may create a VM after
+    that. Otherwise the VMI is only absent, for example after the API server was restored to an
+    older state. Absence ends nothing (ADR 0033).
+    """
+    if view.labels.get(CLUSTER) != cluster or view.deleting:
+        return None
+    if there == view.uid:
+        return hold(view, "") if ORPHANED in view.annotations else None
+    if ended:
+        return delete(view.uid)
+    why = OTHER_VMI if there else NO_VMI
+    return hold(view, why) if view.annotations.get(ORPHANED) != why else None
+
+
+def hold(view: VmView, why: str) -> Call:
+    """Mark a VM that has no VMI with the reason, or remove the mark. The VM continues to run."""
+    notes = {name: one for name, one in view.annotations.items() if name != ORPHANED}
+    notes |= {ORPHANED: why} if why else {}
+    return Call("update", VmUpdate(uid=view.uid, revision=view.revision, annotations=notes))
+
+
+class Orphans:
+    """The suspects, and the VMs that are kept for a person. Listeners get the names of the kept."""
+
+    def __init__(
+        self,
+        cluster: str,
+        vms: Lister,
+        vmis: Lister,
+        views: Views,
+        delays_s: tuple[float, float] = (GRACE_S, LOOK_AGAIN_S),
+    ) -> None:
+        self._cluster = cluster
+        self._vms = vms
+        self._vmis = vmis
+        self._views = views
+        self._grace_s, self._again_s = delays_s
+        self._due_s: dict[str, dict[str, float]] = {}
+        """Times of the next checks, by the suspect's name and uid."""
+        self.kept: dict[str, str] = {}
+        """The `namespace/name` of each kept VM, by uid."""
+        self.listeners: list[Callable[[str], None]] = []
+
+    def paths(self) -> Iterable[str]:
+        """Return the names of the kept VMs."""
+        return tuple(self.kept.values())
+
+    def controller(self) -> Controller:
+        """Return the controller of the bus' VMs."""
+        watches = (Watch(BUS_VM, self._suspicious), Watch(VMI, self._suspicious))
+        return Controller(BUS_VM, self.reconcile, watches, self._references, workers=4)
+
+    def _suspicious(self, key: Key) -> Iterable[Key]:
+        """Return the key if a VM of the name is or was without its VMI, or is marked."""
+        path = key.path
+        uid = self._vmis.uid(path)
+        odd = any(one != uid or self._views.marked(one) for one in self._views.named(path))
+        return (key,) if odd or path in self._due_s else ()
+
+    def _references(self, key: Key, time_s: float) -> Iterable[Key]:
+        """Return the VMI if the API server itself has to be asked now."""
+        uid = self._vmis.uid(key.path)
+        due = any(at_s <= time_s for at_s in self._due_s.get(key.path, {}).values())
+        return (key.of(VMI),) if due or (uid and self._views.marked(uid)) else ()
+
+    def reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
+        """Return the actions for the VMs of a name."""
+        before, asked = dict(self.kept), tuple(self._references(key, inputs.time_s))
+        read = text(inputs.references.get(key.of(VMI)), "metadata", "uid")
+        there = read if asked else self._vmis.uid(key.path)
+        due_s = self._due_s.pop(key.path, {})
+        for uid in due_s:
+            self.kept.pop(uid, None)
+        actions: list[Action] = []
+        for uid in self._views.named(key.path):
+            view = self._views.get(uid)
+            if view is None or view.deleting or there == uid:
+                found = orphan(view, there, self._cluster, ended=False) if view else None
+                actions += [found] if found is not None and asked else []
+                continue
+            at_s = due_s.get(uid, inputs.time_s + self._grace_s)
+            if at_s <= inputs.time_s:
+                at_s = inputs.time_s + self._again_s
+                actions += self._checked(view, key, there)
+            elif uid in before:
+                self.kept[uid] = key.path
+            self._due_s.setdefault(key.path, {})[uid] = at_s
+            actions.append(Requeue(at_s - inputs.time_s))
+        if self.kept != before:
+            for changed in self.listeners:
+                changed(key.path)
+        return actions
+
+    def _checked(self, view: VmView, key: Key, there: str) -> list[Action]:
+        """Return the actions for a VM that the API server has no VMI for."""
+        ended = self._vmis.ended(view.uid)
+        found = orphan(view, there, self._cluster, ended=ended)
+        actions: list[Action] = [found] if found is not None else []
+        on = key.of(VMI if self._vmis.uid(key.path) or not self._vms.uid(key.path) else VM)
+        if ended:
+            message = f"deleting {key.path} on the bus: its VMI {view.uid} was deleted"
+            event = RecordEvent("OrphanDeleted", message, warning=True, on=on, code="orphan")
+        else:
+            self.kept[view.uid] = key.path
+            message = HELD.format(key=key.path, uid=view.uid)
+            event = RecordEvent("OrphanHeld", message, warning=True, on=on, code="orphan_held")
+        return [event, *actions]

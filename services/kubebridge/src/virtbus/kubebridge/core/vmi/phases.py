@@ -1,0 +1,65 @@
+"""Derives the phase of a VMI by a table, from its previous phase and the state of its VM.
+
+Final phases never change, because a VMI is one run of a guest.
+"""
+
+from collections.abc import Mapping
+
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, VmView
+
+S, P = VmState, Phase
+
+PHASE_OF: Mapping[VmState, Phase | None] = {
+    S.PENDING: P.PENDING,
+    S.SCHEDULED: P.SCHEDULING,
+    S.PREPARING: P.SCHEDULING,
+    S.STARTING: P.SCHEDULED,
+    S.RUNNING: P.RUNNING,
+    S.PAUSED: P.RUNNING,
+    S.STOPPING: None,
+    S.STOPPED: P.SUCCEEDED,
+    S.SUCCEEDED: P.SUCCEEDED,
+    S.FAILED: P.FAILED,
+    S.UNKNOWN: P.UNKNOWN,
+    S.DELETING: None,
+}
+"""The phase for each state. None keeps the previous phase. FAILED is final only if the guest had
+run; see `phase_of`.
+"""
+
+RANK = {P.PENDING: 0, P.SCHEDULING: 1, P.SCHEDULED: 2, P.RUNNING: 3}
+
+
+def phase_of(before: Phase, view: VmView | None, *, gone: bool) -> Phase:
+    """Return the next phase. `gone` means that the VM certainly no longer exists."""
+    if before in FINAL:
+        return before
+    if gone:
+        return P.FAILED
+    if view is None:
+        return before
+    after = PHASE_OF[view.state]
+    if view.state is S.FAILED and view.reason != GUEST_ENDED:
+        after = P.SCHEDULING  # the guest never ran; the node or the bridge retries
+    if after is None:
+        return before
+    if before in RANK and after in RANK and RANK[after] < RANK[before]:
+        return before  # stale, or restarting after its node was away
+    return after
+
+
+EVENTS: Mapping[Phase, tuple[str, str]] = {
+    P.RUNNING: ("Started", "VirtualMachineInstance started."),
+    P.SUCCEEDED: ("Stopped", "The VirtualMachineInstance was shut down."),
+    P.FAILED: ("Stopped", "The VirtualMachineInstance crashed."),
+}
+"""The Event at the start of a phase."""
+
+ENDS: Mapping[str, str] = {
+    "panicked": "The VirtualMachineInstance's guest panicked.",
+    "watchdog": "The VirtualMachineInstance was powered off by its watchdog.",
+    "ended": "The VirtualMachineInstance was ended by somebody on its node.",
+}
+"""Event messages for a guest that failed in another way than by a crash."""

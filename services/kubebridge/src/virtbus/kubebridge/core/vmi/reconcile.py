@@ -1,0 +1,253 @@
+"""Reconciles a VMI and its VM of virtbus in one function (ADR 0026)."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VMI_FINALIZER
+from virtbus.kubebridge.core.objects.plain import Condition, moment, read, stamp
+from virtbus.kubebridge.core.runtime.controller import (
+    AT_ONCE_S,
+    BUS_VM,
+    CONFIG_MAP,
+    GUEST_AGENT,
+    SECRET,
+    VMI,
+    Action,
+    Await,
+    Call,
+    Controller,
+    Inputs,
+    Key,
+    Kind,
+    Lister,
+    OnRefusal,
+    Patch,
+    RecordEvent,
+    Refused,
+    Requeue,
+    Watch,
+)
+from virtbus.kubebridge.core.translation.defaults import of_vmi
+from virtbus.kubebridge.core.translation.mapping import translate
+from virtbus.kubebridge.core.translation.references import Given, needs
+from virtbus.kubebridge.core.validation.rules import between_fields
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS
+from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, GuestAnswers, Seen, Views, status
+from virtbus.schemas.api import VmCreate, VmCreated, VmDelete, VmRef
+from virtbus.schemas.errors import Code
+from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, VmView
+
+RETRY_S = (10.0, 300.0)
+"""Shortest and longest delay between retries.
+
+An image that failed permanently is retried after as long as it has been failing, within these
+bounds. The first bound applies if the cause may end by itself, the second if a user must act.
+"""
+FOR_GOOD = frozenset({Code.INVALID, Code.TOO_LARGE, Code.UNSUPPORTED})
+"""Refusals that last until the manifest, or a Secret that it names, changes."""
+DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
+"""The grace of a VMI that gives none, and the longest that `vm.delete` accepts."""
+UID_TAKEN = "uid_taken"
+"""Reason of a refused create: the uid belongs to a VM with another spec."""
+REFERRED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
+"""Kinds of objects that a VMI can refer to."""
+LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})
+"""Phases in which the VM was seen and its end was not."""
+
+
+def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
+    """Return the actions for a VMI; none if all is done and reported.
+
+    Any input may be older than the others. Only certain knowledge (`Seen.gone`) ends, releases or
+    fails a VMI. A repeated create changes nothing.
+    """
+    plan: list[Action] = []
+    if vmi.deleting:
+        _end(vmi, seen, plan)
+        if seen.gone:
+            return plan
+        _tell(vmi, seen, now, "", plan)
+        return plan
+    if VMI_FINALIZER not in vmi.finalizers:  # first: each VMI with a VM needs it
+        plan.append(Patch({"metadata": {"finalizers": [*vmi.finalizers, VMI_FINALIZER]}}))
+    seen = _begin(vmi, seen, given, cluster, plan)
+    if _unseen(seen) and vmi.phase in LIVES:
+        if seen.refused is None:
+            plan.append(Requeue(AT_ONCE_S))
+        return plan
+    retried = _retry(vmi, seen.view, now, plan)
+    _tell(vmi, seen, now, retried, plan)
+    return plan
+
+
+def _unseen(seen: Seen) -> bool:
+    """Return True if the VM is missing in our view of the bus without a reason. The status stays.
+
+    A lagging controller may have listed without it; a repeated create gives the answer. That answer
+    may be `uid_taken` because a Secret changed since the VM was created.
+    """
+    there = seen.refused is None or seen.refused.reason == UID_TAKEN
+    return seen.view is None and not seen.gone and not seen.waits and there
+
+
+def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
+    """Create the VM while none is seen, or note why the create has to wait."""
+    if seen.view is not None or seen.gone or vmi.phase in FINAL:
+        return seen
+    translated = translate(vmi.raw, given, cluster)
+    broken = between_fields(of_vmi(vmi.raw))
+    if translated.create is not None and not broken:
+        plan.append(_create(translated.create))
+        for_good = seen.refused is not None and seen.refused.code in FOR_GOOD
+        # Requeue on success too: the returned VM may never emit another change.
+        plan.append(Requeue(RETRY_S[1 if for_good else 0]))
+        if for_good:
+            plan.append(Await(references(vmi)))
+        return seen
+    plan += [Requeue(RETRY_S[1]), Await(references(vmi))]
+    causes = (*broken, *translated.causes)
+    waits = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
+    return Seen(waits=waits[:1024])
+
+
+def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> str:
+    """Retry a permanent failure with growing delays. Return the time of the last retry, or ""."""
+    if view is None or not given_up(view) or vmi.phase in FINAL:
+        return ""
+    trouble = _trouble(vmi)
+    since = moment(trouble.since) if trouble is not None else None
+    if trouble is None or since is None:  # report it first, then retry
+        plan.append(Requeue(RETRY_S[0]))
+        return ""
+    last = moment(trouble.probed) or since
+    wait = timedelta(seconds=min(max((last - since).total_seconds(), RETRY_S[0]), RETRY_S[1]))
+    if now >= last + wait:
+        plan.append(Call("start", VmRef(uid=view.uid), refusal=OnRefusal.IGNORE))
+        return stamp(now)
+    plan.append(Requeue((last + wait - now).total_seconds()))
+    return trouble.probed
+
+
+def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
+    """Delete the VM, then remove the finalizer: a VMI that is gone has nothing on any node."""
+    if seen.gone:
+        if VMI_FINALIZER in vmi.finalizers:
+            kept = [one for one in vmi.finalizers if one != VMI_FINALIZER]
+            plan.append(Patch({"metadata": {"finalizers": kept}}))
+            plan.append(RecordEvent("Deleted", "Signaled Deletion"))
+        return
+    grace_s = DEFAULT_GRACE_S if vmi.grace_s is None else min(max(vmi.grace_s, 0), GRACE_MOST_S)
+    view = seen.view
+    if view is None or not view.deleting or grace_s < view.spec.termination_grace_s:
+        plan.append(delete(vmi.uid, grace_s))
+    if view is not None and not view.deleting:
+        plan.append(RecordEvent("ShuttingDown", "Signaled Graceful Shutdown"))
+
+
+def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
+    """Write the status, the node's label and the finalizer in one write, if anything is new."""
+    said = status(vmi, seen, now, retried)
+    patch: dict[str, Any] = {}
+    if said != vmi.status:
+        patch["status"] = said
+    node = said.get("nodeName")
+    if node and vmi.labels.get(NODE_LABEL) != node:
+        patch["metadata"] = {"labels": {NODE_LABEL: node}}
+    if patch:
+        plan.append(Patch(patch))
+    _events(vmi, said, seen.view.last_end if seen.view else None, plan)
+
+
+def _events(vmi: Vmi, said: dict[str, Any], end: GuestEnd | None, plan: list[Action]) -> None:
+    after = Phase(said["phase"])
+    if after is not vmi.phase and after in EVENTS:
+        reason, message = EVENTS[after]
+        if after is Phase.FAILED and end is not None:
+            message = ENDS.get(end.how, message)
+        plan.append(RecordEvent(reason, message, warning=after is Phase.FAILED))
+    known = _trouble(vmi)
+    for one in said["conditions"]:
+        message = one.get("message", "")
+        if one["type"] == SYNCHRONIZED and message != (known.message if known else ""):
+            plan.append(RecordEvent("SyncFailed", message, warning=True))
+
+
+def _trouble(vmi: Vmi) -> Condition | None:
+    return next((one for one in vmi.conditions if one.type == SYNCHRONIZED), None)
+
+
+def given_up(view: VmView) -> bool:
+    """Return True if its node has given up on a start and waits for a request."""
+    retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
+    return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
+
+
+def _create(create: VmCreate) -> Call:
+    return Call("create", create, Code.GONE, OnRefusal.REPORT, VmCreated)
+
+
+def delete(uid: str, grace_s: int | None = None) -> Call:
+    """Return the delete of a VM on the bus."""
+    return Call("delete", VmDelete(uid=uid, grace_s=grace_s), Code.NOT_FOUND)
+
+
+def references(vmi: Vmi) -> frozenset[Key]:
+    """Return the Secrets and ConfigMaps that a VMI refers to."""
+    named = {(need.kind, need.name) for need in needs(vmi.spec)}
+    return frozenset(Key(REFERRED[kind], vmi.namespace, name) for kind, name in named)
+
+
+NAME_HELD = (
+    "the name {name} is held by VM {uid} on the bus, whose VirtualMachineInstance this API server "
+    "does not have. It is kept until a person decides: `virtbus vm delete {uid}` ends it and "
+    "removes its disks; `virtbus vm adopt {uid}` keeps it without this cluster"
+)
+
+
+class Instances(NamedTuple):
+    """The sources of a VMI's reconcile."""
+
+    vmis: Lister
+    views: Views
+    guests: GuestAnswers
+    cluster: str
+
+    def controller(self) -> Controller:
+        """Return the controller of VMIs. A VMI and its VM on the bus have one name and one uid."""
+        watches = (Watch(VMI), Watch(BUS_VM), Watch(GUEST_AGENT))
+        return Controller(VMI, self._reconcile, watches, self._references, workers=32)
+
+    def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
+        if inputs.obj is None:
+            return []
+        vmi = read(Vmi, inputs.obj)
+        uid = vmi.uid
+        gone = self.views.gone(uid)
+        view = None if gone else self.views.get(uid)
+        refused = None if view is not None else self._by_an_orphan(key, uid, inputs.refused)
+        guest, asked = self.guests.get(uid), self.guests.asked(uid)
+        seen = Seen(view=view, gone=gone, refused=refused, guest=guest, asked=asked)
+        given = {(one.kind.kind, one.name): obj for one, obj in inputs.references.items()}
+        return reconcile(vmi, seen, given, inputs.now, self.cluster)
+
+    def _references(self, key: Key, _: float) -> Iterable[Key]:
+        """Return the references of a VMI whose VM is still to be created."""
+        uid = self.vmis.uid(key.path)
+        if not uid or self.views.gone(uid) or self.views.get(uid) is not None:
+            return ()
+        vmi = read(Vmi, self.vmis.get(key.path))
+        return () if vmi.deleting or vmi.phase in FINAL else references(vmi)
+
+    def _by_an_orphan(self, key: Key, uid: str, refused: Refused | None) -> Refused | None:
+        """Name the orphaned VM that holds the name, so that a person can decide."""
+        if refused is None or refused.code != Code.CONFLICT:
+            return refused
+        for other in self.views.named(key.path):
+            if other != uid and not self.vmis.ended(other):
+                message = NAME_HELD.format(name=key.name, uid=other)
+                return Refused(Code.CONFLICT, "name_held_by_orphan", message)
+        return refused

@@ -1,0 +1,264 @@
+"""Derives a VMI's status from its VM."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from string import ascii_lowercase
+from typing import Any, Protocol
+
+from virtbus.kubebridge.core.objects.plain import Object, Said, merged
+from virtbus.kubebridge.core.runtime.controller import Refused
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.phases import phase_of
+from virtbus.schemas.guest import GuestInfo
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import Disk, DiskBus, VmView
+
+READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
+SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
+ERR_IMAGE_PULL, IMAGE_PULL_BACKOFF = "ErrImagePull", "ImagePullBackOff"
+TERMINATING = "PodTerminating"
+"""Reason why a running guest is not ready: it is about to be stopped."""
+NO_MIGRATION = "virtbus has no live migration yet"
+OF_IMAGES = (
+    *("image_", "container_", "manifest_", "layer_", "registry_", "digest_", "header_"),
+    *("ambiguous_format", "redirect_", "url_", "content_encoding"),
+    *("too_many_redirects", "truncated", "unknown_feature", "unlisted_format"),
+    *("virtual_size_", "wrong_architecture", "file_not_allowed"),
+    *("backing_file", "data_file", "bitmaps", "encrypted", "internal_snapshots"),
+    *("dirty", "corrupt"),
+)
+"""Prefixes of imaged's reasons for which the image is to blame (docs/reference/errors.md)."""
+
+
+class Views(Protocol):
+    """The VMs of this cluster on the bus."""
+
+    def get(self, uid: str) -> VmView | None:
+        """Return the VM as it was last seen, or None."""
+
+    def gone(self, uid: str) -> bool:
+        """Return True if the VM is certainly gone."""
+
+    def marked(self, uid: str) -> bool:
+        """Return True if the VM is marked as orphaned."""
+
+    def named(self, path: str) -> Collection[str]:
+        """Return the uids of the VMs that have the `namespace/name`."""
+
+
+class GuestAnswers(Protocol):
+    """The last answers of the guest agents."""
+
+    def get(self, uid: str) -> GuestInfo | None:
+        """Return the last answer, or None."""
+
+    def asked(self, uid: str) -> bool:
+        """Return True once the guest was polled, with or without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The bus's knowledge of a VMI's VM.
+
+    `gone` is certain and permanent: the watch reported its end, `vm.delete` answered 404, or
+    `vm.create` answered 410. `refused` is the last refusal of `vm.create`. `waits` is the reason
+    why it was not sent.
+
+    `guest` is the last answer of the guest agent. `asked` is False until the agent was polled; the
+    written status is kept until then.
+    """
+
+    view: VmView | None = None
+    gone: bool = False
+    refused: Refused | None = None
+    waits: str = ""
+    guest: GuestInfo | None = None
+    asked: bool = True
+
+
+def status(vmi: Vmi, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
+    """Return the whole status. `retried` is the time of the last retry of a failed image."""
+    before, view = vmi.status, seen.view
+    after = phase_of(vmi.phase, view, gone=seen.gone)
+    kept = {key: value for key, value in before.items() if key not in _OURS}
+    conditions, at = merged(_conditions(vmi, after, seen, retried), vmi.conditions, now)
+    said: dict[str, Any] = {
+        **kept,
+        "phase": str(after),
+        "phaseTransitionTimestamps": _transitions(vmi, after, at),
+        "conditions": conditions,
+    }
+    if view is None:
+        return said | {key: before[key] for key in _OF_VIEW if key in before}
+    if view.node != UNPLACED:
+        said["nodeName"] = view.node
+    said["interfaces"] = [_interface(one, seen, vmi) for one in view.interfaces]
+    said["memory"] = dict.fromkeys(
+        ("guestAtBoot", "guestCurrent", "guestRequested"), str(view.spec.domain.memory.guest)
+    )
+    said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
+        include={"sockets", "cores", "threads"}
+    )
+    said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else vmi.guest_os
+    return said | described(vmi, view.spec.domain.devices.disks)
+
+
+_OF_VIEW = (
+    "nodeName",
+    "interfaces",
+    "memory",
+    "currentCPUTopology",
+    "guestOSInfo",
+    "machine",
+    "qosClass",
+    "volumeStatus",
+)
+_OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW})
+
+
+def _transitions(vmi: Vmi, after: Phase, now: str) -> list[Any]:
+    """Return the first time of each phase. Metrics are computed from it."""
+    there = list(vmi.status.get("phaseTransitionTimestamps") or ())
+    if any(one.phase == after for one in vmi.transitions):
+        return there
+    return [*there, {"phase": str(after), "phaseTransitionTimestamp": now}]
+
+
+# --- conditions --------------------------------------------------------------------------------
+def _conditions(vmi: Vmi, after: Phase, seen: Seen, retried: str) -> list[Said]:
+    view = seen.view
+    runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
+    ready = runs and not vmi.deleting
+    reason, message = ("", "") if ready else _not_ready(view, runs=runs)
+    said = [
+        Said(READY, ready, reason, message),
+        Said(LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION),
+    ]
+    if after not in FINAL:
+        said += _troubles(seen, retried)
+    if view is not None and view.state is VmState.PAUSED:
+        told = next((one for one in view.conditions if one.type == PAUSED), None)
+        reason = (told.reason if told else "") or "PausedByUser"
+        message = (told.message if told else "") or "VMI was paused by user"
+        said.append(Said(PAUSED, on=True, reason=reason, message=message))
+    if runs and (seen.guest is not None if seen.asked else holds(vmi, AGENT)):
+        said.append(Said(AGENT, on=True))
+    return said
+
+
+def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
+    """Return the reason in KubeVirt's words, and the message."""
+    if runs:
+        return TERMINATING, "the guest is shut down"
+    if view is None or view.node == UNPLACED:
+        return "PodNotExists", (view.message if view else "") or "it has no node yet"
+    return "GuestNotRunning", view.message or "Guest VM is not reported as running"
+
+
+def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
+    """Yield the conditions that explain why the VM is not placed or not started."""
+    view = seen.view
+    if seen.waits or seen.refused is not None:
+        message = seen.waits or (seen.refused.message if seen.refused else "")
+        yield Said(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
+    elif view is not None and view.reason == "unplaced":
+        yield Said(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
+    elif view is not None and view.reason and view.state is not VmState.RUNNING:
+        reason = "FailedStart"
+        if image_failed(view):
+            reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
+        yield Said(SYNCHRONIZED, False, reason, view.message, retried)
+
+
+def image_failed(view: VmView) -> bool:
+    """Return True if the VM does not start because of its image."""
+    return view.state in {VmState.FAILED, VmState.PREPARING} and view.reason.startswith(OF_IMAGES)
+
+
+# --- guest information -------------------------------------------------------------------------
+def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
+    guest = seen.guest
+    told: Object = next((nic for nic in vmi.interfaces if nic.get("mac") == one.mac), {})
+    if not seen.asked and "interfaceName" in told:
+        return dict(told)
+    inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
+    known = [
+        *one.addresses,
+        *(inside.addresses if inside else ()),
+    ]  # ours first: they are certain
+    addresses = list(dict.fromkeys(text_.partition("/")[0] for text_ in known))
+    said: dict[str, Any] = {
+        "name": one.name,
+        "mac": one.mac,
+        "infoSource": "domain, guest-agent" if inside else "domain",
+        "linkState": "up",
+        "queueCount": 1,
+    }
+    if addresses:
+        said |= {"ipAddress": addresses[0], "ipAddresses": addresses}
+    if inside:
+        said["interfaceName"] = inside.name
+    return said
+
+
+def guest_os(guest: GuestInfo | None) -> dict[str, str]:
+    """Return the guest's system under KubeVirt's names; empty without an agent."""
+    if guest is None or guest.os is None:
+        return {}
+    os = guest.os
+    said = {
+        "name": os.name,
+        "id": os.id,
+        "prettyName": os.pretty_name,
+        "version": os.version,
+        "versionId": os.version_id,
+        "kernelRelease": os.kernel_release,
+        "kernelVersion": os.kernel_version,
+        "machine": os.machine,
+    }
+    return {key: value for key, value in said.items() if value}
+
+
+def holds(vmi: Vmi, kind: str, *, on: bool = True, reason: str = "") -> bool:
+    """Return True if the condition has this status, and this reason if one is given."""
+    return any(
+        one.type == kind and one.status == str(on) and reason in {"", one.reason}
+        for one in vmi.conditions
+    )
+
+
+MACHINE = "q35"
+"""The machine type of a VMI that names none."""
+
+
+def described(vmi: Vmi, disks: tuple[Disk, ...]) -> dict[str, Any]:
+    """Return the fields of the status. The QEMU of the node decides the machine's version."""
+    return {
+        "machine": {"type": vmi.machine or MACHINE},
+        "qosClass": qos_class(vmi),
+        "volumeStatus": volume_status(disks),
+    }
+
+
+def qos_class(vmi: Vmi) -> str:
+    """Return the QoS class. A guest always requests memory, so it is never BestEffort."""
+    equal = all(
+        name in vmi.limits and vmi.requests.get(name, vmi.limits[name]) == vmi.limits[name]
+        for name in ("cpu", "memory")
+    )
+    return "Guaranteed" if equal else "Burstable"
+
+
+def volume_status(disks: tuple[Disk, ...]) -> list[dict[str, Any]]:
+    """Return the volumes by name. `target` is the name of the disk in the guest."""
+    used: Counter[str] = Counter()
+    said = []
+    for disk in disks:
+        prefix = "vd" if disk.bus is DiskBus.VIRTIO else "sd"
+        said.append({"name": disk.name, "target": f"{prefix}{ascii_lowercase[used[prefix]]}"})
+        used[prefix] += 1
+    return sorted(said, key=lambda one: one["name"])

@@ -1,0 +1,166 @@
+"""Decides about the verbs of a VMI."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from virtbus.kubebridge.core.objects.plain import at, read, text
+from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
+from virtbus.kubebridge.core.runtime.calls import (
+    KINDS,
+    VM,
+    VMI,
+    AskGuest,
+    Bus,
+    Call,
+    Decide,
+    Deed,
+    Outcome,
+    Stream,
+    Verb,
+    missing,
+)
+from virtbus.kubebridge.core.vmi.model import Phase, Vmi
+from virtbus.kubebridge.core.vmi.status import AGENT, PAUSED, holds
+from virtbus.schemas.guest import GuestQuestion
+
+VM_NOT_RUNNING, VMI_NOT_RUNNING = "VM is not running", "VMI is not running"
+NO_AGENT = "VMI does not have guest agent connected"
+
+
+def _runs(call: Call) -> bool:
+    return text(call.vmi, "status", "phase") == Phase.RUNNING
+
+
+def _no(call: Call, why: str) -> Refusal:
+    return conflict(KINDS[VMI], call.name, why)
+
+
+def _paused(call: Call) -> bool:
+    return call.vmi is not None and holds(read(Vmi, call.vmi), PAUSED)
+
+
+def _unpaused(call: Call) -> bool:
+    return not _paused(call)
+
+
+def _agent(call: Call) -> bool:
+    return call.vmi is not None and holds(read(Vmi, call.vmi), AGENT)
+
+
+def _if(make: Callable[[str], Deed], *needs: tuple[Callable[[Call], bool], str]) -> Decide:
+    """Return the function that decides a verb: one effect on the VM, if it is in these states.
+
+    A state comes with the message for its absence.
+    """
+
+    def decide(call: Call) -> Outcome:
+        wrong = next((why for holds_, why in needs if not holds_(call)), "")
+        return _no(call, wrong) if wrong else (make(call.uid),)
+
+    return decide
+
+
+def _bus(verb: str, *needs: tuple[Callable[[Call], bool], str]) -> Decide:
+    return _if(lambda uid: Bus(verb, uid), *needs)
+
+
+def _ask(*questions: GuestQuestion) -> Decide:
+    return _if(lambda uid: AskGuest(uid, questions), (_runs, VMI_NOT_RUNNING), (_agent, NO_AGENT))
+
+
+def _console(call: Call) -> Outcome:
+    if text(call.vmi, "status", "phase") == Phase.FAILED:
+        return _no(call, "VMI is in failed status")
+    # 400 instead of 409: virtctl retries for as long as it gets this answer.
+    return (Stream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
+
+
+def _display(what: Literal["vnc", "screenshot"]) -> Decide:
+    def decide(call: Call) -> Outcome:
+        if at(call.vmi, "spec", "domain", "devices", "autoattachGraphicsDevice") is False:
+            return bad_request("No graphics devices are present.")
+        return (Stream(what, call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
+
+    return decide
+
+
+def port_forward(call: Call) -> Outcome:
+    """Open a stream to a port of the guest."""
+    port, protocol = str(call.options.get("port", "")), call.options.get("protocol") or "tcp"
+    wrong = _wrong_port(port, protocol)
+    if wrong:
+        return bad_request(wrong)
+    if call.vmi is None:
+        return conflict(KINDS[VM], call.name, "VMI is not started")
+    if not _runs(call):
+        return _no(call, VMI_NOT_RUNNING)
+    if _paused(call):
+        return _no(call, "VMI is paused")
+    return (Stream("portforward", call.uid, int(port), str(protocol)),)
+
+
+def _wrong_port(port: str, protocol: object) -> str:
+    if not port:
+        return "port must not be empty"
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
+        return f"port {port!r:.20} is not valid; write 1-65535"
+    if protocol not in {"tcp", "udp"}:
+        return f"protocol {protocol!r:.20} is not supported; write tcp or udp"
+    return ""
+
+
+CLAIMS, MIGRATION = "disks cannot be hotplugged yet", "virtbus has no live migration yet"
+FREEZE = "file systems cannot be frozen yet"
+SEV, GRAPH = "encrypted guests are not supported", "there is no graph of objects yet"
+BACKUP = "there are no backups yet"
+
+
+def shared(resource: str) -> tuple[Verb, ...]:
+    """Return the verbs that VMs and VMIs have."""
+    return (
+        Verb("GET", resource, "portforward", port_forward, 101),
+        missing("PUT", resource, "addvolume", CLAIMS),
+        missing("PUT", resource, "removevolume", CLAIMS),
+        missing("PUT", resource, "evacuate/cancel", MIGRATION),
+        missing("GET", resource, "objectgraph", GRAPH),
+    )
+
+
+VERBS = (
+    Verb("GET", VMI, "console", _console, 101),
+    Verb("GET", VMI, "vnc", _display("vnc"), 101),
+    Verb("GET", VMI, "vnc/screenshot", _display("screenshot"), 200),
+    Verb(
+        "PUT",
+        VMI,
+        "pause",
+        _bus("vm.pause", (_runs, VM_NOT_RUNNING), (_unpaused, "VMI is already paused")),
+    ),
+    Verb(
+        "PUT",
+        VMI,
+        "unpause",
+        _bus("vm.unpause", (_runs, VMI_NOT_RUNNING), (_paused, "VMI is not paused")),
+    ),
+    Verb("PUT", VMI, "reset", _bus("vm.reset", (_runs, VMI_NOT_RUNNING))),
+    Verb(  # every guest has ACPI
+        "PUT",
+        VMI,
+        "softreboot",
+        _bus("vm.soft-reboot", (_runs, VM_NOT_RUNNING), (_unpaused, "VMI is paused")),
+    ),
+    Verb("GET", VMI, "guestosinfo", _ask(*GuestQuestion), 200),
+    Verb("GET", VMI, "userlist", _ask(GuestQuestion.USERS), 200),
+    Verb("GET", VMI, "filesystemlist", _ask(GuestQuestion.FILESYSTEMS), 200),
+    *shared(VMI),
+    missing("GET", VMI, "usbredir", "USB devices cannot be redirected yet"),
+    missing("GET", VMI, "vsock", "guests have no vsock yet"),
+    missing("PUT", VMI, "freeze", FREEZE),
+    missing("PUT", VMI, "unfreeze", FREEZE),
+    missing("PUT", VMI, "backup", BACKUP),
+    missing("PUT", VMI, "redefine-checkpoint", BACKUP),
+    missing("GET", VMI, "sev/fetchcertchain", SEV),
+    missing("GET", VMI, "sev/querylaunchmeasurement", SEV),
+    missing("PUT", VMI, "sev/setupsession", SEV),
+    missing("PUT", VMI, "sev/injectlaunchsecret", SEV),
+)

@@ -1,0 +1,78 @@
+"""Keeps the nodes of the bus, which the leader lists periodically."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+from virtbus.bus.ports import Bus, BusError
+from virtbus.kubebridge.core.node.labels import SILENT, takes
+from virtbus.kubebridge.edge.runtime.store import Changed
+from virtbus.schemas.api import NodePage
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeView
+from virtbus.schemas.paging import PageAsk
+from virtbus.schemas.subjects import api
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+TIMEOUT_S = 10.0
+
+
+class BusNodes:
+    """The nodes by name. Listeners get `/name` if a Node may need another mark."""
+
+    def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:
+        self._bus = bus
+        self._leads = leads
+        self._interval_s = interval_s
+        self._views: dict[str, NodeView] = {}
+        self.current = False
+        """True if the last list succeeded."""
+        self.listeners: list[Changed] = []
+
+    def get(self, name: str) -> NodeView | None:
+        """Return the node, or None."""
+        return self._views.get(name)
+
+    def paths(self) -> Iterable[str]:
+        """Return the names of all nodes, as paths."""
+        return [f"/{name}" for name in self._views]
+
+    async def run(self) -> None:
+        """List until cancelled, while this bridge leads."""
+        while True:
+            await self._leads.wait()
+            try:
+                views = {view.node: view async for view in self._listed()}
+            except (BusError, VirtbusError) as error:
+                self.current = False
+                log.warning("nodes: %s; retrying", error, extra={"code": "node_list_failed"})
+            else:
+                self.current = True
+                before, self._views = self._views, views
+                self._tell(before)
+            await asyncio.sleep(self._interval_s)
+
+    def _tell(self, before: dict[str, NodeView]) -> None:
+        for name in sorted(before.keys() | self._views.keys()):
+            if _shown(before.get(name)) != _shown(self._views.get(name)):
+                for changed in self.listeners:
+                    changed(f"/{name}")
+
+    async def _listed(self) -> AsyncIterator[NodeView]:
+        ask = PageAsk()
+        while True:
+            answer = await self._bus.request(api("node", "list"), ask, timeout_s=TIMEOUT_S)
+            page = validate(NodePage, answer)
+            for view in page.items:
+                yield view
+            if page.continue_ is None or not page.items:
+                return
+            ask = PageAsk.model_validate({"continue": page.continue_})
+
+
+def _shown(view: NodeView | None) -> tuple[bool, bool] | None:
+    """Return what a mark depends on."""
+    return None if view is None else (takes(view), view.state in SILENT)

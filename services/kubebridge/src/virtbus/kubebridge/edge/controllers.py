@@ -1,0 +1,64 @@
+"""Adds the controllers to the runtime, with the stores and sources that they read."""
+
+import asyncio
+from typing import Protocol
+
+from virtbus.bus.ports import Bus
+from virtbus.kubebridge.core.installation import controller as installation
+from virtbus.kubebridge.core.node import labels
+from virtbus.kubebridge.core.runtime.controller import (
+    BUS_NODE,
+    BUS_VM,
+    ENDPOINT_SLICE,
+    GUEST_AGENT,
+    KUBEVIRT,
+    NODE,
+    ORPHAN,
+    SERVICE,
+    VM,
+    VMI,
+)
+from virtbus.kubebridge.core.service.controller import Services
+from virtbus.kubebridge.core.service.endpoint_slices import SELECTOR
+from virtbus.kubebridge.core.vm import reconcile as vm
+from virtbus.kubebridge.core.vmi.orphans import Orphans
+from virtbus.kubebridge.core.vmi.reconcile import Instances
+from virtbus.kubebridge.edge import guest_agents
+from virtbus.kubebridge.edge.bus_nodes import BusNodes
+from virtbus.kubebridge.edge.cluster import Scope
+from virtbus.kubebridge.edge.guest_agents import GuestAgents
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
+from virtbus.kubebridge.edge.views import Views
+
+
+class Running(Protocol):
+    """A source with a loop of its own."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
+def add(
+    reconciler: Reconciler, bus: Bus, views: Views, cluster: str, leads: asyncio.Event
+) -> tuple[Running, ...]:
+    """Add all controllers. Return the sources that have to run."""
+    vms, vmis, services, kubevirts = map(reconciler.store, (VM, VMI, SERVICE, KUBEVIRT))
+    slices = reconciler.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))
+    reconciler.store(NODE, Scope(selector=labels.OURS, metadata_only=True), labels.slim)
+    nodes, guests = BusNodes(bus, leads), GuestAgents(bus, views)
+    orphans = Orphans(cluster, vms, vmis, views)
+    reconciler.source(BUS_VM, views, views.synced)
+    reconciler.source(BUS_NODE, nodes)
+    reconciler.source(GUEST_AGENT, guests)
+    reconciler.source(ORPHAN, orphans)
+    for controller in (
+        vm.controller(vmis),
+        Instances(vmis, views, guests, cluster).controller(),
+        orphans.controller(),
+        Services(services, vmis, slices, views).controller(),
+        labels.controller(nodes),
+        installation.controller(kubevirts, orphans),
+    ):
+        reconciler.add(controller)
+    reconciler.add_lane(GUEST_AGENT, guests.lane(), guest_agents.WATCHES)
+    return views, nodes

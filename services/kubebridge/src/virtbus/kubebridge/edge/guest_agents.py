@@ -1,0 +1,135 @@
+"""Polls the guest agents for the condition AgentConnected, the guest's system and its addresses.
+
+A guest that answered is polled each minute. One that did not may still be booting, or may have no
+agent. It is polled at growing intervals: half of the time that it has run.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from virtbus.bus.ports import Bus, BusError
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, Watch
+from virtbus.kubebridge.edge.runtime.store import Changed
+from virtbus.kubebridge.edge.runtime.workqueue import Lane
+from virtbus.kubebridge.edge.views import Views
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import VmView
+from virtbus.schemas.wire import encode, read, validate
+
+log = logging.getLogger(__name__)
+
+ANSWER_S, SLACK_S = 5.0, 5.0
+AT_ONCE = 16
+ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
+WATCHES = (Watch(BUS_VM), Watch(VMI))
+"""A VM in an answer of the bus is no change of the watch, but the VMI's status follows it."""
+
+
+class Delays(NamedTuple):
+    """Shortest and longest interval for a guest that does not answer, and that of one that does."""
+
+    first_s: float = 10.0
+    longest_s: float = 300.0
+    each_s: float = 60.0
+
+    def silent_s(self, up_s: float) -> float:
+        """Return the interval for a guest that has run for `up_s` and did not answer."""
+        return min(max(up_s / 2, self.first_s), self.longest_s)
+
+
+NORMAL = Delays()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The state of one guest, in loop time. `told` is its encoded answer, empty for none."""
+
+    due_s: float
+    since_s: float = 0.0
+    told: bytes = b""
+    known: bool = False
+
+
+class GuestAgents:
+    """The last answers. Listeners get the name of a VM whose answer changed."""
+
+    def __init__(self, bus: Bus, views: Views, delays: Delays = NORMAL) -> None:
+        self._bus = bus
+        self._views = views
+        self._delays = delays
+        self._asked: dict[str, _Asked] = {}
+        self._uids: dict[str, set[str]] = {}
+        """The polled uids of each name."""
+        self.listeners: list[Changed] = []
+
+    def get(self, uid: str) -> GuestInfo | None:
+        """Return the last answer of the guest agent, or None."""
+        one = self._asked.get(uid)
+        return read(GuestInfo, one.told) if one is not None and one.told else None
+
+    def asked(self, uid: str) -> bool:
+        """Return True once the guest was polled, with or without an answer."""
+        one = self._asked.get(uid)
+        return one is not None and one.known
+
+    def paths(self) -> Iterable[str]:
+        """Return the names of the polled VMs."""
+        return tuple(self._uids)
+
+    def lane(self) -> Lane:
+        """Return the lane of the work queue in which guests are polled."""
+        return Lane(self.poll, AT_ONCE)
+
+    async def poll(self, key: Key) -> float:
+        """Poll the guests of a name that are due. Return the seconds before the next poll, or 0."""
+        uids = set(self._views.named(key.path))
+        for uid in self._uids.pop(key.path, set()) - uids:
+            self._asked.pop(uid, None)
+        if uids:
+            self._uids[key.path] = uids
+        return min([await self._poll(uid, key.path) for uid in uids], default=0.0)
+
+    async def _poll(self, uid: str, path: str) -> float:
+        now_s = asyncio.get_running_loop().time()
+        one = self._asked.setdefault(uid, _Asked(now_s + self._delays.first_s))
+        if now_s < one.due_s:
+            return one.due_s - now_s
+        view = self._views.get(uid)
+        if view is not None and view.state is VmState.RUNNING:
+            one.since_s = one.since_s or now_s
+            after_s = await self._ask(one, view, path)
+        else:
+            one.since_s, after_s = 0.0, self._delays.first_s
+            self._take(one, path, b"")
+        one.due_s = asyncio.get_running_loop().time() + after_s
+        return after_s
+
+    async def _ask(self, one: _Asked, view: VmView, path: str) -> float:
+        """Poll a guest. Return the seconds before the next poll."""
+        want = GuestAsk(uid=view.uid, about=ABOUT, timeout_s=ANSWER_S)
+        subject = subjects.rpc(view.node, "agent", "guest")
+        after_s, told = self._delays.each_s, b""
+        try:
+            said = await self._bus.request(subject, want, timeout_s=ANSWER_S + SLACK_S)
+            told = encode(validate(GuestInfo, said))
+        except VirtbusError as error:
+            up_s = asyncio.get_running_loop().time() - one.since_s
+            never = error.code == Code.UNSUPPORTED
+            after_s = self._delays.longest_s if never else self._delays.silent_s(up_s)
+        except BusError as error:  # it says nothing about the guest
+            log.debug("agent of %s: %s", path, error)
+            return self._delays.first_s
+        self._take(one, path, told)
+        return after_s
+
+    def _take(self, one: _Asked, path: str, told: bytes) -> None:
+        if told != one.told or not one.known:
+            one.told, one.known = told, True
+            for changed in self.listeners:
+                changed(path)

@@ -1,0 +1,1 @@
+"""Runs controllers: stores, reflectors, the work queue and the executor of actions."""

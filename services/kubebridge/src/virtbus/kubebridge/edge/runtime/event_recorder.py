@@ -1,0 +1,148 @@
+"""Records Events on objects, with rate limits. Events that cannot be sent in time are dropped.
+
+Each object has a burst of BURST events and then one event per REFILL_S, as in client-go's recorder.
+A repeated event increments the series of the first. Events do not delay the reconcile.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from typing import NamedTuple
+
+from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.objects.plain import Object, micro_stamp, text
+from virtbus.kubebridge.core.runtime.controller import EVENT, RecordEvent
+from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json
+
+log = logging.getLogger(__name__)
+
+BURST, REFILL_S = 25.0, 300.0
+WAITING_MAX = 2000
+"""Events in the queue. Further ones are dropped."""
+KNOWN_MAX = 4096
+"""Events that are remembered in order to count repeats."""
+COUNTED_S = 60.0
+"""Shortest time between two writes of a count."""
+SENDERS = 2
+NOTE_MAX = 1024
+"""Longest note, in bytes."""
+
+
+class _Same(NamedTuple):
+    """The key by which events count as equal."""
+
+    uid: str
+    reason: str
+    message: str
+
+
+class _Told:
+    """A sent event: its name, its count, and the time of its last write."""
+
+    def __init__(self, name: str, at_s: float) -> None:
+        self.name = name
+        self.count = 1
+        self.written_s = at_s
+
+
+class EventRecorder:
+    """Sends events while `run` runs."""
+
+    def __init__(self, cluster: Cluster, instance: str, sources: Sources = REAL) -> None:
+        self._cluster = cluster
+        self._instance = instance
+        self._sources = sources
+        self._waiting: asyncio.Queue[tuple[Json, RecordEvent]] = asyncio.Queue(WAITING_MAX)
+        self._told: OrderedDict[_Same, _Told] = OrderedDict()
+        self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.dropped = 0
+
+    def record(self, obj: Object, what: RecordEvent) -> None:
+        """Queue an event on an object."""
+        try:
+            self._waiting.put_nowait((reference(obj), what))
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(SENDERS):
+                group.create_task(self._send())
+
+    async def _send(self) -> None:
+        while True:
+            about, what = await self._waiting.get()
+            try:
+                await self._sent(about, what)
+            except Answer as answer:
+                self.dropped += 1
+                log.debug("event %s: %s", what.reason, answer)
+
+    async def _sent(self, about: Json, what: RecordEvent) -> None:
+        now_s = asyncio.get_running_loop().time()
+        same = _Same(about["uid"], what.reason, what.message)
+        told = self._told.get(same)
+        if told is not None:
+            self._told.move_to_end(same)
+            if await self._counted(told, about, now_s):
+                return
+        if not self._may(about["uid"], now_s):
+            self.dropped += 1
+            return
+        name = f"{about['name'][:200]}.{self._sources.uuid7()[-12:]}"
+        self._told[same] = _Told(name, now_s)
+        if len(self._told) > KNOWN_MAX:
+            self._told.popitem(last=False)
+        await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
+
+    async def _counted(self, told: _Told, about: Json, now_s: float) -> bool:
+        """Count a repeat. Return False if the event is gone: they expire after an hour."""
+        told.count += 1
+        if now_s - told.written_s < COUNTED_S:
+            return True
+        told.written_s = now_s
+        series = {"count": told.count, "lastObservedTime": micro_stamp(self._sources.now())}
+        try:
+            await self._cluster.patch(EVENT, told.name, {"series": series}, about["namespace"])
+        except Answer as answer:
+            if answer.code != 404:
+                raise
+            return False
+        return True
+
+    def _may(self, uid: str, now_s: float) -> bool:
+        """Take one token of the object. Return False if none is left."""
+        tokens, at_s = self._tokens.pop(uid, (BURST, now_s))
+        tokens = min(BURST, tokens + (now_s - at_s) / REFILL_S)
+        self._tokens[uid] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now_s)
+        if len(self._tokens) > KNOWN_MAX:
+            self._tokens.popitem(last=False)
+        return tokens >= 1
+
+    def _event(self, name: str, about: Json, what: RecordEvent) -> Json:
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": name, "namespace": about["namespace"]},
+            "eventTime": micro_stamp(self._sources.now()),
+            "reportingController": MANAGER,
+            "reportingInstance": self._instance[:128],
+            "action": what.reason,
+            "reason": what.reason,
+            "regarding": about,
+            "note": what.message.encode()[:NOTE_MAX].decode(errors="ignore"),
+            "type": "Warning" if what.warning else "Normal",
+        }
+
+
+def reference(obj: Object) -> Json:
+    """Return an ObjectReference."""
+    meta = obj["metadata"]
+    return {
+        "apiVersion": text(obj, "apiVersion"),
+        "kind": text(obj, "kind"),
+        "namespace": text(meta, "namespace"),
+        "name": text(meta, "name"),
+        "uid": text(meta, "uid"),
+    }

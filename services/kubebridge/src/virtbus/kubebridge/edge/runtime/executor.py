@@ -1,0 +1,239 @@
+"""Executes the actions of a reconcile in order (`core/runtime/actions.py` documents each).
+
+A write is made at the version that was read. A conflict or a refusal ends the actions. Temporary
+errors are raised, and retried.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from virtbus.bus.ports import Bus
+from virtbus.kubebridge.core.objects.plain import Object, at, text
+from virtbus.kubebridge.core.runtime.controller import (
+    AT_ONCE_S,
+    Action,
+    Await,
+    Call,
+    Create,
+    Delete,
+    Key,
+    Kind,
+    Merge,
+    OnRefusal,
+    Patch,
+    RecordEvent,
+    Refused,
+    Replace,
+    Requeue,
+)
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
+from virtbus.kubebridge.edge.runtime.store import Store
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmCreated
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.vm import VmView
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+REQUEST_S = 10.0
+CONFLICT_S = 0.5
+"""Seconds before a retry after a conflict. The watch usually delivers the newer object earlier."""
+REFUSED_S = 60.0
+"""Seconds before a retry after a write that the API server rejects at any version."""
+THERE = "AlreadyExists"
+_AFTER_S = {404: 0.0, 409: CONFLICT_S}
+
+
+class EndedError(Exception):
+    """Ends the actions. The remaining ones are skipped; reconcile again after `after_s`."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__()
+        self.after_s = after_s
+
+
+class Recorder(Protocol):
+    """Records Events."""
+
+    def record(self, obj: Object, what: RecordEvent) -> None:
+        """Queue an Event on an object."""
+
+
+class Vms(Protocol):
+    """The store of the bus' VMs."""
+
+    def answered(self, view: VmView) -> None:
+        """Take the VM in an answer."""
+
+    def ended(self, uid: str) -> None:
+        """Note that a VM certainly does not exist."""
+
+
+class _Memo(NamedTuple):
+    uid: str
+    refused: Refused
+
+
+class Executor:
+    """Executes actions, and remembers refusals that the next reconcile reports."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        bus: Bus,
+        stores: Mapping[Kind, Store],
+        vms: Vms,
+        recorder: Recorder,
+    ) -> None:
+        self._cluster = cluster
+        self._bus = bus
+        self._stores = stores
+        self._vms = vms
+        self._recorder = recorder
+        self._memos: dict[Key, _Memo] = {}
+
+    def refused(self, key: Key, uid: str) -> Refused | None:
+        """Return the last refusal for the object. One for an earlier object is forgotten."""
+        memo = self._memos.get(key)
+        if memo is not None and memo.uid != uid:
+            del self._memos[key]
+            memo = None
+        return memo.refused if memo is not None else None
+
+    async def execute(self, actions: Sequence[Action], key: Key, read: Json | None) -> float:
+        """Execute the actions. Return the seconds before the next reconcile, or 0."""
+        again_s = [action.after_s for action in actions if isinstance(action, Requeue)]
+        try:
+            for action in actions:
+                await self._do(action, key, read or {})
+        except EndedError as ended:
+            again_s.append(ended.after_s)
+        return min((one for one in again_s if one), default=0.0)
+
+    async def _do(self, action: Action, key: Key, read: Json) -> None:
+        match action:
+            case Create():
+                await self._create(action, key, read)
+            case Patch():
+                await self._patch(action, key, read)
+            case Replace() | Delete() | Merge():
+                await self._write(action)
+            case Call():
+                await self._call(action, key, read)
+            case RecordEvent():
+                self._record(action, read)
+            case Requeue() | Await():
+                pass
+
+    def _record(self, action: RecordEvent, read: Json) -> None:
+        if action.code:
+            log.warning("%s", action.message, extra={"code": action.code})
+        on = read if action.on is None else self._stores[action.on.kind].get(action.on.path)
+        if on is not None:
+            self._recorder.record(on, action)
+
+    # --- Kubernetes -----------------------------------------------------------------------
+    async def _create(self, action: Create, key: Key, read: Json) -> None:
+        namespace = text(action.body, "metadata", "namespace")
+        try:
+            await self._cluster.create(action.kind, action.body, namespace)
+        except Answer as answer:
+            if answer.passing:
+                raise
+            if answer.code == 409 and answer.reason != THERE:  # a quota that others change, too
+                raise EndedError(CONFLICT_S) from None
+            if answer.code != 409:
+                self._report(key, read, Refused(answer.code, answer.reason, answer.message))
+                return
+        self._memos.pop(key, None)
+
+    async def _write(self, action: Replace | Delete | Merge) -> None:
+        try:
+            match action:
+                case Replace(kind, body):
+                    self._stores[kind].wrote(await self._cluster.replace(kind, body))
+                case Delete((kind, namespace, name), uid, version):
+                    await self._cluster.delete(kind, name, namespace, uid, version)
+                case Merge((kind, namespace, name), changes):
+                    await self._cluster.patch(kind, name, changes, namespace)
+        except Answer as answer:
+            if isinstance(action, Merge) and answer.code == 404:
+                raise EndedError(action.absent_s) from None
+            if answer.code != 409:
+                raise
+            raise EndedError(CONFLICT_S) from None
+
+    async def _patch(self, action: Patch, key: Key, read: Json) -> None:
+        """Patch the object at the version that was read, and keep the new version."""
+        changes = operations(read, action.changes)
+        kind, namespace, name = key
+        try:
+            written = await self._cluster.patch(
+                kind, name, changes, namespace, action.sub, how="json"
+            )
+        except Answer as answer:
+            if answer.passing:
+                raise
+            if answer.code not in {404, 409}:
+                log.warning("%s: %s", key.path, answer, extra={"code": "refused"})
+            if answer.code in {401, 403}:
+                raise  # a starting API server may not know the permissions yet
+            raise EndedError(_AFTER_S.get(answer.code, REFUSED_S)) from None
+        read["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
+        self._stores[kind].wrote(written)
+
+    # --- the bus --------------------------------------------------------------------------
+    async def _call(self, action: Call, key: Key, read: Json) -> None:
+        subject = subjects.api("vm", action.verb)
+        try:
+            said = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
+        except VirtbusError as error:
+            if error.code == action.gone:
+                self._vms.ended(str(getattr(action.request, "uid", "")))
+                raise EndedError(AT_ONCE_S) from None
+            reports = action.refusal is OnRefusal.REPORT
+            busy = error.code > Code.EXHAUSTED or error.reason == "busy"
+            waits = error.code == Code.EXHAUSTED and not reports
+            if busy or waits or action.refusal is OnRefusal.RETRY:
+                raise
+            if reports:
+                self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
+            return
+        self._memos.pop(key, None)
+        found = validate(action.answer, said)
+        self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
+
+    def _report(self, key: Key, read: Json, refused: Refused) -> None:
+        """Remember a refusal. A new one is reported by a reconcile at once."""
+        uid = text(read, "metadata", "uid")
+        before = self.refused(key, uid)
+        self._memos[key] = _Memo(uid, refused)
+        if before is None or before.reason != refused.reason:
+            log.info("%s: %s", key.path, refused.message, extra={"code": "refused"})
+            raise EndedError(AT_ONCE_S)
+
+
+def operations(read: Object, patch: Json) -> list[Json]:
+    """Return a JSON patch at the version that was read, so that a concurrent write is a conflict.
+
+    `status` replaces the whole status. Labels are added to existing ones.
+    """
+    version = text(read, "metadata", "resourceVersion")
+    made = [_add(("metadata", "resourceVersion"), version)]
+    for part, value in patch.items():
+        if part == "status":
+            made.append(_add((part,), value))
+            continue
+        for name, one in value.items():
+            if isinstance(one, dict) and isinstance(at(read, part, name), dict):
+                made += [_add((part, name, key), inner) for key, inner in one.items()]
+            else:
+                made.append(_add((part, name), one))
+    return made
+
+
+def _add(path: tuple[str, ...], value: Any) -> Json:
+    pointer = "".join("/" + one.replace("~", "~0").replace("/", "~1") for one in path)
+    return {"op": "add", "path": pointer, "value": value}

@@ -1,0 +1,159 @@
+"""Runs controllers: their sources, the work queue, and each reconcile from inputs to actions."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Protocol
+
+from virtbus.bus.ports import Bus
+from virtbus.kubebridge.core.objects.plain import text
+from virtbus.kubebridge.core.runtime.controller import (
+    Await,
+    Controller,
+    Inputs,
+    Key,
+    Kind,
+    Watch,
+    key_of,
+)
+from virtbus.kubebridge.edge.cluster import EVERYTHING, Cluster, Scope
+from virtbus.kubebridge.edge.runtime.executor import Executor, Recorder, Vms
+from virtbus.kubebridge.edge.runtime.references import References
+from virtbus.kubebridge.edge.runtime.reflector import Reflector
+from virtbus.kubebridge.edge.runtime.store import Changed, Slim, Store
+from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
+
+log = logging.getLogger(__name__)
+
+RESYNC_S = 1.0
+"""Time between checks for dropped keys, after this bridge became the leader."""
+
+
+class Source(Protocol):
+    """Calls its listeners with the `namespace/name` of what changed."""
+
+    listeners: list[Changed]
+
+    def paths(self) -> Iterable[str]:
+        """Return the paths of all objects."""
+
+
+class Reconciler:
+    """The runtime of one bridge. It reconciles while `leads` is set."""
+
+    def __init__(
+        self, cluster: Cluster, bus: Bus, vms: Vms, recorder: Recorder, leads: asyncio.Event
+    ) -> None:
+        self._cluster = cluster
+        self._sources = bus.sources
+        self._leads = leads
+        self.stores: dict[Kind, Store] = {}
+        self.reflectors: dict[Kind, Reflector] = {}
+        self._others: dict[Kind, Source] = {}
+        self._synced: dict[Kind, asyncio.Event] = {}
+        """Set once the initial list of a kind is complete."""
+        self._watches: list[tuple[Kind, Changed]] = []
+        self.queue = WorkQueue(leads, bus.sources)
+        self.references = References(cluster, self.queue.add, bus.sources)
+        self.executor = Executor(cluster, bus, self.stores, vms, recorder)
+
+    # --- wiring ---------------------------------------------------------------------------
+    def store(self, kind: Kind, scope: Scope = EVERYTHING, slim: Slim | None = None) -> Store:
+        """Return the store of a kind of Kubernetes, kept by a reflector."""
+        if kind not in self.stores:
+            store = self.stores[kind] = Store(slim)
+            self.reflectors[kind] = Reflector(
+                self._cluster, kind, store, scope=scope, sources=self._sources
+            )
+            self._synced[kind] = self.reflectors[kind].synced
+        return self.stores[kind]
+
+    def source(self, kind: Kind, source: Source, synced: asyncio.Event | None = None) -> None:
+        """Add a source on the bus. `synced` is set once its initial list is complete."""
+        self._others[kind] = source
+        if synced is not None:
+            self._synced[kind] = synced
+
+    def add(self, controller: Controller) -> None:
+        """Add a controller. The sources of its watches are there."""
+        watched = {watch.source for watch in controller.watches}
+
+        async def handle(key: Key) -> float:
+            await self.until_synced(*watched)
+            return await self.reconcile(controller, key)
+
+        lane = Lane(handle, controller.workers, controller.gather_s)
+        self.add_lane(controller.kind, lane, controller.watches)
+
+    def add_lane(self, kind: Kind, lane: Lane, watches: Iterable[Watch]) -> None:
+        """Add a kind that is reconciled by a function of its own."""
+        self.queue.add_lane(kind, lane)
+        for watch in watches:
+            changed = partial(self._changed, kind, watch)
+            self._watches.append((watch.source, changed))
+            if watch.source in self.stores:
+                store = self.stores[watch.source]
+                store.listeners.append(changed)
+                if watch.source != kind:
+                    store.of_writes.append(changed)
+            else:
+                self._others[watch.source].listeners.append(changed)
+
+    def _changed(self, kind: Kind, watch: Watch, path: str) -> None:
+        """Queue the keys of a changed object. An error in a map of one kind stops no other."""
+        try:
+            for key in watch.keys(key_of(watch.source, path)):
+                self.queue.add(key.of(kind))
+        except Exception:
+            log.exception("%s of %s", kind.kind, path, extra={"code": "watch_failed"})
+
+    # --- running --------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Run until cancelled. A reconcile waits until the lists that it watches are complete."""
+        async with asyncio.TaskGroup() as group:
+            for reflector in self.reflectors.values():
+                group.create_task(reflector.run())
+            group.create_task(self.references.run())
+            group.create_task(self.queue.run())
+            group.create_task(self._resync())
+
+    def synced(self, *kinds: Kind) -> bool:
+        """Return True if the initial lists of these kinds are complete."""
+        return all(self._synced[kind].is_set() for kind in kinds)
+
+    async def until_synced(self, *kinds: Kind) -> None:
+        """Wait until the initial lists of these kinds are complete."""
+        for kind in self._synced.keys() & set(kinds):
+            await self._synced[kind].wait()
+
+    async def _resync(self) -> None:
+        """Queue every object when this bridge became the leader: it dropped keys before."""
+        while True:
+            await self._leads.wait()
+            if self.queue.dropped:
+                self.queue.dropped = False
+                for source, changed in self._watches:
+                    for path in self._paths(source):
+                        changed(path)
+            await asyncio.sleep(RESYNC_S)
+
+    def _paths(self, source: Kind) -> Iterable[str]:
+        return self.stores[source] if source in self.stores else self._others[source].paths()
+
+    async def reconcile(self, controller: Controller, key: Key) -> float:
+        """Reconcile a key now. Return the seconds before the next reconcile, or 0."""
+        found = {}
+        time_s = asyncio.get_running_loop().time()
+        for one in controller.references(key, time_s):
+            obj = await self._cluster.get(one.kind, one.name, one.namespace)
+            if obj is not None:
+                found[one] = obj
+        store = self.stores.get(controller.kind)
+        read = store.get(key.path) if store is not None else None
+        refused = self.executor.refused(key, text(read, "metadata", "uid"))
+        inputs = Inputs(read, self._sources.now(), time_s, found, refused)
+        actions = controller.reconcile(key, inputs)
+        awaited = [one.references for one in actions if isinstance(one, Await)]
+        self.references.wait(key, frozenset().union(*awaited))
+        return await self.executor.execute(actions, key, read)

@@ -1,0 +1,100 @@
+"""Watches the objects that a reconcile waits for, and queues its key when one changes.
+
+A watch covers one kind in one namespace, and runs while somebody waits there. It gets metadata only
+(ADR 0039). Without permission to watch, the objects are read again after growing delays.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from virtbus.bus.backoff import delays
+from virtbus.bus.sources import REAL, Sources
+from virtbus.bus.tasks import Background, background
+from virtbus.kubebridge.core.objects.plain import key, text
+from virtbus.kubebridge.core.runtime.controller import Key, Kind, key_of
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope
+from virtbus.kubebridge.edge.runtime.reflector import PAUSE_S
+
+log = logging.getLogger(__name__)
+
+
+class _Place(NamedTuple):
+    kind: Kind
+    namespace: str
+
+
+class References:
+    """The index of references, with a watch for each kind and namespace in it."""
+
+    def __init__(
+        self, cluster: Cluster, add: Callable[[Key], None], sources: Sources = REAL
+    ) -> None:
+        self._cluster = cluster
+        self._add = add
+        self._sources = sources
+        self._of: dict[Key, frozenset[Key]] = {}
+        self._waiting: dict[Key, set[Key]] = defaultdict(set)
+        """The keys that wait for an object. It is the inverse of `_of`."""
+        self._watches: dict[_Place, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    def wait(self, who: Key, references: frozenset[Key]) -> None:
+        """Queue `who` when one of the objects changes. This replaces what it waited for before."""
+        before = self._of.pop(who, frozenset())
+        for one in before - references:
+            self._waiting[one].discard(who)
+            if not self._waiting[one]:
+                del self._waiting[one]
+        if references:
+            self._of[who] = references
+            for one in references:
+                self._waiting[one].add(who)
+        if before != references:
+            self._changed.set()
+        if any(_Place(one.kind, one.namespace) in self._watches for one in references - before):
+            self._add(who)  # its object may have changed after it was read
+
+    async def run(self) -> None:
+        """Start and end watches until cancelled."""
+        async with background() as tasks:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                self._follow(tasks)
+
+    def _follow(self, tasks: Background) -> None:
+        wanted = {_Place(one.kind, one.namespace) for one in self._waiting}
+        for place in self._watches.keys() - wanted:
+            self._watches.pop(place).cancel()
+        for place in wanted - self._watches.keys():
+            self._watches[place] = tasks.start(self._watch(place))
+
+    async def _watch(self, place: _Place) -> None:
+        """Watch until cancelled. A watch without a version begins with all existing objects.
+
+        So it needs no list, and no right to list.
+        """
+        scope, version = Scope(place.namespace, metadata_only=True), ""
+        pauses = delays(*PAUSE_S, self._sources)
+        while True:
+            try:
+                async for event in self._cluster.watch(place.kind, version, scope):
+                    pauses = delays(*PAUSE_S, self._sources)
+                    version = text(event.object, "metadata", "resourceVersion")
+                    if event.type != "BOOKMARK":
+                        self._notify(key_of(place.kind, key(event.object)))
+            except Answer as answer:
+                version = version if answer.passing else ""
+                level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+                told = (place.kind.plural, place.namespace, answer)
+                log.log(level, "%s in %s: %s", *told, extra={"code": "watch_failed"})
+                if answer.code == 403:
+                    self._notify(*(one for one in self._waiting if one[:2] == place))
+            await asyncio.sleep(next(pauses))
+
+    def _notify(self, *changed: Key) -> None:
+        for who in {who for one in changed for who in self._waiting.get(one, ())}:
+            self._add(who)

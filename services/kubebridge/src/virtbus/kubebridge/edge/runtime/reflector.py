@@ -1,0 +1,116 @@
+"""A reflector: list and watch without losses.
+
+It lists, then watches from that version on, with bookmarks to keep the version recent. A watch that
+ends is resumed. Only if the API server no longer knows the version (410), everything is listed
+again, and missing objects are gone. It retries after 429, 5xx and timeouts.
+"""
+
+import asyncio
+import logging
+
+from virtbus.bus.backoff import delays
+from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.objects.plain import Object, key, text
+from virtbus.kubebridge.core.runtime.controller import Kind
+from virtbus.kubebridge.edge.cluster import EVERYTHING, Answer, Cluster, Event, Scope
+from virtbus.kubebridge.edge.runtime.store import Store
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = (0.1, 10.0)
+"""First and longest delay between retries."""
+LASTS_S = 5.0
+"""A watch without events that ends sooner than this counts as failed."""
+
+
+class Reflector:
+    """Keeps `objects` in sync with the cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        kind: Kind,
+        objects: Store,
+        *,
+        scope: Scope = EVERYTHING,
+        sources: Sources = REAL,
+    ) -> None:
+        self._cluster = cluster
+        self._kind = kind
+        self._objects = objects
+        self._scope = scope
+        self._sources = sources
+        self._version = ""
+        self._pauses = delays(*PAUSE_S, sources)
+        self.synced = asyncio.Event()
+        """Set once a complete list is stored."""
+        self.lists = 0
+        """Number of complete lists."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            try:
+                if self._version:
+                    await self._watch()
+                else:
+                    await self._list()
+            except Answer as answer:
+                await self._failed(answer)
+
+    async def _list(self) -> None:
+        """List all objects, and remove the missing ones."""
+        seen: set[str] = set()
+        version = ""
+        async for page in self._cluster.pages(self._kind, self._scope):
+            for obj in page.items:
+                seen.add(self._take(obj))
+            version = page.resource_version
+        self._objects.retain(seen)
+        self._version = version
+        self.lists += 1
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        """Watch until the server ends it."""
+        loop = asyncio.get_running_loop()
+        begun_s, told = loop.time(), False
+        async for event in self._cluster.watch(self._kind, self._version, self._scope):
+            self._heard(event)
+            told = True
+            self._pauses = delays(*PAUSE_S, self._sources)
+        if told or loop.time() - begun_s > LASTS_S:
+            self._pauses = delays(*PAUSE_S, self._sources)
+        else:
+            await asyncio.sleep(next(self._pauses))
+
+    def _heard(self, event: Event) -> None:
+        version = text(event.object, "metadata", "resourceVersion")
+        if event.type == "DELETED":
+            self._objects.deleted(event.object)
+        elif event.type in {"ADDED", "MODIFIED"}:
+            self._take(event.object)
+        if version:
+            self._version = version
+
+    def _take(self, obj: Object) -> str:
+        """Store an object. Items of a list lack their kind."""
+        named = {"apiVersion": self._kind.api_version, "kind": self._kind.kind, **obj}
+        self._objects.put(named)
+        return key(obj)
+
+    async def _failed(self, answer: Answer) -> None:
+        """Wait after a failure. After a permanent refusal, list again."""
+        pause_s = max(answer.retry_after_s, next(self._pauses))
+        if not answer.passing:
+            self._version = ""
+        level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+        log.log(
+            level,
+            "%s: %s; retrying in %.1f s",
+            self._kind.plural,
+            answer,
+            pause_s,
+            extra={"code": "watch_failed"},
+        )
+        await asyncio.sleep(pause_s)

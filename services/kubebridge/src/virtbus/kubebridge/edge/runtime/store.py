@@ -1,0 +1,136 @@
+"""Caches the objects of one kind, as JSON of the fields that the rules read.
+
+They are bytes, because a parsed object takes five times as much memory (ADR 0024). Parsing takes
+microseconds.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.objects.plain import Object, at, key, part, text
+from virtbus.kubebridge.core.translation import annotations as notes
+
+Changed = Callable[[str], None]
+"""Called with the `namespace/name` of a changed, new or removed object."""
+
+Slim = Callable[[Object], dict[str, Any]]
+"""Removes the fields that no rule reads."""
+
+ENDED_MAX = 10_000
+"""Ends that are remembered. If one is forgotten, the VM is kept for a person to decide."""
+
+
+class _Held(NamedTuple):
+    uid: str
+    version: int
+    body: bytes
+
+
+class Store:
+    """A cache. Each read returns a new object."""
+
+    def __init__(self, slim: Slim | None = None) -> None:
+        self._slim = slim or slim_kubevirt
+        self._held: dict[str, _Held] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self.listeners: list[Changed] = []
+        self.of_writes: list[Changed] = []
+        """Called for the bridge's own writes, which `listeners` do not get."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys, `namespace/name`."""
+        return iter(tuple(self._held))
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Return the object of a key, or None."""
+        held = self._held.get(name)
+        return None if held is None else json.loads(held.body)
+
+    def uid(self, name: str) -> str:
+        """Return the uid of the object that has the key, or an empty string."""
+        held = self._held.get(name)
+        return "" if held is None else held.uid
+
+    def put(self, obj: Object) -> None:
+        """Store an object from a list or a watch. These arrive in order."""
+        name, held = key(obj), self._held_of(obj)
+        before = self._held.get(name)
+        if at(obj, "metadata", "deletionTimestamp"):
+            self._note_end(held.uid)
+        if before is not None and before.uid == held.uid and held.version < before.version:
+            return  # a newer write of our own is already stored
+        self._held[name] = held
+        if before != held:
+            self._tell(name)
+
+    def wrote(self, obj: Object) -> None:
+        """Store the answer of our own write before the watch delivers it.
+
+        A removed object does not come back this way.
+        """
+        name, held = key(obj), self._held_of(obj)
+        before = self._held.get(name)
+        if before is not None and before.uid == held.uid and held.version > before.version:
+            self._held[name] = held
+            for changed in self.of_writes:
+                changed(name)
+
+    def ended(self, uid: str) -> bool:
+        """Return True if its end was reported: by a deletion timestamp or a watch's DELETED.
+
+        An object that is only missing in a list does not count: an API server may be restored to an
+        older state.
+        """
+        return uid in self._ended
+
+    def _note_end(self, uid: str) -> None:
+        self._ended[uid] = None
+        self._ended.move_to_end(uid)
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def deleted(self, obj: Object) -> None:
+        """Remove an object that a watch reported as deleted."""
+        self._note_end(text(obj, "metadata", "uid"))
+        self.drop(key(obj))
+
+    def drop(self, name: str) -> None:
+        """Remove an object that is deleted or missing."""
+        if self._held.pop(name, None) is not None:
+            self._tell(name)
+
+    def retain(self, names: set[str]) -> None:
+        """Remove all objects that are missing in a complete list."""
+        for name in self._held.keys() - names:
+            self.drop(name)
+
+    def _held_of(self, obj: Object) -> _Held:
+        version = text(obj, "metadata", "resourceVersion")
+        number = int(version) if version.isdigit() else 0
+        body = json.dumps(self._slim(obj), separators=(",", ":"), ensure_ascii=False)
+        return _Held(text(obj, "metadata", "uid"), number, body.encode())
+
+    def _tell(self, name: str) -> None:
+        for changed in self.listeners:
+            changed(name)
+
+
+def slim_kubevirt(obj: Object) -> dict[str, Any]:
+    """Remove the fields that no rule reads: managedFields and other annotations.
+
+    An object may have 256 KiB of annotations, and a template as much as etcd takes (ADR 0028).
+    """
+    meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+    if isinstance(meta.get("annotations"), dict):
+        meta["annotations"] = notes.read(meta["annotations"])
+    kept = {**obj, "metadata": meta}
+    if part(obj, "spec", "template", "metadata", "annotations"):
+        template = part(obj, "spec", "template")
+        named = notes.slim_template(part(template, "metadata"))
+        kept["spec"] = {**part(obj, "spec"), "template": {**template, "metadata": named}}
+    return kept
