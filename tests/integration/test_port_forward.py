@@ -21,8 +21,8 @@ from virtbus.bus.client import connect
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.doors import Displays, GuestDoors
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.subjects import api
 from virtbus.schemas.vm import VmView
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.integration
 MANY = bytes(range(256)) * 4096
 
 
-def guest(*addresses: str) -> Guest:
+def guest(*addresses: str) -> VmActor:
     nic = InterfaceStatus(name="net0", mac="02:00:5e:10:00:01", addresses=addresses)
-    latest = SimpleNamespace(interfaces=(nic,))
-    return cast("Guest", SimpleNamespace(net=SimpleNamespace(latest=latest), record=record()))
+    net = SimpleNamespace(latest=SimpleNamespace(interfaces=(nic,)))
+    return cast("VmActor", SimpleNamespace(vm=SimpleNamespace(net=net, record=record())))
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.streams import Stream, opening
 from virtbus.nodeagent.core.scrollback import ROOM_BYTES
 from virtbus.nodeagent.edge.console import FELL_BEHIND, Consoles
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas.streams import ConsoleOpen
 from virtbus.schemas.subjects import rpc
 
@@ -88,7 +88,7 @@ async def serial(nats: server.Server) -> AsyncIterator[Serial]:
             await asyncio.start_unix_server(made.serve, made.path),
             connect(nats.settings("node-n1"), name="n1") as node,
             AgentRpc(node, "n1", consoles).serve(
-                {UID: cast("Guest", SimpleNamespace(record=record()))}
+                {UID: cast("VmActor", SimpleNamespace(vm=SimpleNamespace(record=record())))}
             ),
         ):
             yield made

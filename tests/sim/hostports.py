@@ -99,7 +99,7 @@ async def _through(done: "asyncio.Future[Result]") -> None:
 
 
 class SimHypervisor:
-    """Implements `Owned`."""
+    """Implements `Hypervisor`."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
@@ -199,7 +199,7 @@ class SimHypervisor:
 
 
 class SimFiles:
-    """Implements `Remains`: changes are durable once `write` and `forget` have returned."""
+    """Implements `RecordFiles`: changes are durable once `write` and `forget` have returned."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host

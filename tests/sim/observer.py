@@ -16,8 +16,8 @@ from tests.sim.wire import SimServer
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.nodeagent.core.ports import DomainState
-from virtbus.nodeagent.core.recovery import ONCE_ONLY
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
+from virtbus.nodeagent.vm.observation import ONCE_ONLY
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.states import VmState

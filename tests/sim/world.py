@@ -28,7 +28,6 @@ from virtbus.bus.local_agent import LocalAgent
 from virtbus.bus.permissions import Role
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings as ControllerSettings
-from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
@@ -272,7 +271,6 @@ class World:
             tools,
             Liveness(bus, settings, lambda: host_facts(host), own),
             AgentRpc(bus, host.node, NoConsole()),
-            auditor=Auditor(bus, host.node, hypervisor, files, settings.state_dir),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(own.keep())

@@ -10,7 +10,6 @@ from xml.etree import ElementTree as ET
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import EntryKind
-from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.ports import (
     DomainChange,
@@ -210,7 +209,6 @@ class Node:
             tools,
             Liveness(bus, self.settings, lambda: HOST),
             AgentRpc(bus, NODE, consoles),
-            auditor=Auditor(bus, NODE, self.domains, self.files, self.settings.state_dir),
         )
         try:
             async with simulated.serve(), asyncio.TaskGroup() as group:

@@ -190,7 +190,7 @@ async def test_a_held_vm_is_left_unchanged(node: Node) -> None:
     await node.put(record())
     async with node.agent() as agent:
         await runs(node)
-        agent._guests[A].hold("for a while")
+        agent.vms.actors[A].hold("for a while")
         assert (await refused(ask(node)))[1] == "held"
         assert pressed(node) == []
 

@@ -6,7 +6,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
-from virtbus.nodeagent.core.seen import Seen
+from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import Envelope
 from virtbus.schemas.events import Kind
@@ -154,7 +154,7 @@ async def test_an_end_while_the_agent_was_down_is_found(node: Node) -> None:
 async def test_reboots_are_counted_for_each_run_and_outlive_the_agent(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("virtbus.nodeagent.noting.ONE_REBOOT_S", 0)
+    monkeypatch.setattr("virtbus.nodeagent.vm.observation.ONE_REBOOT_S", 0)
     await node.join()
     await node.put(record())
 
@@ -176,7 +176,7 @@ async def test_a_firmware_that_resets_once_more_is_the_same_reboot(node: Node) -
     await node.put(record())
     async with node.agent() as agent:
         await eventually(in_state(node, "Running"))
-        seen: Seen = agent._guests[A].seen
+        seen: Observed = agent.vms.actors[A].vm.observed
         for _ in range(3):
             node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
         await eventually(lambda: seen.reboots == 1)
@@ -194,7 +194,7 @@ async def test_a_rebooting_guest_is_ready_once_it_answers_again(node: Node) -> N
     async with node.agent() as agent:
         await eventually(in_state(node, "Running"))
         await eventually(ready)
-        seen: Seen = agent._guests[A].seen
+        seen: Observed = agent.vms.actors[A].vm.observed
         first_ns = seen.ready_ns
         node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
         await eventually(lambda: seen.ready_ns > first_ns)

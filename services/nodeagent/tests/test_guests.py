@@ -21,8 +21,8 @@ from virtbus.nodeagent.edge.libvirt_calls import Threads
 from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_guests import QUICK_S, LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_links import Links
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
@@ -161,7 +161,9 @@ async def client(guests: LibvirtGuests, tmp_path: Path) -> AsyncIterator[MemoryB
     server = MemoryServer()
     path: Callable[[str], Path] = lambda _uid: tmp_path / "x"  # noqa: E731
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", Consoles(path, path), guests)
-    async with agent.serve({UIDS[0]: cast("Guest", SimpleNamespace(record=record()))}):
+    async with agent.serve(
+        {UIDS[0]: cast("VmActor", SimpleNamespace(vm=SimpleNamespace(record=record())))}
+    ):
         yield MemoryBus(server, "test")
 
 

@@ -8,7 +8,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
-from virtbus.nodeagent.status import StatusWriter
+from virtbus.nodeagent.vm.status import StatusWriter
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.vm import VmStatus

@@ -7,9 +7,9 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Entry, UnavailableError
-from virtbus.nodeagent import guest
-from virtbus.nodeagent import status as nodestatus
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
+from virtbus.nodeagent.vm import actions
+from virtbus.nodeagent.vm import status as nodestatus
 from virtbus.schemas import subjects
 from virtbus.schemas.node import Fence, NodeWish
 from virtbus.schemas.wire import encode
@@ -63,7 +63,9 @@ async def test_a_guest_that_had_powered_itself_off_stays_off(tmp_path: Path, str
     node.domains.done.clear()
     node.domains.set(A, DomainState.SHUT_OFF)
     async with node.agent() as agent:
-        await eventually(lambda: A in agent._guests and agent._guests[A].phase == "succeeded")
+        await eventually(
+            lambda: A in agent.vms.actors and agent.vms.actors[A].vm.phase == "succeeded"
+        )
         assert await node.state(A) == "Succeeded"
         await node.put(record(1, spec={"run_strategy": strategy}, power_epoch=1))
         await eventually(lambda: node.domains.done == [("start", A)])
@@ -86,10 +88,10 @@ async def test_a_blocked_start_is_not_reported_as_an_end(tmp_path: Path) -> None
         await eventually(in_state(node, "Failed"))
         fence = Fence(by="operator", why="powered off", time_ns=1)
         await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
-        await eventually(lambda: agent._guests[A].held)
+        await eventually(lambda: agent.vms.actors[A].vm.reasons.held)
         await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
-        await eventually(lambda: agent._guests[A].record.power_epoch == 1)
-        assert agent._guests[A].status().power_epoch == 0
+        await eventually(lambda: agent.vms.actors[A].vm.record.power_epoch == 1)
+        assert agent.vms.actors[A].status().power_epoch == 0
     node.domains.done.clear()
     node.domains.set(A, DomainState.SHUT_OFF)
     await node.bus.purge(subjects.node_wish(NODE))
@@ -100,17 +102,17 @@ async def test_a_blocked_start_is_not_reported_as_an_end(tmp_path: Path) -> None
 async def test_a_guest_that_crashes_at_each_start_is_tried_ever_more_slowly_until_it_is_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guest, "backoff_s", lambda attempt: 0.01 * attempt)
-    monkeypatch.setattr(guest, "STABLE_S", 0.3)
+    monkeypatch.setattr(actions, "backoff_s", lambda attempt: 0.01 * attempt)
+    monkeypatch.setattr(actions, "STABLE_S", 0.3)
     node = Node(tmp_path)
     await started(node, "Always")
     async with node.agent() as agent:
         for crashes in (1, 2, 3):
             await eventually(in_state(node, "Running"))
             node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
-            await eventually(lambda: agent._guests[A].seen.attempt == crashes)  # noqa: B023
+            await eventually(lambda: agent.vms.actors[A].vm.observed.attempt == crashes)  # noqa: B023
             await eventually(lambda: len(node.domains.done) == 1 + crashes)  # noqa: B023
-        await eventually(lambda: agent._guests[A].seen.attempt == 0)
+        await eventually(lambda: agent.vms.actors[A].vm.observed.attempt == 0)
         assert await node.state(A) == "Running"
 
 
@@ -119,7 +121,7 @@ async def test_a_permanently_crashed_guest_stays_off(tmp_path: Path, strategy: s
     node = Node(tmp_path)
     await crashed(node, strategy)
     async with node.agent() as agent:
-        await eventually(lambda: A in agent._guests and agent._guests[A].phase == "failed")
+        await eventually(lambda: A in agent.vms.actors and agent.vms.actors[A].vm.phase == "failed")
     assert node.domains.done == []
 
 
@@ -151,7 +153,7 @@ async def test_the_agent_waits_for_a_temporarily_unreadable_status(
         await eventually(lambda: bus.tries > 10)
         assert node.domains.done == []
         assert await node.state(A) == "Failed", "what was told before is not written over"
-        await eventually(lambda: A in agent._guests and agent._guests[A].phase == "failed")
+        await eventually(lambda: A in agent.vms.actors and agent.vms.actors[A].vm.phase == "failed")
     assert node.domains.done == []
 
 
@@ -169,5 +171,5 @@ async def test_a_once_vm_with_an_unreadable_status_is_not_started(
     again = strategy in {"Always", "RerunOnFailure"}
     async with node.agent() as agent:
         wanted = "running" if again else "failed"
-        await eventually(lambda: A in agent._guests and agent._guests[A].phase == wanted)
+        await eventually(lambda: A in agent.vms.actors and agent.vms.actors[A].vm.phase == wanted)
     assert node.domains.done == ([("start", A)] if again else [])

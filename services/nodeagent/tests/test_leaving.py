@@ -11,9 +11,9 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import ConflictError, OutcomeUnknownError, Request
-from virtbus.nodeagent import status as statuses
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.vm import status as statuses
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Fence, NodeWish

@@ -1,19 +1,32 @@
 """The table of a VM's life on its node: every row, and the user-visible state of each phase."""
 
+from typing import get_args
+
 import pytest
 
-from virtbus.nodeagent.core.lifecycle import (
+from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
+from virtbus.nodeagent.vm.actions import backoff_s
+from virtbus.nodeagent.vm.machine import (
     ALIVE,
+    ALSO,
+    AT_REST,
     BY_STRATEGY,
+    CONTROL,
+    ENTRY,
+    EXIT,
     TABLE,
     Action,
+    Control,
+    Effect,
     Event,
     Phase,
-    backoff_s,
+    Signal,
+    accepts,
+    control,
+    react,
     step,
 )
-from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
-from virtbus.nodeagent.core.recovery import found, missed
+from virtbus.nodeagent.vm.observation import found, missed
 from virtbus.schemas.vm import RunStrategy
 
 STRATEGIES = [str(s) for s in RunStrategy]
@@ -52,7 +65,7 @@ def test_no_disk_is_released_under_a_guest() -> None:
     """RELEASE is only reached through a phase in which no guest can run."""
     alive = {Phase.STARTING, Phase.RUNNING, Phase.PAUSED, Phase.STOPPING}
     for (phase, event), (_, actions) in TABLE.items():
-        if Action.RELEASE in actions:
+        if "release" in actions:
             assert phase not in alive, (phase, event)
 
 
@@ -62,8 +75,80 @@ def test_every_phase_is_reached() -> None:
 
 
 def test_every_action_is_used() -> None:
-    rows = [*TABLE.values(), *BY_STRATEGY.values()]
-    assert {action for _, actions in rows for action in actions} == set(Action)
+    rows = [row for _, row in [*TABLE.values(), *BY_STRATEGY.values()]]
+    rows += [*ENTRY.values(), *EXIT.values(), *ALSO.values(), *AT_REST.values(), ("report",)]
+    assert {action for actions in rows for action in actions} == set(get_args(Action))
+
+
+def test_a_step_leaves_enters_acts_reports_and_settles_in_this_order() -> None:
+    assert react(Phase.RUNNING, Event.CRASHED, "Manual") == (
+        Phase.FAILED,
+        ("unwatch", "stop ending", "report", "settle"),
+    )
+    assert react(Phase.STARTING, Event.STARTED, "Always") == (
+        Phase.RUNNING,
+        ("watch", "await stable", "report", "settle"),
+    )
+    assert react(Phase.RELEASING, Event.RELEASED, "Always") == (
+        Phase.RELEASED,
+        ("report", "replay"),
+    )
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.RELEASED])
+def test_a_purge_waits_until_the_vm_is_released(phase: Phase) -> None:
+    assert react(phase, Event.PURGED, "Always") == (phase, ("defer purge",))
+
+
+def test_an_event_that_changes_nothing_is_not_reported() -> None:
+    assert react(Phase.PREPARING, Event.RUN, "Always") == (Phase.PREPARING, ())
+
+
+def test_a_guest_that_starts_while_it_is_ended_ends_once_only() -> None:
+    for phase in (Phase.STOPPING, Phase.ENDING):
+        for event in (Event.SHUT_DOWN, Event.ENDED, Event.CRASHED):
+            assert not accepts(phase, event, starting=True, powered=True)
+            assert accepts(phase, event, starting=False, powered=False)
+
+
+def test_dependencies_of_an_earlier_step_start_nothing() -> None:
+    ready = Event.DEPENDENCIES_READY
+    for phase in Phase:
+        started = accepts(phase, ready, starting=False, powered=True)
+        assert started == (phase is Phase.PREPARING)
+    assert not accepts(Phase.PREPARING, ready, starting=False, powered=False)
+
+
+def test_every_state_of_control_is_reached_and_every_signal_and_effect_is_used() -> None:
+    assert {state for state, _ in CONTROL.values()} | {"following"} == set(get_args(Control))
+    assert {signal for _, signal in CONTROL} == set(get_args(Signal))
+    assert {effect for _, effects in CONTROL.values() for effect in effects} == set(
+        get_args(Effect)
+    )
+
+
+def test_a_hold_applies_nothing_and_its_end_applies_all() -> None:
+    applies: set[Effect] = {"apply", "apply or report"}
+    for (state, signal), (after, effects) in CONTROL.items():
+        if "held" in after and "held" in state:
+            assert not applies & set(effects), (state, signal)
+        if "held" in state and "held" not in after and signal == "resume":
+            assert effects[0] == "replay"
+
+
+def test_a_hold_ends_no_delete_that_was_accepted() -> None:
+    going = {Phase.ENDING, Phase.RELEASING, Phase.RELEASED, Phase.GONE}
+    for phase in Phase:
+        after, _ = control("following", "hold", phase)
+        assert after == ("following" if phase in going else "held")
+
+
+def test_nothing_holds_or_refuses_what_was_terminated() -> None:
+    states: tuple[Control, ...] = ("terminated", "recalling, terminated")
+    signals: tuple[Signal, ...] = ("hold", "resume", "refuse", "terminate")
+    for state in states:
+        for signal in signals:
+            assert control(state, signal, Phase.RUNNING) == (state, ())
 
 
 def test_backoff_doubles_to_a_minute() -> None:
@@ -83,7 +168,7 @@ def test_a_running_domain_is_adopted_never_started_again() -> None:
 def test_a_start_in_progress_is_awaited() -> None:
     event = found(facts(DomainState.STARTING), powered=True)
     assert event is Event.FOUND_STARTING
-    assert step(Phase.NEW, event, "Always") == (Phase.STARTING, (Action.AWAIT_START,))
+    assert step(Phase.NEW, event, "Always") == (Phase.STARTING, ("await start",))
 
 
 def test_the_record_decides_about_a_domain_that_never_ran() -> None:

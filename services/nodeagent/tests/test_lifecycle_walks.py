@@ -4,12 +4,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from virtbus.nodeagent.core.lifecycle import VISIBLE, Action, Event, Phase, step
+from virtbus.nodeagent.vm.machine import REQUESTS, Action, Event, Phase, accepts, step
+from virtbus.nodeagent.vm.status import VISIBLE
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
 
-WAY_UP = {Action.PREPARE, Action.START, Action.AWAIT_START}
+WAY_UP = {"prepare", "start", "await start"}
 GUEST_ENDS = st.sampled_from([Event.SHUT_DOWN, Event.ENDED, Event.CRASHED])
+PREPARED = [Event.DEPENDENCIES_READY, Event.DEPENDENCIES_FAILED, Event.DEPENDENCIES_IMPOSSIBLE]
 ENOUGH = 20
 
 
@@ -28,14 +30,14 @@ class Life(RuleBasedStateMachine):
         self.phase, actions = step(self.phase, event, self.strategy)
         for action in actions:
             assert not (self.deleting and action in WAY_UP), "a deleted VM is on its way up"
-            if action is Action.RELEASE:
+            if action == "release":
                 assert not self.guest, "disks are released under a guest"
                 self.doing.clear()
             self.doing.add(action)
 
     # --- requests of users ----------------------------------------------------------------
     @precondition(lambda self: not self.deleting)
-    @rule(event=st.sampled_from([Event.RUN, Event.HALT]))
+    @rule(event=st.sampled_from(sorted(REQUESTS - {Event.DELETE})))
     def wish(self, event: Event) -> None:
         self.take(event)
 
@@ -45,31 +47,31 @@ class Life(RuleBasedStateMachine):
         self.take(Event.DELETE)
 
     # --- results of actions ---------------------------------------------------------------
-    @precondition(lambda self: Action.PREPARE in self.doing)
-    @rule(event=st.sampled_from([Event.PARTS_READY, Event.PARTS_FAILED, Event.PARTS_IMPOSSIBLE]))
+    @precondition(lambda self: "prepare" in self.doing)
+    @rule(event=st.sampled_from(PREPARED))
     def prepared(self, event: Event) -> None:
-        self.doing.discard(Action.PREPARE)
-        if self.phase is Phase.PREPARING:  # otherwise it was ended: its event is not posted
+        self.doing.discard("prepare")
+        if accepts(self.phase, event, starting=False, powered=True):
             self.take(event)
 
-    @precondition(lambda self: Action.START in self.doing)
+    @precondition(lambda self: "start" in self.doing)
     @rule(event=st.sampled_from([Event.STARTED, Event.START_FAILED, Event.START_LATER]))
     def start_ended(self, event: Event) -> None:
-        self.doing.discard(Action.START)
+        self.doing.discard("start")
         self.guest = event is Event.STARTED
         self.take(event)
 
-    @precondition(lambda self: Action.DESTROY in self.doing)
+    @precondition(lambda self: "destroy" in self.doing)
     @rule()
     def destroyed(self) -> None:
-        self.doing -= {Action.DESTROY, Action.START}
+        self.doing -= {"destroy", "start"}
         self.guest = False
         self.take(Event.ENDED)
 
-    @precondition(lambda self: Action.RELEASE in self.doing)
+    @precondition(lambda self: "release" in self.doing)
     @rule()
     def released(self) -> None:
-        self.doing.discard(Action.RELEASE)
+        self.doing.discard("release")
         self.take(Event.RELEASED)
 
     # --- spontaneous events ---------------------------------------------------------------
@@ -79,17 +81,17 @@ class Life(RuleBasedStateMachine):
         self.guest = False
         self.take(event)
 
-    @precondition(lambda self: self.doing & {Action.RETRY_SOON, Action.RETRY_BACKED_OFF})
+    @precondition(lambda self: self.doing & {"retry soon", "retry backed off"})
     @rule()
     def retry(self) -> None:
-        self.doing -= {Action.RETRY_SOON, Action.RETRY_BACKED_OFF}
+        self.doing -= {"retry soon", "retry backed off"}
         self.take(Event.RETRY)
 
-    @precondition(lambda self: Action.SHUTDOWN in self.doing)
+    @precondition(lambda self: "shutdown" in self.doing)
     @rule()
     def grace_over(self) -> None:
-        self.doing.discard(Action.SHUTDOWN)
-        self.take(Event.GRACE_OVER)
+        self.doing.discard("shutdown")
+        self.take(Event.GRACE_EXPIRED)
 
     # --- guarantees -----------------------------------------------------------------------
     @invariant()
@@ -110,11 +112,11 @@ class Life(RuleBasedStateMachine):
         for _ in range(ENOUGH):
             if self.phase is Phase.RELEASED:
                 break
-            if Action.DESTROY in self.doing:
+            if "destroy" in self.doing:
                 self.destroyed()
-            elif Action.RELEASE in self.doing:
+            elif "release" in self.doing:
                 self.released()
-            elif Action.START in self.doing:
+            elif "start" in self.doing:
                 self.start_ended(Event.STARTED)
             else:
                 self.grace_over()

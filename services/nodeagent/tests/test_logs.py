@@ -12,8 +12,8 @@ from services.nodeagent.tests.pretended_node import record
 from virtbus.bus import streams
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.nodeagent.edge.console import Consoles
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
 from virtbus.schemas.streams import LogsRead
 
@@ -27,7 +27,9 @@ async def client(tmp_path: Path) -> AsyncIterator[MemoryBus]:
     server = MemoryServer()
     consoles = Consoles(lambda _uid: tmp_path / "socket", lambda _uid: tmp_path / "log")
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", consoles)
-    async with agent.serve({UID: cast("Guest", SimpleNamespace(record=record()))}):
+    async with agent.serve(
+        {UID: cast("VmActor", SimpleNamespace(vm=SimpleNamespace(record=record())))}
+    ):
         yield MemoryBus(server, "test")
 
 

@@ -177,7 +177,7 @@ async def test_an_unpause_during_a_paused_start_resumes_it(tmp_path: Path) -> No
     async with node.agent() as agent:
         await domains.asked.wait()
         await node.put(record(pause_epoch=1))
-        await eventually(lambda: agent._guests[A].record.pause_epoch == 1)
+        await eventually(lambda: agent.vms.actors[A].vm.record.pause_epoch == 1)
         domains.go.set()
         await eventually(in_state(node, "Running"))
 

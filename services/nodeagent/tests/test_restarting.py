@@ -233,12 +233,12 @@ async def test_a_held_vm_is_restarted_once_it_is_released(node: Node) -> None:
     await node.put(vm())
     async with node.agent() as agent:
         await eventually(lambda: told(node, "Running", 0))
-        guest = agent._guests[A]
+        guest = agent.vms.actors[A]
         fence = Fence(by="operator", why="powered off", time_ns=1)
         await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
-        await eventually(lambda: guest.held)
+        await eventually(lambda: guest.vm.reasons.held)
         await node.put(vm(epoch=1))
-        await eventually(lambda: guest.record.restart_epoch == 1)
+        await eventually(lambda: guest.vm.record.restart_epoch == 1)
         node.domains.tell(DomainEvent(A, DomainChange.RESUMED))
         assert starts(node) == 1
         await node.bus.purge(subjects.node_wish(NODE))

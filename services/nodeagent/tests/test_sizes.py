@@ -6,7 +6,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.tasks import background
-from virtbus.nodeagent.status import StatusWriter
+from virtbus.nodeagent.vm.status import StatusWriter
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState

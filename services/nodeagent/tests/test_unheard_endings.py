@@ -35,7 +35,7 @@ async def test_a_start_of_a_running_guest_is_done_once_libvirt_has_confirmed_it(
         await eventually(in_state(node, "Running"))
         node.domains.set(A, state)
         await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
-        await eventually(lambda: agent._guests[A].status().power_epoch == 1)
+        await eventually(lambda: agent.vms.actors[A].status().power_epoch == 1)
         await eventually(in_state(node, state.value.capitalize()))
     assert node.domains.done == [("start", A)]
 
@@ -91,7 +91,7 @@ async def test_the_next_agent_does_not_repeat_the_start_of_a_guest_that_ran(
     async with node.agent() as agent:
         await eventually(in_state(node, "Running"))
         await node.put(again)
-        await eventually(lambda: agent._guests[A].status().power_epoch == 1)
+        await eventually(lambda: agent.vms.actors[A].status().power_epoch == 1)
         await node.start_another()
         if heard:
             node.domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)

@@ -84,7 +84,7 @@ async def test_a_restarted_agent_continues_despite_a_damaged_value(node: Node, k
         damage(node, KEYS[kind], how)
         async with node.agent() as agent:
             await asyncio.sleep(0.3)
-            assert A in agent._guests
+            assert A in agent.vms.actors
             assert ends(node) == []
     async with node.agent():
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)

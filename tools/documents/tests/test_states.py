@@ -1,7 +1,7 @@
 """The page of states shows tables that drive the code, and every state is in one."""
 
 from virtbus.controller.core.vm_states import STATES
-from virtbus.nodeagent.core.lifecycle import VISIBLE
+from virtbus.nodeagent.vm.status import VISIBLE
 from virtbus.schemas.states import VmState
 
 

@@ -12,7 +12,6 @@ from virtbus.bus import client, process, tracing
 from virtbus.bus.ports import Bus
 from virtbus.bus.settings import load
 from virtbus.bus.tasks import background
-from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
@@ -120,9 +119,6 @@ async def serve(settings: Settings) -> None:
                 None if settings.simulate else hypervisor.guests,
                 None if settings.simulate else GuestDoors(hypervisor.displays),
             ),
-            auditor=None
-            if settings.simulate
-            else Auditor(bus, settings.node, hypervisor, files, settings.state_dir),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(own.keep())

@@ -9,15 +9,15 @@ quarantine.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
 
 from virtbus.bus.backoff import delays
-from virtbus.bus.ports import Bus, BusError, Endpoint, Request
-from virtbus.nodeagent.core.ports import DomainFacts, Owned, Remains
-from virtbus.nodeagent.guest import Guest
+from virtbus.bus.ports import BusError, Endpoint, Request
+from virtbus.nodeagent.assignments import Assignments
+from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.left_statuses import purge_status
+from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import (
@@ -54,42 +54,15 @@ REPAIRS = {
 class Auditor:
     """`rpc.agent.audit`, and the sweep that removes findings that persist for the grace."""
 
-    def __init__(
-        self, bus: Bus, node: str, hypervisor: Owned, files: Remains, state_dir: Path
-    ) -> None:
-        self._bus = bus
-        self._node = node
-        self._hypervisor = hypervisor
-        self._files = files
-        self._state_dir = state_dir
-        self._guests: Mapping[str, Guest] = {}
-        self._trusted: Callable[[], bool] = lambda: False
-        self._purged: Mapping[str, bool] = {}
-        self._unread: Callable[[str], bool] = lambda _uid: False
-        self._due = asyncio.Event()
-
-    def over(
-        self,
-        guests: Mapping[str, Guest],
-        trusted: Callable[[], bool],
-        purged: Mapping[str, bool],
-        unread: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        """Set the state to audit; `trusted` says if the bus is the joined one and was listed.
-
-        `purged` has the uids whose record was purged here: True by a delete, False by a move.
-        `unread` is true for a record that exists and cannot be read: its resources are not orphans.
-        """
-        self._guests, self._trusted, self._purged = guests, trusted, purged
-        self._unread = unread
-
-    def sweep_soon(self) -> None:
-        """Schedule a sweep: a record was purged here without an actor."""
-        self._due.set()
+    def __init__(self, tools: Tools, vms: Assignments) -> None:
+        self._tools = tools
+        self._vms = vms
 
     def endpoint(self) -> Endpoint:
         """Return the endpoint for the agent's service."""
-        return Endpoint("agent-audit", subjects.rpc(self._node, "agent", "audit"), self._audit)
+        return Endpoint(
+            "agent-audit", subjects.rpc(self._tools.settings.node, "agent", "audit"), self._audit
+        )
 
     async def _audit(self, request: Request) -> Audited:
         want = validate(Audit, request.data)
@@ -98,41 +71,40 @@ class Auditor:
             found = await self.repair(found)
         return Audited(findings=tuple(found))
 
-    async def sweep(self, interval_s: float, grace_s: float) -> None:
-        """Repair findings that persist for `grace_s`, or belong to a purged record; never returns.
+    async def sweep(self) -> None:
+        """Repair findings that persist for the grace, or belong to a purged record; never returns.
 
         A failed scan or repair is retried soon.
         """
-        loop = asyncio.get_running_loop()
+        loop, settings = asyncio.get_running_loop(), self._tools.settings
+        interval_s, grace_s = settings.resync_s, settings.orphan_grace_s
         since: dict[str, float] = {}
-        pauses = delays(*RETRY_S, self._bus.sources)
+        pauses = delays(*RETRY_S, self._tools.bus.sources)
         wait_s = interval_s
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._due.wait()
+                    await self._vms.sweep_due.wait()
                     await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
-            self._due.clear()
+            self._vms.sweep_due.clear()
             found = await self.look(())
             # netd repairs these itself
             found = [finding for finding in found if finding.kind != "fault"]
             uids = {finding.uid for finding in found if finding.repair}
             since = {uid: since.get(uid, loop.time()) for uid in uids}
-            due = [
-                f
-                for f in found
-                if f.repair and (f.uid in self._purged or loop.time() - since[f.uid] >= grace_s)
-            ]
+            late = {uid for uid, at_s in since.items() if loop.time() - at_s >= grace_s}
+            due = [f for f in found if f.repair]
+            due = [f for f in due if f.uid in late or self._vms.listings.purged(f.uid) is not None]
             repaired = await self.repair(due) if due else []
             if all(f.repaired for f in repaired) and all(f.kind != "service" for f in found):
-                pauses, wait_s = delays(*RETRY_S, self._bus.sources), interval_s
+                pauses, wait_s = delays(*RETRY_S, self._tools.bus.sources), interval_s
             else:
                 wait_s = min(next(pauses), interval_s)
 
     # --- scan --------------------------------------------------------------------------------
     async def look(self, statuses: Collection[str]) -> list[Finding]:
         """Return findings that two scans have in common, sorted by uid."""
-        if not self._trusted():
+        if not self._vms.join.trusted:
             what = "the bus is not the one that the node joined, or is not read yet"
             return [Finding(kind="bus", what=f"{what}: nothing is called left over")]
         first = await self._once(statuses)
@@ -148,8 +120,8 @@ class Auditor:
         faults: list[Finding] = []
         for name, kind in KINDS.items():
             try:
-                subject = subjects.rpc(self._node, name, "inspect")
-                answer = await self._bus.request(subject, Inspect(), timeout_s=ASK_S)
+                subject = subjects.rpc(self._tools.settings.node, name, "inspect")
+                answer = await self._tools.bus.request(subject, Inspect(), timeout_s=ASK_S)
                 held = validate(Held, answer)
                 things += [
                     (kind, uid, what) for uid, these in held.things.items() for what in these
@@ -165,22 +137,26 @@ class Auditor:
         try:
             domains = await self._domains()
             things += [("domain", one.uid, f"a domain, {one.state}") for one in domains]
-            running = {one.uid for one in domains if one.active} - self._purged.keys()
+            running = {
+                one.uid
+                for one in domains
+                if one.active and self._vms.listings.purged(one.uid) is None
+            }
         except VirtbusError as error:
             silent.append(Finding(kind="service", what=f"libvirt does not answer: {error}"))
-            running = {uid for _, uid, _ in things} - self._purged.keys()
-        files = await self._files.things()
+            running = {uid for _, uid, _ in things if self._vms.listings.purged(uid) is None}
+        files = await self._tools.files.things()
         things += [("file", uid, what) for uid, these in files.items() for what in these]
         things += [("status", uid, "a status on the bus") for uid in statuses]
         found = [
             Finding(kind=kind, uid=uid, what=what, repair="" if uid in running else REPAIRS[kind])
             for kind, uid, what in things
-            if uid not in self._guests and not self._unread(uid)
+            if uid not in self._vms.actors and self._vms.listings[uid] != "unreadable"
         ]
         found += [
-            Finding(kind="record", uid=uid, what=guest.held)
-            for uid, guest in self._guests.items()
-            if guest.held
+            Finding(kind="record", uid=uid, what=guest.vm.reasons.held)
+            for uid, guest in self._vms.actors.items()
+            if guest.vm.reasons.held
         ]
         return silent + sorted(faults + found, key=lambda each: (each.uid, each.kind, each.what))
 
@@ -188,9 +164,9 @@ class Auditor:
         """Return domains of this agent without an actor."""
         return [
             facts
-            for facts in await self._hypervisor.list_domains()
-            if facts.uid not in self._guests
-            and await self._hypervisor.uses(facts.uid, self._state_dir)
+            for facts in await self._tools.hypervisor.list_domains()
+            if facts.uid not in self._vms.actors
+            and await self._tools.hypervisor.uses(facts.uid, self._tools.settings.state_dir)
         ]
 
     # --- repair ------------------------------------------------------------------------------
@@ -202,7 +178,7 @@ class Auditor:
         for uid in sorted({finding.uid for finding in gone}):
             kinds = {finding.kind for finding in gone if finding.uid == uid}
             try:
-                if uid not in self._guests and self._trusted():
+                if uid not in self._vms.actors and self._vms.join.trusted:
                     await self._remove(uid, kinds)
             except (BusError, VirtbusError) as error:
                 extra = {"code": "not_repaired", "uid": uid}
@@ -218,8 +194,8 @@ class Auditor:
 
     async def _mend(self) -> None:
         try:
-            subject = subjects.rpc(self._node, "netd", "inspect")
-            await self._bus.request(subject, Inspect(mend=True), timeout_s=ASK_S)
+            subject = subjects.rpc(self._tools.settings.node, "netd", "inspect")
+            await self._tools.bus.request(subject, Inspect(mend=True), timeout_s=ASK_S)
         except (BusError, VirtbusError) as error:
             log.warning("cannot repair the network: %s", error, extra={"code": "not_repaired"})
 
@@ -229,33 +205,34 @@ class Auditor:
         Raises:
             VirtbusError, BusError: it is not done; repeat.
         """
-        if not self._trusted():
-            message = f"node {self._node} does not follow this bus; `virtbus bus rebuild` first"
+        if not self._vms.join.trusted:
+            node = self._tools.settings.node
+            message = f"node {node} does not follow this bus; `virtbus bus rebuild` first"
             raise VirtbusError(Code.CONFLICT, "other_bus", message)
         found = [one for one in await self._once(()) if one.uid == uid]
         kinds = {one.kind for one in found if one.kind in REPAIRS}
         if "domain" in kinds:
-            await self._hypervisor.destroy(uid)
+            await self._tools.hypervisor.destroy(uid)
         await self._remove(uid, kinds, why)
 
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
         """Remove in the order of a delete, so that a guest never loses its resources."""
         if "domain" in kinds:
-            if uid in self._purged:
-                await self._hypervisor.destroy(uid)
-            await self._hypervisor.undefine(uid)
-        keep = None if self._purged.get(uid) else Keep(why=why)
+            if self._vms.listings.purged(uid) is not None:
+                await self._tools.hypervisor.destroy(uid)
+            await self._tools.hypervisor.undefine(uid)
+        keep = None if self._vms.listings.purged(uid) else Keep(why=why)
         for service, kind in KINDS.items():
             if kind in kinds:
-                answer = await self._bus.request(
-                    subjects.rpc(self._node, service, "release"),
+                answer = await self._tools.bus.request(
+                    subjects.rpc(self._tools.settings.node, service, "release"),
                     Release(uid=uid, epoch=ANY_EPOCH, keep=keep),
                     timeout_s=ASK_S,
                 )
                 if kept := validate(Released, answer).kept:
-                    await self._files.keep_work(uid, kept)
+                    await self._tools.files.keep_work(uid, kept)
         if "file" in kinds:
-            await self._files.remove_work(uid)
-            await self._files.forget(uid)
+            await self._tools.files.remove_work(uid)
+            await self._tools.files.forget(uid)
         if "status" in kinds:
-            await purge_status(self._bus, self._node, uid)
+            await purge_status(self._tools.bus, self._tools.settings.node, uid)

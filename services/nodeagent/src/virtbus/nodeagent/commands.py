@@ -12,9 +12,9 @@ from weakref import WeakValueDictionary
 from virtbus.bus import tracing
 from virtbus.bus.ports import Endpoint, Request
 from virtbus.bus.service import refuse_late
-from virtbus.nodeagent.core.lifecycle import UP, Phase
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.machine import UP, Phase
 from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty
 from virtbus.schemas.errors import Code, VirtbusError
@@ -32,7 +32,7 @@ class Commands:
     """The handler; `guests` is the agent's own, live map."""
 
     def __init__(
-        self, tools: Tools, guests: Mapping[str, Guest], known: Callable[[str], None]
+        self, tools: Tools, guests: Mapping[str, VmActor], known: Callable[[str], None]
     ) -> None:
         """`known` raises for a VM that is not on this node."""
         self._tools = tools
@@ -77,28 +77,28 @@ class Commands:
         if not acted:
             await files.keep_commands(want.uid, told)
             raise _not_running(guest)
-        self._tools.facts.emit(KINDS[want.verb], guest.record, reason="asked")
+        self._tools.facts.emit(KINDS[want.verb], guest.vm.record, reason="asked")
         await files.keep_commands(want.uid, told | {want.id: DONE})
 
-    def _fit(self, want: GuestCommand) -> Guest:
+    def _fit(self, want: GuestCommand) -> VmActor:
         """Return the guest of the command; raise 409 or 503 if there is none now."""
         guest = self._guests.get(want.uid)
-        if guest is None or guest.record.epoch != want.epoch or guest.record.ending:
+        if guest is None or guest.vm.record.epoch != want.epoch or guest.vm.record.ending:
             message = f"{want.uid} was moved, or is leaving, since it was looked at; look again"
             raise VirtbusError(Code.CONFLICT, "moved", message)
-        if guest.held:
-            raise VirtbusError(Code.UNAVAILABLE, "held", guest.held, after_ms=1000)
-        if guest.phase not in UP:
+        if guest.vm.reasons.held:
+            raise VirtbusError(Code.UNAVAILABLE, "held", guest.vm.reasons.held, after_ms=1000)
+        if guest.vm.phase not in UP:
             raise _not_running(guest)
-        if guest.phase is Phase.PAUSED and want.verb == "soft-reboot":
-            name = guest.record.name
+        if guest.vm.phase is Phase.PAUSED and want.verb == "soft-reboot":
+            name = guest.vm.record.name
             message = f"{name} is paused and hears nothing; `virtbus vm unpause {name}` first"
             raise VirtbusError(Code.CONFLICT, "paused", message)
         return guest
 
 
-def _not_running(guest: Guest) -> VirtbusError:
-    name = guest.record.name
+def _not_running(guest: VmActor) -> VirtbusError:
+    name = guest.vm.record.name
     message = f"{name} is not running; `virtbus vm start {name}` starts it"
     return VirtbusError(Code.CONFLICT, "not_running", message)
 

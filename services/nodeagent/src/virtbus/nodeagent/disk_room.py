@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
-from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ NO_ROOM = "its disk's host has no room (or fails): free space there; the guest c
 
 
 async def go_on(
-    domains: Iterable[DomainFacts], guests: Mapping[str, Guest], hypervisor: Hypervisor
+    domains: Iterable[DomainFacts], guests: Mapping[str, VmActor], hypervisor: Hypervisor
 ) -> None:
     """Report why these guests wait, and resume them."""
     for facts in domains:
@@ -25,10 +25,10 @@ async def go_on(
         if guest is None:
             continue
         waits = NO_ROOM if facts.waits_for_disk else ""
-        if waits != guest.seen.disk_waits:
-            guest.seen.disk_waits = waits
+        if waits != guest.vm.observed.disk_waits:
+            guest.vm.observed.disk_waits = waits
             guest.report()
-        if not waits or guest.record.paused:
+        if not waits or guest.vm.record.paused:
             continue
         try:
             await hypervisor.resume(facts.uid)

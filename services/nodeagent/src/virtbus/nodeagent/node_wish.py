@@ -1,14 +1,54 @@
-"""The desired state of this node on the joined bus: cordoned, drained, fenced (ADR 0014)."""
+"""Follows the two records of the node itself: the join record, and the desired state (ADR 0014)."""
+
+import logging
 
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.nodeagent.core.ports import RecordFiles
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.records import read_stored
+from virtbus.schemas.vm import JoinNonce
+
+log = logging.getLogger(__name__)
 
 FENCED = (
     "the node was declared off ({why}): nothing is started here until `virtbus node unfence {node}`"
 )
+OTHER_BUS = (
+    "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
+    "`virtbus bus rebuild` restores the bus from the hosts"
+)
+
+
+class JoinCheck:
+    """Compares the join record of the listed bus with the one of the bus that the node joined."""
+
+    def __init__(self, files: RecordFiles) -> None:
+        self._files = files
+        self.nonce = ""
+        """The listed one."""
+        self.trusted = False
+        """The bus is the joined one, and was listed completely: only then VMs leave hold."""
+
+    def take(self, entry: Entry) -> None:
+        """Take the join record; raises VirtbusError for an unreadable one."""
+        if entry.kind is EntryKind.PUT:
+            if self.trusted:  # an unreadable one does not make it another bus
+                self.nonce = self._files.nonce()
+            self.nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
+            self.trusted = self.trusted and self.nonce == self._files.nonce()
+
+    def synced(self) -> bool:
+        """Decide at the end of a list if the bus is trusted; report if it is not."""
+        known = self._files.nonce()
+        if known == "" and self.nonce:
+            self._files.set_nonce(self.nonce)
+            known = self.nonce
+        self.trusted = known == self.nonce
+        if not self.trusted:
+            why = "it has another join record" if self.nonce else "its list has no join record"
+            log.error("%s (%s)", OTHER_BUS, why, extra={"code": "other_bus"})
+        return self.trusted
 
 
 class WishHere:

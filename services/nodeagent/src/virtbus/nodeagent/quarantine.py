@@ -6,13 +6,14 @@ held here. The requester writes its record to the bus, and then the VM continues
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
 
 from virtbus.bus.ports import Endpoint, Request
+from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.audit import Auditor
-from virtbus.nodeagent.core.lifecycle import Phase
-from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.core.uid_table import ABSENT
 from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.machine import Phase
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
@@ -37,27 +38,18 @@ OFF = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
 
 
 class QuarantineDesk:
-    """Answers `rpc.agent.quarantine`.
+    """Answers `rpc.agent.quarantine`."""
 
-    `absent` is true for a uid that the joined bus does not have. `adopt` makes a held VM of a
-    record whose disks were restored.
-    """
-
-    def __init__(
-        self,
-        tools: Tools,
-        auditor: Auditor,
-        guests: Mapping[str, Guest],
-        absent: Callable[[str], bool],
-        adopt: Callable[[VmRecord], None],
-    ) -> None:
+    def __init__(self, tools: Tools, auditor: Auditor, vms: Assignments) -> None:
         self._tools = tools
         self._auditor = auditor
-        self._guests = guests
-        self._absent = absent
-        self._adopt = adopt
+        self._vms = vms
         self._node = tools.settings.node
         self._one = asyncio.Lock()
+
+    def _absent(self, uid: str) -> bool:
+        """Return True for a VM that the joined bus does not have."""
+        return self._vms.join.trusted and self._vms.listings[uid] in ABSENT
 
     def endpoint(self) -> Endpoint:
         """Return the endpoint for the agent's service."""
@@ -86,20 +78,22 @@ class QuarantineDesk:
     async def _list(self) -> Quarantine:
         """List the VMs that are held without a record, then the entries."""
         kept = await self._imaged(QuarantineWork(do="list"))
-        held = [_held(g) for uid, g in sorted(self._guests.items()) if self._absent(uid)]
+        held = [_held(g) for uid, g in sorted(self._vms.actors.items()) if self._absent(uid)]
         entries = (*held, *kept.entries)[:LIST_MAX]
         return Quarantine(entries=entries, total=len(held) + kept.total)
 
     # --- adopt -------------------------------------------------------------------------------
     async def _adopted(self, want: QuarantineAsk) -> Quarantine:
         entry = want.entry or ""
-        guest = self._guests.get(entry)
+        guest = self._vms.actors.get(entry)
         if guest is not None and self._absent(entry):
-            return Quarantine(entries=(_held(guest),), total=1, record=_named(guest.record, want))
+            return Quarantine(
+                entries=(_held(guest),), total=1, record=_named(guest.vm.record, want)
+            )
         found = await self._imaged(QuarantineWork(do="get", entry=entry))
         (kept,) = found.entries
         uid = check_uid(want.new_uid or kept.uid)
-        guest = self._guests.get(uid)
+        guest = self._vms.actors.get(uid)
         if guest is not None:
             record = self._off(guest)
         elif found.record is None:
@@ -111,16 +105,16 @@ class QuarantineDesk:
         await self._tools.files.bring_back(entry, uid)
         keep = Keep(why=f"the disks of {entry} took their place", record=record)
         await self._imaged(QuarantineWork(do="restore", entry=entry, uid=uid, keep=keep))
-        if uid not in self._guests:
-            self._adopt(record)
+        if uid not in self._vms.actors:
+            self._vms.restore(record)
         extra = {"code": "adopted", "uid": uid}
         log.warning("%s is adopted as %s", entry, record.name, extra=extra)
         return Quarantine(entries=(kept,), total=1, record=record)
 
-    def _off(self, guest: Guest) -> VmRecord:
+    def _off(self, guest: VmActor) -> VmRecord:
         """Return the record of a VM that exists here again; 409 while it is not off."""
-        record = guest.record
-        if guest.phase not in OFF or record.powered:
+        record = guest.vm.record
+        if guest.vm.phase not in OFF or record.powered:
             message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"
             raise VirtbusError(Code.CONFLICT, "not_off", message)
         return record
@@ -129,10 +123,10 @@ class QuarantineDesk:
     async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
         """End a VM without a record; return once nothing but its entry is left."""
         uid = (want.entry or "").partition(".")[0]
-        guest = self._guests.get(uid)
-        overtaken = guest is not None and guest.record.epoch < want.below_epoch
+        guest = self._vms.actors.get(uid)
+        overtaken = guest is not None and guest.vm.record.epoch < want.below_epoch
         if guest is not None and not self._absent(uid):
-            message = f"the bus has a record of {guest.record.name}; `virtbus vm delete` ends it"
+            message = f"the bus has a record of {guest.vm.record.name}; `virtbus vm delete` ends it"
             raise VirtbusError(Code.CONFLICT, "record_stands", message)
         if guest is None and not want.below_epoch:
             await self._auditor.end(uid, BY_HAND)
@@ -140,16 +134,16 @@ class QuarantineDesk:
             why = "moved elsewhere" if overtaken else "ended by hand"
             log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
             if overtaken:  # the other copy may run by now: no grace here (I1)
-                guest.end_purged(deleted=False)
+                guest.terminate_purged(deleted=False)
             else:
-                guest.end(BY_HAND)
+                guest.terminate(BY_HAND)
             await self._gone(uid, until_s)
 
     async def _gone(self, uid: str, until_s: float) -> None:
         try:
             async with asyncio.timeout_at(until_s):
                 while True:
-                    if uid not in self._guests:
+                    if uid not in self._vms.actors:
                         return
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
@@ -158,7 +152,7 @@ class QuarantineDesk:
 
     async def _purge(self, entry: str) -> None:
         """Remove an entry permanently; a held VM is not an entry yet."""
-        if self._absent(entry) and entry in self._guests:
+        if self._absent(entry) and entry in self._vms.actors:
             message = (
                 f"{entry} is held with its guest; `virtbus node quarantine keep {self._node} "
                 f"{entry}` ends it first"
@@ -169,8 +163,8 @@ class QuarantineDesk:
         log.warning("%s is purged", entry, extra={"code": "purged", "uid": entry.partition(".")[0]})
 
 
-def _held(guest: Guest) -> Kept:
-    record = guest.record
+def _held(guest: VmActor) -> Kept:
+    record = guest.vm.record
     return Kept(
         entry=record.uid,
         uid=record.uid,
@@ -180,7 +174,7 @@ def _held(guest: Guest) -> Kept:
         held=True,
         adoptable=True,
         disks=tuple(record.spec.local_disks),
-        why=f"{guest.phase}; {guest.held}",
+        why=f"{guest.vm.phase}; {guest.vm.reasons.held}",
     )
 
 

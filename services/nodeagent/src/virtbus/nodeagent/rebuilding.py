@@ -1,12 +1,12 @@
 """Provides this host's records to a rebuilt bus, and joins the host to that bus."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from virtbus.bus.ports import Endpoint, Request
-from virtbus.nodeagent.core.lifecycle import Phase
-from virtbus.nodeagent.core.ports import RecordFiles
-from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.assignments import Assignments
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.machine import Phase
 from virtbus.schemas import subjects
 from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import Code, VirtbusError
@@ -32,25 +32,12 @@ def _page(records: Iterable[VmRecord], limit: int) -> Iterator[VmRecord]:
 
 
 class Rebuilding:
-    """`rpc.agent.records` and `rpc.agent.join`.
+    """`rpc.agent.records` and `rpc.agent.join`."""
 
-    `listed` returns the nonce of the bus as last listed, None before the first list. `follow`
-    compares bus and host again.
-    """
-
-    def __init__(
-        self,
-        node: str,
-        files: RecordFiles,
-        guests: Mapping[str, Guest],
-        listed: Callable[[], str | None],
-        follow: Callable[[], None],
-    ) -> None:
-        self._node = node
-        self._files = files
-        self._guests = guests
-        self._listed = listed
-        self._follow = follow
+    def __init__(self, tools: Tools, vms: Assignments) -> None:
+        self._node = tools.settings.node
+        self._files = tools.files
+        self._vms = vms
 
     def endpoints(self) -> list[Endpoint]:
         """Return the endpoints for the agent's service."""
@@ -61,16 +48,15 @@ class Rebuilding:
         ]
 
     def _nonce_of_bus(self) -> str:
-        nonce = self._listed()
-        if nonce is None:
+        if not self._vms.listed:
             message = f"node {self._node} has not read this bus yet; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000)
-        return nonce
+        return self._vms.join.nonce
 
     async def _records(self, request: Request) -> KnownRecords:
         want = validate(RecordsRead, request.data)
         self._nonce_of_bus()  # the host's state is known only then
-        known = {uid: g.record for uid, g in self._guests.items() if g.phase not in LEFT}
+        known = {uid: g.vm.record for uid, g in self._vms.actors.items() if g.vm.phase not in LEFT}
         left = sorted(uid for uid in known if uid > want.after)
         page = list(_page((known[uid] for uid in left), want.limit))
         removed = {} if want.after else dict(self._files.removed())
@@ -94,5 +80,5 @@ class Rebuilding:
             log.warning(
                 "the node joined a new incarnation of the bus", extra={"code": "joined_anew"}
             )
-        self._follow()
-        return JoinedBus(node=self._node, nonce=want.nonce, vms=len(self._guests))
+        self._vms.relist()
+        return JoinedBus(node=self._node, nonce=want.nonce, vms=len(self._vms.actors))

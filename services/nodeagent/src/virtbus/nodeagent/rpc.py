@@ -7,8 +7,8 @@ from virtbus.bus.owners import check_owner
 from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info
 from virtbus.nodeagent.core.ports import Console, GuestAgents
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.streams import Doors, Streams
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo
@@ -36,13 +36,13 @@ class AgentRpc:
         self._node = node
         self._streams = Streams(bus, node, console, doors, self._interfaces, known=self.known)
         self._agents = agents
-        self._guests: Mapping[str, Guest] = {}
+        self._guests: Mapping[str, VmActor] = {}
         self._recovering: Callable[[], bool] = lambda: True
 
     @asynccontextmanager
     async def serve(
         self,
-        guests: Mapping[str, Guest],
+        guests: Mapping[str, VmActor],
         more: Sequence[Endpoint] = (),
         recovering: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[None]:
@@ -73,7 +73,7 @@ class AgentRpc:
         want = validate(Inspect, request.data)
         return Held(
             things={
-                uid: (str(guest.phase),)
+                uid: (str(guest.vm.phase),)
                 for uid, guest in self._guests.items()
                 if want.uid in {None, uid}
             }
@@ -87,11 +87,11 @@ class AgentRpc:
         if uid not in self._guests:
             message = f"VM {uid} is not on node {self._node}; `virtbus vm get` shows where it is"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)
-        check_owner(account, self._guests[uid].record.owner)
+        check_owner(account, self._guests[uid].vm.record.owner)
 
     def _interfaces(self, uid: str) -> Sequence[InterfaceStatus]:
         """Return netd's interfaces of a VM on this node."""
-        net = self._guests[uid].net.latest
+        net = self._guests[uid].vm.net.latest
         return net.interfaces if net else ()
 
     async def _guest(self, request: Request) -> GuestInfo:

@@ -237,6 +237,9 @@ class MemoryFiles:
     async def list(self) -> Mapping[str, VmRecord]:
         return dict(self._records)
 
+    async def things(self) -> Mapping[str, tuple[str, ...]]:
+        return {}
+
     async def commands(self, uid: str) -> Mapping[str, str]:
         return self._commands.get(uid, {})
 

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Hypervisor
 from virtbus.nodeagent.disk_room import go_on
-from virtbus.nodeagent.guest import Guest
-from virtbus.nodeagent.noting import MISHAPS
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.machine import Event, Phase
+from virtbus.nodeagent.vm.observation import missed
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class WatchedDomains:
     """
 
     def __init__(
-        self, hypervisor: Hypervisor, guests: Mapping[str, Guest], blind: Callable[[str], None]
+        self, hypervisor: Hypervisor, guests: Mapping[str, VmActor], blind: Callable[[str], None]
     ) -> None:
         self._hypervisor = hypervisor
         self._guests = guests
@@ -69,9 +69,9 @@ class WatchedDomains:
         guest = self._guests.get(event.uid)
         if guest is None or event.change is None:
             return
-        if guest.phase is Phase.STARTING and event.change in OF_A_START:
+        if guest.vm.phase is Phase.STARTING and event.change in OF_A_START:
             return  # the start itself reports, including its error
-        _tell(guest, event.change)
+        guest.on_change(event.change)
         if event.change not in CHANGES:
             return
         facts = await self._hypervisor.facts(event.uid)
@@ -107,7 +107,7 @@ class WatchedDomains:
             self._cannot_see(str(error))
             return False
         for uid, guest in list(self._guests.items()):
-            guest.compare(domains.get(uid))
+            guest.post(missed(guest.vm.phase, domains.get(uid)))
         await go_on(domains.values(), self._guests, self._hypervisor)
         self._sees()
         return True
@@ -131,11 +131,3 @@ class WatchedDomains:
                 break
         message = "too many libvirt calls never came back; the agent restarts"
         raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
-
-
-def _tell(guest: Guest, change: DomainChange) -> None:
-    """Notify the actor of changes that do not depend on the domain's current state."""
-    if change is DomainChange.REBOOTED:
-        guest.rebooted()
-    elif change in MISHAPS:
-        guest.mishap(change)

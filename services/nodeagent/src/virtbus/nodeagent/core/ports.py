@@ -116,6 +116,9 @@ class Hypervisor(Protocol):
         """Return False if so many calls hang that the agent should be restarted."""
 
     async def list_domains(self) -> list[DomainFacts]: ...
+    async def uses(self, uid: str, folder: Path) -> bool:
+        """Return True if the domain uses files below `folder`: another agent's does not."""
+
     async def facts(self, uid: str) -> DomainFacts | None: ...
     async def define(self, xml: str) -> None: ...
     async def start(self, uid: str, *, paused: bool = False) -> None:
@@ -156,6 +159,9 @@ class RecordFiles(Protocol):
 
     async def list(self) -> Mapping[str, VmRecord]:
         """Every readable record on disk, by uid."""
+
+    async def things(self) -> Mapping[str, tuple[str, ...]]:
+        """Return all paths on disk, with or without a record, by the uid in their name."""
 
     async def remove_work(self, uid: str) -> None:
         """Remove all files of the VM except its record: seeds, console socket and log."""
@@ -209,20 +215,6 @@ class RecordFiles(Protocol):
 
     def console_socket(self, uid: str) -> Path: ...
     def console_log(self, uid: str) -> Path: ...
-
-
-class Owned(Hypervisor, Protocol):
-    """A hypervisor that distinguishes this agent's domains from those of another instance."""
-
-    async def uses(self, uid: str, folder: Path) -> bool:
-        """Return True if the domain uses files below `folder`."""
-
-
-class Remains(RecordFiles, Protocol):
-    """Files that list everything on disk, with or without a record."""
-
-    async def things(self) -> Mapping[str, tuple[str, ...]]:
-        """Return paths by the uid in their name."""
 
 
 class Seeds(Protocol):

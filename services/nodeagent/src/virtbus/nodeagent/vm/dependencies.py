@@ -1,9 +1,9 @@
-"""Waits for a VM's disks and network: reported by events, requested after silence."""
+"""Waits for the disks and the network of a VM: reported by events, requested after silence."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.nodeagent.core.told import contradiction
@@ -24,54 +24,53 @@ RECOVERING = "recovering"
 """The refusal of a service that has just started; it is temporary."""
 
 
-class Waiting(Protocol):
-    """The VM that waits for its parts."""
-
-    @property
-    def record(self) -> VmRecord: ...
-
-    def report(self) -> None:
-        """Report that its status may have changed."""
-
-
-class Awaited(Generic[Part]):
+class Dependency(Generic[Part]):
     """One part of a VM, made by one service."""
 
-    def __init__(self, bus: Bus, service: str, model: type[Part], guest: Waiting) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        service: str,
+        model: type[Part],
+        record: Callable[[], VmRecord],
+        report: Callable[[], None],
+    ) -> None:
+        """`record` returns the latest one; `report` is called when `silence` has changed."""
         self._bus = bus
-        self._guest = guest
+        self._record = record
+        self._report = report
         self._service = service
         self._model: type[Part] = model
-        self._told: Part | None = None
+        self._part: Part | None = None
         self._arrived = asyncio.Event()
-        self.silent = ""
+        self.silence = ""
 
     @property
     def latest(self) -> Part | None:
         """Return the part; None if it is missing or failed, so that a start does not continue."""
-        return self._told if self._told is not None and self._told.error is None else None
+        return self._part if self._part is not None and self._part.error is None else None
 
-    def told(self, part: Part) -> None:
+    def receive(self, part: Part) -> None:
         """Handle a ready event; ignore those of a recovering service.
 
         One that contradicts the record is ignored, too: the service is asked again.
         """
-        why = contradiction(self._guest.record, part)
+        why = contradiction(self._record(), part)
         if why:
-            extra = {"code": "part_refused", "uid": self._guest.record.uid}
+            extra = {"code": "part_refused", "uid": self._record().uid}
             log.warning("rejected the report of %s: %s", self._service, why, extra=extra)
             self._say(f"{self._service} is not believed: {why}; see its log")
             return
         if part.error is not None and part.error.reason == RECOVERING:
             self._say(f"{self._service}: {part.error.message}")
             return
-        self.silent = ""
-        self._told = part
+        self.silence = ""
+        self._part = part
         self._arrived.set()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the part: it belongs to an earlier run."""
-        self._told = None
+        self._part = None
         self._arrived.clear()
 
     async def get(
@@ -93,14 +92,14 @@ class Awaited(Generic[Part]):
             finally:
                 asking.cancel()
         if part.error is not None:
-            self.forget()
+            self.reset()
             raise VirtbusError.of(part.error)
         return part
 
     async def _next(self, epoch: int) -> Part:
         while True:
-            if self._told is not None and self._told.epoch >= epoch:
-                return self._told
+            if self._part is not None and self._part.epoch >= epoch:
+                return self._part
             self._arrived.clear()
             await self._arrived.wait()
 
@@ -118,26 +117,20 @@ class Awaited(Generic[Part]):
                 )
                 part = validate(self._model, answer)
                 self._say("")
-                self.told(part)
+                self.receive(part)
             except VirtbusError as error:
                 if error.code != Code.UNAVAILABLE:
-                    self.told(self._model.model_validate(self._refusal(record, error)))
+                    self.receive(self._model.model_validate(self._refusal(record, error)))
                 self._say(WORKING.get(error.reason, f"{self._service}: {error}"))
             except BusError:
                 self._say(f"waiting for {self._service}: it does not answer; see `virtbus status`")
             delay_s = min(max(delay_s * 2, ASK_AGAIN_S[0]), ASK_AGAIN_S[1])
 
-    def _say(self, silent: str) -> None:
-        if self.silent != silent:
-            self.silent = silent
-            self._guest.report()
+    def _say(self, silence: str) -> None:
+        if self.silence != silence:
+            self.silence = silence
+            self._report()
 
     def _refusal(self, record: VmRecord, error: VirtbusError) -> dict[str, object]:
-        refusal: dict[str, object] = {
-            "uid": record.uid,
-            "epoch": record.epoch,
-            "error": error.body,
-        }
-        if self._model is NetReady:
-            refusal["phase"] = "failed"
-        return refusal
+        refusal = {"uid": record.uid, "epoch": record.epoch, "error": error.body}
+        return refusal | ({"phase": "failed"} if self._model is NetReady else {})

@@ -1,17 +1,19 @@
-"""Writes statuses: the latest of each VM, one put at a time, until the bus has it."""
+"""Derives the status of a VM, and writes the latest one until the bus has it."""
 
 import asyncio
 import logging
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, ConflictError
-from virtbus.nodeagent.core.recovery import WAS_UP
+from virtbus.nodeagent.vm.machine import Phase
+from virtbus.nodeagent.vm.observation import READY, WAS_UP, Observed
+from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.fitting import fitted_bytes
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.vm import Condition, VmRecord, VmStatus
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +21,96 @@ RETRY_S = (0.1, 5.0)
 PASSING = frozenset({VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING})
 PASSING_S = 1.0
 """Delay for transient states: each put is a durable write, and a create needs half of this time."""
+
+
+RESTART_REQUIRED, HELD = "RestartRequired", "Held"
+NETWORK_LOST = "NetworkLost"
+PAUSED = "Paused"
+VISIBLE: dict[Phase, VmState] = {
+    Phase.NEW: VmState.SCHEDULED,
+    Phase.PREPARING: VmState.PREPARING,
+    Phase.STARTING: VmState.STARTING,
+    Phase.RUNNING: VmState.RUNNING,
+    Phase.PAUSED: VmState.PAUSED,
+    Phase.STOPPING: VmState.STOPPING,
+    Phase.STOPPED: VmState.STOPPED,
+    Phase.SUCCEEDED: VmState.SUCCEEDED,
+    Phase.WAITING: VmState.PREPARING,
+    Phase.BACKING_OFF: VmState.FAILED,
+    Phase.FAILED: VmState.FAILED,
+    Phase.ENDING: VmState.DELETING,
+    Phase.RELEASING: VmState.DELETING,
+    Phase.RELEASED: VmState.DELETING,
+    Phase.GONE: VmState.DELETING,
+}
+
+
+def status(vm: ActorState, updated_ns: int) -> VmStatus:
+    """Return the VM's status."""
+    record, phase, reasons, observed = vm.record, vm.phase, vm.reasons, vm.observed
+    image, net = vm.image.latest, vm.net.latest
+    power_epoch, pause_epoch = vm.applied.epochs(record, phase)
+    silence = "; ".join(filter(None, (vm.image.silence, vm.net.silence)))
+    waits = silence if phase is Phase.PREPARING else ""
+    message = reasons.refused or reasons.held or observed.message or observed.disk_waits or waits
+    return VmStatus(
+        uid=record.uid,
+        node=record.node,
+        epoch=record.epoch,
+        generation=record.generation,
+        power_epoch=power_epoch,
+        pause_epoch=pause_epoch,
+        state=VISIBLE[phase],
+        reason="refused" if reasons.refused else observed.reason,
+        message=message,
+        conditions=conditions(vm),
+        interfaces=net.interfaces if net else (),
+        accelerator=observed.accelerator,
+        image_digest=image.digest if image else "",
+        started_ns=observed.started_ns,
+        updated_ns=updated_ns,
+        restarts=observed.restarts,
+        reboots=observed.reboots,
+        rebooted_ns=observed.rebooted_ns,
+        last_end=observed.last_end,
+        released=phase in {Phase.RELEASED, Phase.GONE},
+        refused=bool(reasons.refused),
+    )
+
+
+def conditions(vm: ActorState) -> tuple[Condition, ...]:
+    """Return the conditions of a VM."""
+    runs, observed = vm.phase is Phase.RUNNING, vm.observed
+    found = [
+        Condition(
+            type=READY,
+            status=bool(observed.ready) and runs,
+            reason=(observed.ready or "Booting") if runs else "NotRunning",
+            since_ns=observed.ready_ns,
+        )
+    ]
+    if vm.phase is Phase.PAUSED:
+        found.append(_paused(observed, asked=vm.record.paused))
+    if runs and observed.domain_hash not in {"", vm.wanted_hash}:
+        message = "stop and start the VM to take over its new spec"
+        found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
+    if observed.network_lost:
+        found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
+    if vm.reasons.held:
+        found.append(Condition(type=HELD, status=True, message=vm.reasons.held))
+    if observed.attempt and not runs:
+        reason, attempt = observed.reason, observed.attempt
+        found.append(Condition(type="Retrying", status=True, reason=reason, attempt=attempt))
+    return tuple(found)
+
+
+def _paused(observed: Observed, *, asked: bool) -> Condition:
+    """Return the condition that names the cause of the pause, in KubeVirt's words."""
+    if observed.disk_waits and not asked:
+        why = observed.disk_waits
+        return Condition(type=PAUSED, status=True, reason="PausedIOError", message=why)
+    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` resumes it"
+    return Condition(type=PAUSED, status=True, reason="PausedByUser", message=why)
 
 
 class StatusWriter:

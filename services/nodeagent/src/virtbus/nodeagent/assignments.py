@@ -1,0 +1,276 @@
+"""Keeps an actor for each VM of the node, as the bus' list and the tables of a uid say."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from virtbus.bus.ports import Entry, EntryKind, WatchMark
+from virtbus.nodeagent.core.ports import DomainFacts, HostFacts
+from virtbus.nodeagent.core.room import no_room
+from virtbus.nodeagent.core.uid_table import (
+    AFTER_LIST,
+    PURGED,
+    REACTIONS,
+    Holding,
+    Listings,
+    Reaction,
+    Word,
+)
+from virtbus.nodeagent.early_parts import EarlyParts
+from virtbus.nodeagent.left_statuses import LeftStatuses
+from virtbus.nodeagent.node_wish import OTHER_BUS, JoinCheck, WishHere
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.intent import overtaken
+from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.observation import found
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import is_uid
+from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.records import DELETED, read_record
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 2.0
+COMPARING = "the agent compares host and records; nothing is started or ended yet"
+NO_RECORD = (
+    "the bus has no record of this VM: nothing is started or ended until a person decides; "
+    "`virtbus bus rebuild` or `virtbus node quarantine adopt` writes the record back from this "
+    "host, `virtbus node quarantine keep` ends the VM and keeps its disks"
+)
+
+
+class Assignments:
+    """The VMs of one node: an actor for each, as the tables say."""
+
+    def __init__(self, tools: Tools, host: Callable[[], HostFacts]) -> None:
+        self._tools = tools
+        self._host = host
+        self.actors: dict[str, VmActor] = {}
+        self.on_disk: dict[str, VmRecord] = {}
+        self.domains: dict[str, DomainFacts] = {}
+        self.listings = Listings()
+        self.join = JoinCheck(tools.files)
+        self.listed = False
+        """A list was complete since the start of the agent."""
+        self.left = LeftStatuses(tools.bus, tools.settings.node)
+        self.sweep_due = asyncio.Event()
+        """A record was purged that has no actor: its resources are orphans."""
+        self.group: asyncio.TaskGroup | None = None
+        self.relist: Callable[[], None] = lambda: None
+        self._next: dict[str, VmRecord] = {}
+        self._early = EarlyParts(lambda: asyncio.get_running_loop().time())
+        self._wish = WishHere(tools.files)
+        self._looking = False
+        self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
+            "adopt": lambda _, record: self._adopt(record),
+            "reject": self._reject,
+            "update": self._update,
+            "queue": self._queue,
+            "replace next": self._next.__setitem__,
+        }
+        self._of_uid: dict[Reaction, Callable[[str], object]] = {
+            "forget next": self._next.pop,
+            "end": self._end,
+            "sweep": lambda _: self.sweep_due.set(),
+            "purge status": self.left.purged,
+            "resume": lambda uid: self._resume(self.actors[uid]),
+            "hold": lambda uid: self.actors[uid].hold(NO_RECORD),
+        }
+
+    def _holding(self, uid: str) -> Holding:
+        if uid in self.actors:
+            return "actor and next" if uid in self._next else "actor"
+        return "on disk" if uid in self.on_disk else "nothing"
+
+    # --- the list --------------------------------------------------------------------------------
+    def take(self, item: Entry | WatchMark) -> None:
+        """Handle an item of the watch on this node's records."""
+        if item is WatchMark.RESET:
+            self.join.nonce = ""
+            self.listings.begin()
+            self._wish.reset()
+        elif item is WatchMark.SYNCED:
+            self._synced()
+        elif isinstance(item, Entry):
+            self._tools.files.seen(item.time_ns)
+            uid = item.key.rsplit(".", maxsplit=1)[-1]
+            try:
+                self._take_entry(uid, item)
+            except VirtbusError as error:
+                # The last good record stays in force (MSG-16).
+                log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
+                if is_uid(uid):
+                    self.listings.hear(uid, "unreadable")
+
+    def _take_entry(self, uid: str, entry: Entry) -> None:
+        if uid == subjects.JOIN_KEY:
+            self.join.take(entry)
+        elif uid == subjects.WISH_KEY:
+            self._take_wish(entry)
+        elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
+            return  # for controllers and netd
+        elif entry.kind is EntryKind.PURGE:
+            self._take_purge(uid, "deleted" if entry.why == DELETED else "moved")
+        else:
+            record = read_record(entry.key, entry.value)
+            if isinstance(record, VmRecord):
+                self._take_record(uid, record)
+
+    def _take_wish(self, entry: Entry) -> None:
+        """Handle the desired state of this node: a fenced node starts nothing."""
+        self._wish.take(entry)
+        if self.join.trusted:
+            self._wish.keep()
+            for uid, actor in self.actors.items():
+                if AFTER_LIST.get(self.listings[uid]) == "resume":
+                    self._resume(actor)
+
+    def _take_record(self, uid: str, record: VmRecord) -> None:
+        if record.epoch < self._tools.files.epoch(uid):
+            self.listings.hear(uid, "stale")
+            extra = {"code": "stale_epoch", "uid": uid}
+            log.warning(
+                "rejected epoch %d: this node acted on a newer one", record.epoch, extra=extra
+            )
+            return
+        self.listings.hear(uid, "record")
+        actor = self.actors.get(uid)
+        known = actor.vm.record if actor is not None else self.on_disk.get(uid)
+        if known is not None and overtaken(record, known):
+            extra = {"code": "stale_record", "uid": uid}
+            log.warning("the bus has an older record than this host", extra=extra)
+            record = known
+        for reaction in REACTIONS[self._holding(uid), self._word(record, actor)]:
+            self._of_record[reaction](uid, record)
+
+    def _word(self, record: VmRecord, actor: VmActor | None) -> Word:
+        if actor is None:
+            left = not record.ending and record.epoch <= self._tools.files.left(record.uid)
+            return "left" if left else "record"
+        successor = actor.vm.ends and record.epoch > actor.vm.record.epoch
+        return "successor" if successor else "record"
+
+    def _take_purge(self, uid: str, purge: Word) -> None:
+        """Handle a delete or a move: release the VM, and start nothing."""
+        self.listings.hear(uid, purge)
+        self._early.take(uid)
+        for reaction in REACTIONS[self._holding(uid), purge]:
+            self._of_uid[reaction](uid)
+
+    def _synced(self) -> None:
+        """Handle the end of a list: adopt VMs of the host only, hold those that the bus lost."""
+        trusted = self.join.synced()
+        self._wish.synced()
+        if trusted:
+            self._wish.keep()
+        for uid, record in list(self.on_disk.items()):
+            if self.listings[uid] != "listed":
+                self._adopt(record)
+        for uid, actor in self.actors.items():
+            state = self.listings.hear(uid, "complete" if trusted else "other bus")
+            if trusted:
+                self._of_uid[AFTER_LIST[state]](uid)
+            else:
+                actor.hold(OTHER_BUS)
+        if trusted and self.listings.count(PURGED):
+            self.sweep_due.set()
+        if not (trusted or self.join.nonce or self._looking or self.group is None):
+            self._looking = True
+            self.group.create_task(self._look_again())
+        self.listed = True
+
+    async def _look_again(self) -> None:
+        """List again if there is no join record: the server probably still reads its store."""
+        await asyncio.sleep(LOOK_AGAIN_S)
+        self._looking = False
+        self.relist()
+
+    # --- reactions -------------------------------------------------------------------------------
+    def _reject(self, uid: str, _: VmRecord) -> None:
+        """Start nothing: an empty disk must not replace the one that left."""
+        extra = {"code": "left_before", "uid": uid}
+        log.warning("rejected: it left this host already", extra=extra)
+
+    def _update(self, uid: str, record: VmRecord) -> None:
+        self.actors[uid].set_desired(record)
+        if self.join.trusted:
+            self._resume(self.actors[uid])
+
+    def _queue(self, uid: str, record: VmRecord) -> None:
+        """Start it as new once the old one is released."""
+        self._next[uid] = record
+        self.actors[uid].post(Event.PURGED)
+
+    def _end(self, uid: str) -> None:
+        actor = self.actors[uid]
+        if actor.vm.reasons.refused:
+            self.sweep_due.set()
+        if self.join.trusted:
+            actor.terminate_purged(deleted=bool(self.listings.purged(uid)))
+
+    def _resume(self, actor: VmActor) -> None:
+        """End the hold of the comparison; a fence may still apply."""
+        if self._wish.fence and not actor.vm.record.ending:
+            actor.hold(self._wish.fence)
+        else:
+            actor.resume()
+
+    def restore(self, record: VmRecord) -> None:
+        """Create an actor for a VM from the quarantine: on hold until the bus has its record."""
+        self.listings.hear(record.uid, "restored")
+        self.on_disk[record.uid] = record
+        self._adopt(record, held=NO_RECORD)
+
+    def _adopt(self, record: VmRecord, held: str = "") -> None:
+        """Create an actor for a VM, and pass the existing domain to it."""
+        assert self.group is not None  # noqa: S101  set before the watch begins
+        facts = self.domains.pop(record.uid, None)
+        known = self.on_disk.pop(record.uid, None) is not None
+        held = held or (self._wish.fence if self.join.trusted else COMPARING)
+        resumed = known or facts is not None
+        actor = VmActor(record, self._tools, resumed=resumed, held=held)
+        self.actors[record.uid] = actor
+        for part in self._early.take(record.uid):
+            actor.on_dependency(part)
+        why = "" if resumed else self._cannot_take(record)
+        if why:
+            extra = {"code": "refused", "uid": record.uid}
+            log.info("refused %s: %s", record.name, why, extra=extra)
+            actor.refuse(f"{self._tools.settings.node} {why}")
+        else:
+            actor.begin(facts, found(facts, powered=record.powered and not record.ending))
+        self.group.create_task(self._live(actor))
+
+    def _cannot_take(self, record: VmRecord) -> str:
+        """Return why a new VM is rejected: the controller's cache was outdated."""
+        files = self._tools.files
+        refused = files.refused(record.uid)
+        if record.ending or files.epoch(record.uid) > refused:
+            return ""
+        # already rejected under this epoch; a controller may be reassigning it now
+        if record.epoch <= refused:
+            return "refused it before"
+        others = [one.vm.record for uid, one in self.actors.items() if uid != record.uid]
+        return self._wish.closed or no_room(record, others, self._host())
+
+    async def _live(self, actor: VmActor) -> None:
+        uid = actor.vm.record.uid
+        try:
+            await actor.run()
+        finally:
+            self.actors.pop(uid, None)
+            self.listings.hear(uid, "gone")
+        record = self._next.pop(uid, None)
+        if record is not None:
+            self._adopt(record)
+
+    def ready(self, part: ImageReady | NetReady) -> None:
+        """Handle a ready event of imaged or netd."""
+        actor = self.actors.get(part.uid)
+        if actor is not None:
+            actor.on_dependency(part)
+        elif self.listings.purged(part.uid) is None:
+            self._early.add(part)

@@ -1,0 +1,156 @@
+"""Tables of the agent's knowledge of a uid: the bus' last word, the host's part, the reaction.
+
+ADR 0038 explains them, and docs/reference/states.md is generated from them.
+"""
+
+from collections.abc import Container
+from typing import Literal
+
+Listing = Literal[
+    "unknown",
+    "listed",
+    "unreadable",  # its record exists; the last good one stays in force
+    "absent",  # the joined bus does not have it; only a person ends it (ADR 0033)
+    "deleted",
+    "moved",
+    "absent, deleted",  # it was absent, and ends because its record was purged
+    "absent, moved",
+]
+"""The last word of the bus on a uid."""
+
+Holding = Literal[
+    "nothing",
+    "on disk",  # its record; no actor yet
+    "actor",
+    "actor and next",  # it comes back to this node while its previous copy is being released
+]
+"""The part of a VM that this host has."""
+
+Word = Literal[
+    "record",
+    "stale",  # a record with an epoch older than one that this node acted on
+    "left",  # a record of a VM that left this host: of a restored backup
+    "successor",  # a record with a newer epoch, of a VM that ends here
+    "unreadable",
+    "deleted",  # a purge by a user's delete
+    "moved",  # any other purge
+    "begin",  # a list begins
+    "complete",  # a list of the joined bus is complete
+    "other bus",  # a list of another bus is complete
+    "gone",  # the actor has ended
+    "restored",  # a person brought it back from the quarantine
+]
+"""A message about one uid, or about all of them."""
+
+Reaction = Literal[
+    "adopt",  # create an actor
+    "reject",
+    "update",  # pass the record to the actor
+    "queue",  # keep the record until the previous copy is released, and release that
+    "replace next",
+    "forget next",
+    "end",  # without grace, if the bus is the joined one
+    "sweep",  # look for orphans soon
+    "purge status",
+    "resume",
+    "hold",
+]
+"""A reaction of the agent."""
+
+FROM_ANY: dict[Word, Listing] = {
+    "record": "listed",
+    "unreadable": "unreadable",
+    "deleted": "deleted",
+    "moved": "moved",
+    "begin": "unknown",
+    "restored": "absent",
+}
+LISTINGS: dict[tuple[Listing, Word], Listing] = {
+    ("unknown", "stale"): "listed",
+    ("unreadable", "stale"): "listed",
+    ("absent", "stale"): "listed",
+    ("unknown", "complete"): "absent",
+    ("absent", "other bus"): "unknown",
+    ("absent", "gone"): "unknown",
+    ("absent", "begin"): "absent",
+    ("absent", "deleted"): "absent, deleted",
+    ("absent", "moved"): "absent, moved",
+    ("absent, deleted", "begin"): "absent",
+    ("absent, deleted", "stale"): "deleted",
+    ("absent, deleted", "gone"): "deleted",
+    ("absent, deleted", "deleted"): "absent, deleted",
+    ("absent, deleted", "moved"): "absent, moved",
+    ("absent, moved", "begin"): "absent",
+    ("absent, moved", "stale"): "moved",
+    ("absent, moved", "gone"): "moved",
+    ("absent, moved", "deleted"): "absent, deleted",
+    ("absent, moved", "moved"): "absent, moved",
+}
+"""The next word. These rows go before FROM_ANY, and a pair in neither changes nothing."""
+
+ABSENT = frozenset[Listing]({"absent", "absent, deleted", "absent, moved"})
+PURGED: dict[Listing, bool] = {
+    "deleted": True,
+    "absent, deleted": True,
+    "moved": False,
+    "absent, moved": False,
+}
+"""True if a user's delete purged the record, False if a move did."""
+
+REACTIONS: dict[tuple[Holding, Word], tuple[Reaction, ...]] = {
+    ("nothing", "record"): ("adopt",),
+    ("nothing", "left"): ("reject",),
+    ("nothing", "deleted"): ("sweep", "purge status"),
+    ("nothing", "moved"): ("sweep", "purge status"),
+    ("on disk", "record"): ("adopt",),
+    ("on disk", "left"): ("reject",),
+    ("on disk", "deleted"): ("sweep",),
+    ("on disk", "moved"): ("sweep",),
+    ("actor", "record"): ("update",),
+    ("actor", "successor"): ("queue",),
+    ("actor", "deleted"): ("end",),
+    ("actor", "moved"): ("end",),
+    ("actor and next", "record"): ("replace next",),
+    ("actor and next", "successor"): ("queue",),
+    ("actor and next", "deleted"): ("forget next", "end"),
+    ("actor and next", "moved"): ("forget next", "end"),
+}
+AFTER_LIST: dict[Listing, Reaction] = {
+    "listed": "resume",
+    "unreadable": "resume",
+    "deleted": "end",
+    "moved": "end",
+    "absent": "hold",
+}
+"""The reaction of an actor to a complete list of the joined bus; on another bus all are held."""
+
+
+class Listings:
+    """The last word of the bus on each uid."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, Listing] = {}
+
+    def __getitem__(self, uid: str) -> Listing:
+        return self._states.get(uid, "unknown")
+
+    def hear(self, uid: str, word: Word) -> Listing:
+        """Take a word on a uid; return what counts from now on."""
+        before = self[uid]
+        state = self._states[uid] = LISTINGS.get((before, word), FROM_ANY.get(word, before))
+        if state == "unknown":
+            del self._states[uid]
+        return state
+
+    def begin(self) -> None:
+        """Begin a list."""
+        for uid in list(self._states):
+            self.hear(uid, "begin")
+
+    def count(self, these: Container[Listing]) -> int:
+        """Return the number of uids of which the last word is one of these."""
+        return sum(state in these for state in self._states.values())
+
+    def purged(self, uid: str) -> bool | None:
+        """Return True if a delete purged the record, False if a move did, None if it was not."""
+        return PURGED.get(self[uid])

@@ -1,0 +1,355 @@
+"""Carries out the actions of the table: runs operations as named child tasks of one VM."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+from virtbus.bus.ports import BusError
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.intent import grace_s
+from virtbus.nodeagent.vm.machine import LEAVING, UNEXPLAINED, Action, Event
+from virtbus.nodeagent.vm.observation import missed
+from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
+from virtbus.nodeagent.vm.operations.pause import pause
+from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
+from virtbus.nodeagent.vm.operations.release import release
+from virtbus.nodeagent.vm.operations.start import (
+    await_ready,
+    await_start,
+    learn_dependencies,
+    start,
+    verify_running,
+)
+from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Kind
+
+log = logging.getLogger(__name__)
+
+SOON_S = 1.0
+STABLE_S = 60.0
+"""As long as the longest delay, so that retries of a crashing guest never become faster."""
+WRITING = frozenset({"prepare", "save"})
+"""Tasks that write files of the VM in threads, which a cancellation does not end."""
+
+Work = Callable[[], Awaitable[None]]
+"""Started by its task, so that one cancelled before it ran leaves nothing behind."""
+Operation = Callable[[], Awaitable[Outcome | Event | None]]
+
+
+class Tasks:
+    """The child tasks of one VM, by name, in its task group."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        self.group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
+        """Run `work` as the VM's child of that name; replace an earlier one.
+
+        An unexpected error is logged with traceback and passed to `failed`, so that it affects no
+        other VM and leaves this one in a defined phase.
+        """
+        assert self.group is not None  # noqa: S101  set before the first event is taken
+        self.stop(name)
+        task = self._tasks[name] = self.group.create_task(self._guarded(work, failed))
+        if name in WRITING:
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _guarded(self, work: Work, failed: Callable[[], None] | None) -> None:
+        try:
+            await work()
+        except Exception:
+            extra = {"code": "action_failed", "uid": self._uid}
+            log.exception("an action failed unexpectedly", extra=extra)
+            if failed is not None:
+                failed()
+
+    def stop(self, *names: str) -> None:
+        """Cancel these."""
+        for name in names:
+            if name in self._tasks:
+                self._tasks[name].cancel()
+
+    def cancel(self) -> None:
+        """Cancel all children."""
+        self.stop(*self._tasks)
+
+    def running(self, name: str) -> asyncio.Task[None] | None:
+        """Return the task of that name, None if it is done or there is none."""
+        task = self._tasks.get(name)
+        return task if task is not None and not task.done() else None
+
+    def begun(self, *names: str) -> list[asyncio.Task[None]]:
+        """Return the tasks of these names, done or not."""
+        return [self._tasks[name] for name in names if name in self._tasks]
+
+    async def written(self) -> None:
+        """Return once no thread of a cancelled task writes a file any more."""
+        if self._writing:
+            await asyncio.wait(self._writing)
+
+    async def until_done(
+        self,
+        work: Work,
+        vm: ActorState,
+        report: Callable[[], None],
+        over: asyncio.Event | None = None,
+    ) -> None:
+        """Repeat an idempotent step until it succeeds; the status shows why it is repeated.
+
+        `over` is set once the goal was reached by other means; then the step is not repeated.
+        """
+        over = over or asyncio.Event()
+        delay_s, told = RETRY_S[0], ""
+        while not over.is_set():
+            try:
+                await work()
+            except* (VirtbusError, BusError) as group:
+                error = group.exceptions[0]
+                vm.observed.message = told = f"tried again: {error}"
+                report()
+                extra = {"code": "step_retry", "uid": self._uid}
+                log.warning("retry in %.1f s: %s", delay_s, error, extra=extra)
+            else:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await over.wait()
+            delay_s = min(delay_s * 2, RETRY_S[1])
+        if told and vm.observed.message == told:  # the problem is solved
+            vm.observed.message = ""
+            report()
+
+
+class Actions:
+    """The actions of one VM; what comes of them is posted."""
+
+    def __init__(
+        self,
+        vm: ActorState,
+        tools: Tools,
+        post: Callable[[Event | None], None],
+        report: Callable[[], None],
+    ) -> None:
+        self._vm = vm
+        self._tools = tools
+        self._post = post
+        self._report = report
+        self.tasks = Tasks(vm.record.uid)
+        self._copy = RecordCopy(tools.files, lambda: vm.record)
+        self._prepared = False
+        self._ended = asyncio.Event()
+        """Set once the guest that is being destroyed has ended for any reason."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.table: dict[Action, Callable[[], None]] = {
+            "prepare": lambda: self._run("prepare", self._prepare, Event.DEPENDENCIES_FAILED),
+            "save": self.save,
+            "start": self._start,
+            "await start": lambda: self._run(
+                "start", lambda: await_start(vm.record.uid, tools.hypervisor), Event.START_LATER
+            ),
+            "sync pause": self._sync_pause,
+            "shutdown": self._shutdown,
+            "destroy": self._destroy,
+            "release": self._release,
+            "retry soon": partial(self._set_timer, Event.RETRY, SOON_S),
+            "retry backed off": self._retry_backed_off,
+            "reset attempts": self._reset_attempts,
+            "verify running": partial(self._run, "confirm", self._verify_running),
+            "await stable": lambda: self._set_timer(Event.STABLE, STABLE_S),
+            "watch": self.watch,
+            "unwatch": partial(self.tasks.stop, "ready", "confirm", "pause"),
+            "stop ending": lambda: self._ended.set(),
+        }
+
+    def cancel(self) -> None:
+        """End the timer and all tasks."""
+        self._set_timer(None, 0)
+        self.tasks.cancel()
+
+    def network_lost(self, why: str) -> None:
+        """Report that the running guest has no network any more; no other reaction."""
+        self._vm.observed.network_lost = why
+        self._report()
+
+    # --- operations ------------------------------------------------------------------------------
+    def _work(self, operation: Operation) -> Work:
+        """Return the work of a task that takes what comes of `operation`."""
+
+        async def work() -> None:
+            outcome = await operation()
+            if isinstance(outcome, Outcome):
+                self._explain(outcome)
+                outcome = outcome.event
+            self._post(outcome)
+
+        return work
+
+    def _run(self, name: str, operation: Operation, broken: Event | None = None) -> None:
+        """Run the operation as the child of that name; `broken` follows an unexpected error."""
+        failed = None if broken is None else partial(self._post, broken)
+        self.tasks.run(name, self._work(operation), failed)
+
+    def _until_done(
+        self, name: str, operation: Operation, over: asyncio.Event | None = None
+    ) -> None:
+        """Do the same, and repeat it until it succeeds."""
+        work = self._work(operation)
+        self.tasks.run(name, partial(self.tasks.until_done, work, self._vm, self._report, over))
+
+    def _explain(self, outcome: Outcome) -> None:
+        """Record the error of an operation, and emit an event."""
+        error, vm = outcome.error, self._vm
+        if error is None or (vm.phase, outcome.event) in UNEXPLAINED:
+            return
+        vm.observed.reason, vm.observed.message = error.reason, str(error)
+        self._tools.facts.emit(outcome.kind, vm.record, reason=error.reason, message=str(error))
+        level = logging.INFO if error.expected else logging.WARNING
+        extra = {"code": error.reason, "uid": vm.record.uid}
+        log.log(level, "%s: %s", outcome.kind, error, extra=extra)
+
+    def save(self) -> None:
+        """Write the latest record to disk in the background."""
+        if self.tasks.group is None or self._vm.phase in LEAVING:
+            return
+        if self._copy.stale and self.tasks.running("save") is None:
+            self.tasks.run("save", self._copy.save_soon)
+
+    async def _prepare(self) -> Outcome:
+        vm, settings = self._vm, self._tools.settings
+        after_s = 0.0 if self._prepared or vm.resumed else settings.ask_after_s
+        if self._prepared:
+            vm.image.reset()
+            vm.net.reset()
+        self._prepared = True
+        parts = self._copy, vm.image, vm.net
+        return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
+
+    def _start(self) -> None:
+        """Start after any call that ends the previous run; it would end this one."""
+        before = self.tasks.begun("shutdown", "destroy")
+        self._run("start", partial(self._start_vm, before), Event.START_FAILED)
+
+    async def _start_vm(self, before: list[asyncio.Task[None]]) -> Outcome:
+        vm, record = self._vm, self._vm.record
+        if before:
+            await asyncio.wait(before)
+        vm.observed.accelerator = self._tools.accelerator(record)
+        outcome = await start(
+            record,
+            vm.image,
+            vm.net,
+            self._tools,
+            accelerator=vm.observed.accelerator,
+            paused=lambda: vm.record.paused,
+        )
+        if outcome.error is None:
+            vm.observed.domain_hash = vm.wanted_hash
+            vm.applied.runs_for = record.power_epoch
+        return outcome
+
+    async def _verify_running(self) -> Event | None:
+        """Check a guest that should be running: a running domain confirms the start."""
+        facts = await verify_running(self._vm.record.uid, self._tools)
+        record = self._vm.record
+        if facts is not None and facts.active and record.powered and not record.ending:
+            self._vm.applied.update(record)
+            self._report()
+        return missed(self._vm.phase, facts)
+
+    def watch(self) -> None:
+        """Wait until the running guest is ready."""
+        self.tasks.stop("prepare")
+        self._run("ready", self._await_ready)
+
+    async def _await_ready(self) -> None:
+        vm, seen = self._vm, self._vm.observed
+        if vm.net.latest is None or vm.image.latest is None:
+            error = await learn_dependencies(vm.record, vm.image, vm.net)
+            if error is not None and error.reason == "network_lost":
+                self.network_lost(error.body.message)
+            self._report()
+        if seen.ready:
+            return  # adopted, and it was ready before
+        record = vm.record
+        seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.boots_anew)
+        seen.ready_ns = self._tools.bus.sources.time_ns()
+        self._tools.facts.emit(Kind.GUEST_READY, record, reason=seen.ready)
+        self._report()
+
+    def _sync_pause(self) -> None:
+        if self.tasks.running("pause") is None:
+            self._until_done("pause", self._pause)
+
+    async def _pause(self) -> None:
+        """Pause or resume until guest and record agree.
+
+        One task does so, because two calls in two threads could overtake each other.
+        """
+        paused = not self._vm.record.paused
+        while self._vm.record.paused != paused:
+            paused = self._vm.record.paused
+            facts = await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused)
+            self._post(missed(self._vm.phase, facts))
+
+    def _shutdown(self) -> None:
+        record = self._vm.record
+        grace = 0 if self._vm.reasons.at_once else grace_s(record)
+        self._tools.facts.emit(Kind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
+        if grace:
+            self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
+            self._set_timer(Event.GRACE_EXPIRED, grace)
+        else:
+            self._destroy()
+
+    def _destroy(self) -> None:
+        self._ended = asyncio.Event()
+        uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
+        self._until_done(
+            "destroy",
+            lambda: destroy(uid, hypervisor, self.tasks.running("start")),
+            self._ended,
+        )
+
+    def _release(self) -> None:
+        self._set_timer(None, 0)
+        self.tasks.stop("prepare", "shutdown", "ready")
+        self._until_done(
+            "release",
+            lambda: release(
+                self._vm.record,
+                self._tools,
+                starting=self.tasks.running("start"),
+                written=self.tasks.written,
+                keep_reason=lambda: self._vm.keep_reason,
+                refused=bool(self._vm.reasons.refused),
+            ),
+        )
+
+    def _retry_backed_off(self) -> None:
+        self._vm.observed.attempt += 1
+        self._set_timer(Event.RETRY, backoff_s(self._vm.observed.attempt))
+
+    def _reset_attempts(self) -> None:
+        self._vm.observed.attempt = 0
+
+    def _set_timer(self, event: Event | None, after_s: float) -> None:
+        """Set the VM's timer; it replaces an earlier one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if event is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(after_s, self._post, event)
+
+
+def backoff_s(attempt: int) -> float:
+    """Return the delay before retry `attempt` (from 1): 1, 2, 4 … 60 s."""
+    return min(60.0, 2.0 ** max(attempt - 1, 0))

@@ -1,0 +1,281 @@
+"""The actor of one VM: takes its events in order, steps the tables, runs their actions.
+
+Operations run as children of the VM's task group and report by an event. So a delete reaches a VM
+even while it waits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm import observation
+from virtbus.nodeagent.vm.actions import Actions
+from virtbus.nodeagent.vm.dependencies import Dependency
+from virtbus.nodeagent.vm.intent import MOVED, Applied, applied_by
+from virtbus.nodeagent.vm.machine import (
+    DROPPED,
+    HELD_BACK,
+    ON_HOLD,
+    RECALLS,
+    REQUESTS,
+    UP,
+    Action,
+    Effect,
+    Event,
+    Phase,
+    Signal,
+    accepts,
+    control,
+    react,
+)
+from virtbus.nodeagent.vm.operations.release import purge_status
+from virtbus.nodeagent.vm.state import ActorState, Reasons
+from virtbus.nodeagent.vm.status import StatusWriter, status
+from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.vm import VmRecord, VmStatus
+
+log = logging.getLogger(__name__)
+
+
+class VmActor:
+    """The actor of one VM. All methods except `run` only enqueue, and never wait."""
+
+    def __init__(self, record: VmRecord, tools: Tools, *, resumed: bool, held: str = "") -> None:
+        """`held`: the reason for a hold from the start; empty: it begins without one."""
+        self.vm = ActorState(
+            record,
+            domain_hash(record),
+            Dependency(tools.bus, "imaged", ImageReady, lambda: self.vm.record, self.report),
+            Dependency(tools.bus, "netd", NetReady, lambda: self.vm.record, self.report),
+            resumed=resumed,
+            control="held" if held else "following",
+            reasons=Reasons(held=held),
+        )
+        self._tools = tools
+        self._first: Event | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._deferred: list[Event] = []
+        self._queued_requests = 0
+        self._unreported = False
+        self._status = StatusWriter(tools.bus)
+        self._writer: asyncio.Task[None] | None = None
+        self._does = Actions(self.vm, tools, self.post, self.report)
+        self._actions: dict[Action, Callable[[], Awaitable[None] | None]] = {
+            **self._does.table,
+            "purge status": self._purge_status,
+            "defer purge": lambda: self._deferred.append(Event.PURGED),
+            "replay": self._replay,
+            "report": self.report,
+            "settle": partial(self._signal, "settled"),
+        }
+        self._effects: dict[Effect, Callable[[], object]] = {
+            "apply": self._apply,
+            "apply or report": self._apply_or_report,
+            "report": self.report,
+            "save": self._does.save,
+            "replay": self._replay,
+            "discard": self._deferred.clear,
+            "delete": partial(self.post, Event.DELETE),
+            "purge": partial(self.post, Event.PURGED),
+        }
+
+    # --- the second table ------------------------------------------------------------------------
+    def _signal(self, signal: Signal) -> None:
+        self.vm.control, effects = control(self.vm.control, signal, self.vm.phase)
+        if self.vm.control not in ON_HOLD and self.vm.reasons.held:
+            self.vm.reasons = replace(self.vm.reasons, held="")
+        for effect in effects:
+            self._effects[effect]()
+
+    def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
+        """Begin with the host's state: `first` is the event for the domain's state, if any."""
+        self._first = first
+        if first is not None:
+            self.vm.applied = applied_by(facts, first, self.vm.record)
+            if facts is not None and facts.metadata is not None:
+                self.vm.observed.domain_hash = facts.metadata.domain_hash
+            self.post(first)
+        recall = self.vm.resumed and (first is None or self.vm.applied.behind(self.vm.record))
+        self._signal("recall" if recall else "settled")
+
+    def refuse(self, why: str) -> None:
+        """Begin nothing: the node rejects this VM, and releases what others made for it."""
+        self.vm.reasons = replace(self.vm.reasons, refused=why)
+        self._signal("refuse")
+
+    def hold(self, why: str) -> None:
+        """Start and end nothing from now on; observation and status continue."""
+        if self.vm.reasons.held != why:
+            self.vm.reasons = replace(self.vm.reasons, held=why)
+            self._signal("hold")
+
+    def resume(self) -> None:
+        """End the hold: first the deferred events, then the record's current requests."""
+        self._signal("resume")
+
+    def terminate(self, why: str, *, at_once: bool = False, deleted: bool = False) -> None:
+        """End and forget the VM, which has no record."""
+        before = self.vm.reasons
+        self.vm.reasons = replace(
+            before,
+            terminated=before.terminated or why,
+            at_once=before.at_once or at_once,
+            deleted=before.deleted or deleted,
+        )
+        if not before.terminated:
+            self._signal("terminate")
+
+    def terminate_purged(self, *, deleted: bool) -> None:
+        """End it without grace: its record was purged, and another node may run it (I1)."""
+        self.terminate(MOVED, at_once=True, deleted=deleted)
+
+    def set_desired(self, record: VmRecord) -> None:
+        """Apply a new version of the record; ignore older epochs and repeated requests."""
+        if record.epoch < self.vm.record.epoch:
+            return
+        if record.generation != self.vm.record.generation:
+            self.vm.wanted_hash = domain_hash(record)
+        self.vm.record = record
+        self._signal("record")
+
+    def _apply(self) -> bool:
+        """Post the unapplied requests of the record; return False if there are none."""
+        events = self.vm.applied.events(self.vm.record, self.vm.phase)
+        for event in events:
+            self.post(event)
+        return bool(events)
+
+    def _apply_or_report(self) -> None:
+        if not self._apply():
+            self.report()
+
+    def _replay(self) -> None:
+        for event in self._deferred:
+            self._enqueue(event)
+        self._deferred.clear()
+
+    # --- inputs ----------------------------------------------------------------------------------
+    def post(self, event: Event | None) -> None:
+        """Enqueue an event, if there is one and its guard allows it."""
+        starting = self._does.tasks.running("start") is not None
+        powered = self.vm.record.powered
+        if event and accepts(self.vm.phase, event, starting=starting, powered=powered):
+            self._enqueue(event)
+
+    def _enqueue(self, event: Event) -> None:
+        self._queued_requests += event in REQUESTS
+        self._events.put_nowait(event)
+
+    def on_dependency(self, ready: ImageReady | NetReady) -> None:
+        """Handle a report of imaged or netd."""
+        if isinstance(ready, ImageReady):
+            self.vm.image.receive(ready)
+        elif self.vm.phase not in UP:
+            self.vm.net.receive(ready)
+        elif ready.error is not None:
+            self._does.network_lost(ready.error.message)
+        else:
+            self.vm.observed.network_lost = ""
+            self.vm.net.receive(ready)
+            self.report()
+
+    def on_change(self, change: DomainChange) -> None:
+        """Handle a change that is no event of the table: a reboot, a panic, a fired watchdog.
+
+        A guest that reboots is ready once it answers again. The end of one that failed is an event.
+        """
+        vm = self.vm
+        if change in observation.GUEST_FAULTS:
+            observation.note_fault(change, vm.record, vm.observed, self._tools)
+        elif (
+            change is DomainChange.REBOOTED
+            and vm.phase in UP
+            and observation.note_reboot(vm.record, vm.observed, self._tools)
+        ):
+            if vm.phase is Phase.RUNNING:
+                self._does.watch()
+            self.report()
+
+    # --- main loop -------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Run until nothing of the VM is left; then the task ends."""
+        async with asyncio.TaskGroup() as group:
+            self._does.tasks.group = group
+            try:
+                if self.vm.resumed:
+                    await self._recall(decisive=self.vm.control in RECALLS)
+                    self._signal("recalled")
+                # start only after _recall(), so it cannot overwrite the restored status
+                self._writer = group.create_task(self._status.run())
+                while self.vm.phase is not Phase.GONE:
+                    await self._take(await self._events.get())
+                    if self._unreported:
+                        self.report()
+            finally:
+                self._does.cancel()
+                if self._writer is not None:
+                    self._writer.cancel()
+
+    async def _recall(self, *, decisive: bool) -> None:
+        """Restore the running guest's state from the last status.
+
+        `decisive`: the status decides whether the guest is started, so retry until it is read.
+        """
+        told, readable = await self._status.told_before(self.vm.record, insist=decisive)
+        ended = None
+        if decisive and readable:
+            ended = observation.ended_before(told, self.vm.record, self._first)
+        elif decisive:
+            ended = observation.ended_unknown(self.vm.record)
+        if ended is not None:
+            epoch, generation = self.vm.record.power_epoch, self.vm.record.generation
+            self.vm.applied = Applied(epoch, generation, powered=True)
+            self.post(ended)
+        if told is not None:
+            observation.recall_end(told, self.vm.observed)
+        if told is None or ended is not None or told.state not in observation.WAS_UP:
+            return
+        if told.epoch == self.vm.record.epoch:
+            # the domain does not contain it
+            self.vm.applied.pause_epoch = max(self.vm.applied.pause_epoch, told.pause_epoch)
+        observation.recall_run(told, self.vm.observed)
+
+    async def _take(self, event: Event) -> None:
+        self._queued_requests -= event in REQUESTS
+        if self.vm.control in ON_HOLD and event in HELD_BACK | DROPPED:
+            self._deferred += {event} - DROPPED
+            return
+        before = self.vm.phase
+        self.vm.phase, actions = react(before, event, self.vm.record.spec.run_strategy)
+        extra = {"uid": self.vm.record.uid}
+        log.debug("%s: %s -> %s %s", event, before, self.vm.phase, list(actions), extra=extra)
+        self.vm.applied.taken(event, before)
+        step = observation.Happened(event, before, self.vm.phase)
+        observation.note(step, self.vm.record, self.vm.observed, self._tools)
+        for action in actions:
+            waits = self._actions[action]()
+            if waits is not None:
+                await waits
+
+    async def _purge_status(self) -> None:
+        """Purge the status after the writer has ended, because it could repeat a put."""
+        assert self._writer is not None  # noqa: S101  `run` made it
+        async with self._status.putting:
+            self._writer.cancel()
+        await purge_status(self.vm.record, self._tools.bus)
+
+    # --- outputs ---------------------------------------------------------------------------------
+    def report(self) -> None:
+        """Write the status after the record's queued requests, which count as applied already."""
+        self._unreported = self._queued_requests > 0
+        if not self._unreported:
+            self._status.report(self.status())
+
+    def status(self) -> VmStatus:
+        """Return the VM's current status."""
+        return status(self.vm, self._tools.bus.sources.time_ns())

@@ -1,0 +1,147 @@
+"""Compares a VM's record with its last-applied state, and derives the events that are due."""
+
+from dataclasses import dataclass
+
+from virtbus.nodeagent.core.ports import DomainFacts
+from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, Event, Phase
+from virtbus.schemas.vm import VmRecord
+
+MOVED = "the VM was moved to another node without this one"
+"""The reason for keeping the disks of a VM that left by a fence or a rebuild."""
+UNSEEN = frozenset({Phase.NEW, Phase.STARTING})
+"""Phases in which a pause is decided and not yet observed."""
+
+
+@dataclass(slots=True)
+class Applied:
+    """The part of a VM's record that was already applied, in the memory of its actor."""
+
+    power_epoch: int = -1
+    generation: int = 0
+    deleting: bool = False
+    delete_grace_s: int | None = None
+    powered: bool | None = None
+    pause_epoch: int = -1
+    runs_for: int | None = None
+    """The power epoch that the last run was started for; None: it never ran."""
+
+    def update(self, record: VmRecord) -> None:
+        """Note that `record` was applied, except for pauses."""
+        self.power_epoch, self.generation = record.power_epoch, record.generation
+        self.deleting, self.delete_grace_s = record.ending, record.delete_grace_s
+        self.powered = record.powered
+
+    def behind(self, record: VmRecord) -> bool:
+        """Return True if the record asks for a start that the domain has not seen.
+
+        The start of an already running guest leaves no trace in its domain; the last status
+        decides.
+        """
+        return record.powered and self.power_epoch < record.power_epoch
+
+    def events(self, record: VmRecord, phase: Phase) -> list[Event]:
+        """Return the events for unapplied parts of the record, which are applied from now on.
+
+        A start that must wait stays pending.
+        """
+        event = next_event(record, self, phase)
+        if event is Event.RESTART:
+            return [event]
+        if event is not Event.RUN or phase not in START_LATER:
+            self.update(record)
+        pause = next_pause(record, self, phase)
+        if pause is None and phase not in UNSEEN:
+            self.pause_epoch = record.pause_epoch
+        return [one for one in (event, pause) if one is not None]
+
+    def taken(self, event: Event, phase: Phase) -> None:
+        """Note that `event` came in `phase`: some apply only after the guest has ended.
+
+        These are a restart, and a start during a stop. The start was posted before the halt was
+        applied.
+        """
+        if (event is Event.RUN and phase is Phase.STOPPING) or (
+            event is Event.RESTART and phase in UP
+        ):
+            self.powered = False
+
+    def epochs(self, record: VmRecord, phase: Phase) -> tuple[int, int]:
+        """Return power and pause epochs for the status.
+
+        A request that is still pending reports its previous value.
+        """
+        power, pause = record.power_epoch, record.pause_epoch
+        if self.power_epoch >= 0 and next_event(record, self, phase) is not None:
+            power = self.power_epoch
+        waits = phase in UNSEEN or next_pause(record, self, phase) is not None
+        if self.pause_epoch >= 0 and waits:
+            pause = self.pause_epoch
+        return power, pause
+
+
+def applied_by(facts: DomainFacts | None, first: Event, record: VmRecord) -> Applied:
+    """Return what the domain of an earlier agent shows as applied; `first` is its event.
+
+    A domain that ended, and was defined for an earlier start, has not acted on later starts.
+    """
+    metadata = facts.metadata if facts is not None else None
+    defined_for = -1 if metadata is None else metadata.power_epoch
+    return Applied(
+        defined_for if first in ENDINGS and defined_for >= 0 else record.power_epoch,
+        record.generation,
+        powered=True,
+        pause_epoch=record.pause_epoch if metadata is None else metadata.pause_epoch,
+        # an older agent's domain has no power epoch: assume one before any restart
+        runs_for=record.power_epoch if metadata is None else max(defined_for, 0),
+    )
+
+
+def next_event(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
+    """Return the event for a record, or None if it requests nothing new.
+
+    A start that came while the VM was stopping is pending until it has stopped. A stop is pending
+    again if the VM runs anyway. A changed spec retries a VM that failed permanently. A restart is
+    pending while an earlier guest runs.
+    """
+    if record.ending:
+        again = before.deleting and before.delete_grace_s == record.delete_grace_s
+        return None if again else Event.DELETE
+    if not record.powered:
+        halted = before.powered is False and phase not in UP
+        return None if halted else Event.HALT
+    if phase in UP and before.runs_for is not None and before.runs_for < record.restart_epoch:
+        return Event.RESTART
+    fresh = record.power_epoch > before.power_epoch or before.powered is not True
+    changed = phase is Phase.FAILED and record.generation > before.generation
+    return Event.RUN if fresh or changed else None
+
+
+def next_pause(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
+    """Return PAUSE for a running guest that should be paused, UNPAUSE for the reverse.
+
+    A guest that others paused stays paused until the record changes.
+    """
+    if record.ending or not record.powered:
+        return None
+    if phase is Phase.RUNNING and record.paused:
+        return Event.PAUSE
+    allowed = not record.paused and record.pause_epoch > before.pause_epoch
+    return Event.UNPAUSE if phase is Phase.PAUSED and allowed else None
+
+
+def grace_s(record: VmRecord) -> int:
+    """Return the seconds for the guest's shutdown, by the last request."""
+    if record.ending:
+        asked = record.delete_grace_s if record.deleting else None
+    else:
+        asked = record.stop_grace_s
+    return record.spec.termination_grace_s if asked is None else asked
+
+
+def overtaken(record: VmRecord, known: VmRecord) -> bool:
+    """Return True for a record that is older than one that this host has seen (I15)."""
+    return _age(record) < _age(known)
+
+
+def _age(record: VmRecord) -> tuple[int, int, int, int]:
+    return record.epoch, record.generation, record.power_epoch, record.pause_epoch

@@ -1,0 +1,217 @@
+"""Keeps the observed state of a VM: from its domain, its last status, and each step it takes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, Event, Phase
+from virtbus.schemas.events import Kind
+from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord, VmStatus
+
+READY = "Ready"
+"""The type of the condition that a guest is ready."""
+ONE_REBOOT_S = 3
+HOW: dict[Event, Literal["shut down", "ended", "crashed"]] = {
+    Event.SHUT_DOWN: "shut down",
+    Event.ENDED: "ended",
+    Event.CRASHED: "crashed",
+}
+GUEST_FAULTS = {
+    DomainChange.PANICKED: "",
+    DomainChange.WATCHDOG_POWEROFF: "poweroff",
+    DomainChange.WATCHDOG_RESET: "reset",
+    DomainChange.WATCHDOG_SHUTDOWN: "shutdown",
+}
+"""Failures that may precede an end or a reboot; with the watchdog's action."""
+WORDS = {"watchdog": "was powered off by its watchdog"}
+FOUND: dict[DomainState, Event] = {
+    DomainState.RUNNING: Event.STARTED,
+    DomainState.SHUTTING_DOWN: Event.STARTED,
+    DomainState.STARTING: Event.FOUND_STARTING,
+    DomainState.PAUSED: Event.PAUSED,
+}
+ENDED: dict[Ending, Event] = {
+    Ending.SHUT_DOWN: Event.SHUT_DOWN,
+    Ending.ENDED: Event.ENDED,
+    Ending.CRASHED: Event.CRASHED,
+}
+ONCE_ONLY = frozenset({RunStrategy.ONCE, RunStrategy.MANUAL, RunStrategy.HALTED})
+"""Strategies that do not start a guest again after it ended by itself, or with its host."""
+WAS_UP = frozenset({VmState.RUNNING, VmState.PAUSED})
+MISSED: dict[tuple[Phase, DomainState], Event] = {
+    (Phase.RUNNING, DomainState.PAUSED): Event.PAUSED,
+    (Phase.PAUSED, DomainState.RUNNING): Event.RESUMED,
+    (Phase.STOPPED, DomainState.RUNNING): Event.STARTED,
+    (Phase.SUCCEEDED, DomainState.RUNNING): Event.STARTED,
+    (Phase.FAILED, DomainState.RUNNING): Event.STARTED,
+    (Phase.BACKING_OFF, DomainState.RUNNING): Event.STARTED,
+}
+"""The event that was missed by a VM in this phase with a domain in this state."""
+
+
+@dataclass
+class Observed:
+    """The observed state of a VM other than its phase."""
+
+    reason: str = ""
+    message: str = ""
+    started_ns: int | None = None
+    restarts: int = 0
+    reboots: int = 0
+    rebooted_ns: int | None = None
+    boots_anew: bool = False
+    """A reboot was reported: earlier console output is no sign of readiness."""
+    last_end: GuestEnd | None = None
+    fault: Literal["", "panicked", "watchdog"] = ""
+    """The failure after which this run's end counts as a crash."""
+    end_told: bool = False
+    """An earlier agent reported the guest's end: finding it again emits no event."""
+    attempt: int = 0
+    ready: str = ""
+    ready_ns: int = 0
+    domain_hash: str = ""
+    accelerator: str = ""
+    network_lost: str = ""
+    """The reason why the running guest has no network, from netd."""
+    disk_waits: str = ""
+    """The reason why the guest is paused, if its disk was full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One step of a VM's life."""
+
+    event: Event
+    before: Phase
+    phase: Phase
+
+
+def note(what: Happened, record: VmRecord, seen: Observed, tools: Tools) -> None:
+    """Update `seen`, and emit the step's event if it has one."""
+    phase, before = what.phase, what.before
+    if phase in {Phase.PREPARING, Phase.STARTING}:
+        seen.reboots, seen.rebooted_ns, seen.boots_anew = 0, None, False
+        seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
+    elif phase in {Phase.STOPPED, Phase.RELEASING}:
+        seen.reason = seen.message = ""
+    elif phase in UP and before not in {*UP, Phase.NEW}:
+        seen.started_ns = tools.bus.sources.time_ns()
+        seen.reason = seen.message = ""
+    elif phase in UP and before in UP and phase is not before:
+        paused = phase is Phase.PAUSED
+        tools.facts.emit(Kind.DOMAIN_PAUSED if paused else Kind.DOMAIN_RESUMED, record)
+    if what.event in ENDINGS:
+        _note_ending(what, record, seen, tools)
+
+
+def _note_ending(what: Happened, record: VmRecord, seen: Observed, tools: Tools) -> None:
+    seen.started_ns, seen.ready = None, ""
+    # libvirt's event, a comparison and our own call may all report it
+    if what.phase is what.before:
+        return
+    how = (what.event is Event.CRASHED and seen.fault) or HOW[what.event]
+    words = WORDS.get(how, how)
+    tools.facts.emit(Kind.DOMAIN_STOPPED, record, reason=how)
+    if what.before is not Phase.NEW or not seen.end_told:
+        at_ns = tools.bus.sources.time_ns()
+        seen.last_end = GuestEnd(how=how, asked=what.before in WAY_DOWN, at_ns=at_ns)
+    if what.phase is Phase.WAITING:
+        seen.restarts += 1
+        seen.reason = GUEST_ENDED
+        seen.message = f"the guest {words}; restarting"
+    elif what.phase is Phase.FAILED:
+        seen.reason = GUEST_ENDED
+        seen.message = f"the guest {words}; `virtbus vm start` starts it again"
+
+
+def note_reboot(record: VmRecord, seen: Observed, tools: Tools) -> bool:
+    """Handle a machine reset; return False if it belongs to the previous reboot.
+
+    Firmware that finds itself started a second time resets the machine once more.
+    """
+    at_ns = tools.bus.sources.time_ns()
+    again = seen.rebooted_ns is not None and at_ns - seen.rebooted_ns < ONE_REBOOT_S * 10**9
+    seen.rebooted_ns = at_ns
+    if again:
+        return False
+    seen.reboots += 1
+    seen.ready, seen.boots_anew = "", True
+    tools.facts.emit(Kind.GUEST_REBOOTED, record)
+    return True
+
+
+def note_fault(change: DomainChange, record: VmRecord, seen: Observed, tools: Tools) -> None:
+    """Handle a panic or watchdog: emit the event, and record the cause for the coming end."""
+    if change is DomainChange.PANICKED:
+        seen.fault = "panicked"
+        tools.facts.emit(Kind.GUEST_PANICKED, record)
+        return
+    if change is DomainChange.WATCHDOG_POWEROFF:
+        seen.fault = "watchdog"
+    tools.facts.emit(Kind.GUEST_WATCHDOG, record, reason=GUEST_FAULTS[change])
+
+
+def found(facts: DomainFacts | None, *, powered: bool) -> Event | None:
+    """Return the event for a domain at the agent's start; None leaves it to the record (I16).
+
+    A shut-off domain counts as an end only if the record wants it to run. An agent that died
+    between define and create leaves a domain that never ran, with an unknown end.
+    """
+    if facts is None:
+        return None
+    if facts.state is not DomainState.SHUT_OFF:
+        return FOUND[facts.state]
+    return ENDED.get(facts.ending) if powered else None
+
+
+def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
+    """Return the event that was missed by a guest in `phase`, from its domain now."""
+    state = facts.state if facts else DomainState.SHUT_OFF
+    if phase in UP and state is DomainState.SHUT_OFF:
+        return ENDED.get(facts.ending if facts else Ending.ENDED, Event.ENDED)
+    return MISSED.get((phase, state))
+
+
+def ended_before(told: VmStatus | None, record: VmRecord, first: Event | None) -> Event | None:
+    """Return how the guest ended, from its last status, if its domain does not show it.
+
+    libvirt forgets why a domain is shut off when it, or the host, restarts. Without this a guest
+    that had powered itself off, or that runs only once, would be started again.
+    If the last status shows a running guest of the last start, the domain's end is its end. The
+    domain may have been defined for an earlier start.
+    """
+    if told is None or not record.powered or record.ending:
+        return None
+    if told.power_epoch != record.power_epoch:
+        return None
+    if told.state is VmState.SUCCEEDED:
+        return Event.SHUT_DOWN
+    if told.state in WAS_UP and first in ENDINGS:
+        return first
+    once = record.spec.run_strategy in ONCE_ONLY
+    return Event.CRASHED if once and (told.ended or told.state in WAS_UP) else None
+
+
+def ended_unknown(record: VmRecord) -> Event | None:
+    """Return the same if the last status is unreadable: a run-once guest may have run."""
+    asked = record.powered and not record.ending
+    return Event.CRASHED if asked and record.spec.run_strategy in ONCE_ONLY else None
+
+
+def recall_end(told: VmStatus, seen: Observed) -> None:
+    """Restore how the last run ended, from the last status."""
+    seen.last_end = told.last_end
+    seen.end_told = told.last_end is not None and told.state not in WAS_UP
+
+
+def recall_run(told: VmStatus, seen: Observed) -> None:
+    """Restore the state of a guest that was up, from the last status."""
+    seen.reboots, seen.rebooted_ns = told.reboots, told.rebooted_ns
+    seen.started_ns, seen.restarts = told.started_ns, told.restarts
+    seen.accelerator = told.accelerator
+    for condition in told.conditions:
+        if condition.type == READY and condition.status:
+            seen.ready, seen.ready_ns = condition.reason, condition.since_ns

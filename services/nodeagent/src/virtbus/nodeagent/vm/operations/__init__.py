@@ -1,0 +1,1 @@
+"""The operations on one VM: functions of values and ports, which return what came of them."""

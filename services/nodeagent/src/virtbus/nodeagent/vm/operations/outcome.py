@@ -1,0 +1,19 @@
+"""The outcome of an operation on a VM."""
+
+from dataclasses import dataclass
+
+from virtbus.nodeagent.vm.machine import Event
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Kind
+
+RETRY_S = (0.5, 10.0)
+"""The shortest and the longest delay before a step is repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The event of an operation, and the error that explains it."""
+
+    event: Event
+    error: VirtbusError | None = None
+    kind: Kind = Kind.VM_FAILED

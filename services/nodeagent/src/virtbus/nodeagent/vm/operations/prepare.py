@@ -1,0 +1,113 @@
+"""Prepares a start: the record on disk, the network, the seeds, the disks."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+
+from virtbus.bus import tracing
+from virtbus.bus.ports import Bus, BusError
+from virtbus.nodeagent.core.ports import RecordFiles
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.dependencies import Dependency
+from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.operations.outcome import Outcome
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.vm import VmRecord, VmSecrets
+
+log = logging.getLogger(__name__)
+
+
+class RecordCopy:
+    """The record of one VM on disk; `latest` returns the record to write."""
+
+    def __init__(self, files: RecordFiles, latest: Callable[[], VmRecord]) -> None:
+        self._files = files
+        self._latest = latest
+        self._saved: VmRecord | None = None
+        self._saving = asyncio.Lock()
+
+    @property
+    def stale(self) -> bool:
+        """Return True if the disk does not have the latest record."""
+        return self._saved != self._latest()
+
+    async def save(self) -> None:
+        """Durable on return; raises VirtbusError."""
+        async with self._saving:
+            while self.stale:
+                record = self._latest()
+                await self._files.write(record)
+                self._saved = record
+
+    async def save_soon(self) -> None:
+        """Do the same in the background; a failure is logged."""
+        try:
+            await self.save()
+        except VirtbusError as error:
+            extra = {"code": error.reason, "uid": self._latest().uid}
+            log.warning("cannot write the record to disk: %s", error, extra=extra)
+
+
+async def prepare(
+    record: VmRecord,
+    copy: RecordCopy,
+    image: Dependency[ImageReady],
+    net: Dependency[NetReady],
+    tools: Tools,
+    *,
+    ask_after_s: float,
+) -> Outcome:
+    """Write record and seed, wait for image and network; return DEPENDENCIES_*."""
+    with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
+        try:
+            await copy.save()
+            wired = (
+                await net.get(record, ask_after_s=ask_after_s)
+                if record.spec.domain.devices.interfaces
+                else None
+            )
+            secrets = await _seed(record, wired, tools)
+            logins = secrets.image_pull if secrets is not None else {}
+            await image.get(record, ask_after_s=ask_after_s, image_pull=logins)
+        except VirtbusError as error:
+            final = error.body.retry is Retry.NEVER
+            event = Event.DEPENDENCIES_IMPOSSIBLE if final else Event.DEPENDENCIES_FAILED
+            return Outcome(event, error)
+    return Outcome(Event.DEPENDENCIES_READY)
+
+
+async def _seed(record: VmRecord, net: NetReady | None, tools: Tools) -> VmSecrets | None:
+    """Write the seeds; if the bus lost the secrets, use the existing seeds.
+
+    Returns the secrets, if there are any.
+    """
+    secrets: VmSecrets | None = None
+    if record.sec_digest is not None:
+        secrets = await _secrets(record, tools.bus)
+        if secrets is None and tools.seeds.stand(record):
+            extra = {"code": "secrets_lost", "uid": record.uid}
+            log.warning("the bus has lost the secrets; the existing seed is kept", extra=extra)
+            return None
+        if secrets is None:  # or the replica we read from lags
+            message = (
+                "the bus does not have the VM's secrets, and this host has no seed of it; it "
+                "is asked again. If they are lost, create the VM again with its cloud-init"
+            )
+            raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
+    await tools.seeds.write(record, secrets, net.interfaces if net else ())
+    return secrets
+
+
+async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
+    try:
+        entry = await bus.get(subjects.vm_secret(record.node, record.uid))
+    except BusError as error:
+        message = "the bus does not give the VM's secrets now; it is asked again"
+        raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
+    if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
+        return None  # none, or those of another create of this uid
+    return read_stored(VmSecrets, entry.key, entry.value)

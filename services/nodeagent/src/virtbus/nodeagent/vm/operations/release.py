@@ -1,0 +1,85 @@
+"""Releases all that a VM has on this node: its domain, network, disks and files."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from virtbus.bus import tracing
+from virtbus.bus.backoff import delays
+from virtbus.bus.ports import Bus, BusError
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.operations.outcome import RETRY_S
+from virtbus.nodeagent.vm.operations.stop import end
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.nodework import Release, Released
+from virtbus.schemas.quarantine import Keep
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+RELEASE_TIMEOUT_S = 5.0
+
+
+async def release(
+    record: VmRecord,
+    tools: Tools,
+    *,
+    starting: asyncio.Task[None] | None,
+    written: Callable[[], Awaitable[None]],
+    keep_reason: Callable[[], str],
+    refused: bool,
+) -> Event:
+    """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
+
+    `written` returns once no file of the VM is being written. `keep_reason` tells why its disks go
+    to the quarantine, and is empty if they are removed.
+    """
+    with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
+        await end(record.uid, tools.hypervisor, starting)
+        await tools.hypervisor.undefine(record.uid)
+        why = keep_reason()
+        keep = Keep(why=why, record=record) if why else None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_release(tools.bus, "netd", record))
+            disks = group.create_task(_release(tools.bus, "imaged", record, keep))
+        await written()
+        if kept := disks.result():
+            await tools.files.keep_work(record.uid, kept)
+        await tools.files.remove_work(record.uid)
+        # Before anybody is notified: an agent that is killed after the purge must not find the
+        # record of a deleted VM on disk and start it again (I3).
+        await tools.files.forget(record.uid, refused_epoch=record.epoch if refused else 0)
+    return Event.RELEASED
+
+
+async def _release(bus: Bus, service: str, record: VmRecord, keep: Keep | None = None) -> str:
+    """Release the service's resources; return the quarantine's entry, if any."""
+    try:
+        answer = await bus.request(
+            subjects.rpc(record.node, service, "release"),
+            Release(uid=record.uid, epoch=record.epoch, keep=keep),
+            timeout_s=RELEASE_TIMEOUT_S,
+        )
+        return validate(Released, answer).kept
+    except VirtbusError as error:
+        # stale_epoch: a newer assignment owns these resources
+        if error.reason != "stale_epoch":
+            raise
+        return ""
+
+
+async def purge_status(record: VmRecord, bus: Bus) -> None:
+    """Purge the status after the record was purged; retry until done."""
+    key = subjects.vm_status(record.node, record.uid)
+    for delay_s in delays(*RETRY_S, bus.sources):
+        try:
+            await bus.purge(key, marker_ttl_s=86_400)
+        except BusError as error:
+            extra = {"code": "status_left", "uid": record.uid}
+            log.info("cannot purge the status: %s", error, extra=extra)
+            await asyncio.sleep(delay_s)
+        else:
+            return

@@ -1,0 +1,158 @@
+"""Starts a guest, or waits for a start in progress; then waits until the guest is ready."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from virtbus.bus import tracing
+from virtbus.bus.backoff import delays
+from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
+from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
+from virtbus.nodeagent.core.slots import nic_devices
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.dependencies import Dependency
+from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.observation import FOUND
+from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.nodework import Arm, ArmNic, ImageReady, NetReady
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+ADOPT_LIMIT_S = 60.0
+
+
+async def start(
+    record: VmRecord,
+    image: Dependency[ImageReady],
+    net: Dependency[NetReady],
+    tools: Tools,
+    *,
+    accelerator: str,
+    paused: Callable[[], bool],
+) -> Outcome:
+    """Define, arm, create; return STARTED or PAUSED, or START_* with the error.
+
+    `paused` returns, just before the guest runs, True if the record asks for a pause.
+    """
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
+        try:
+            await _define(record, image, tools, accelerator)
+            await _arm(record, net, tools)
+            await tools.files.new_boot(record.uid)
+            with tracing.span("libvirt create", uid=record.uid):
+                still = paused()
+                await tools.hypervisor.start(record.uid, paused=still)
+        except VirtbusError as error:
+            later = error.code == Code.UNAVAILABLE
+            event = Event.START_LATER if later else Event.START_FAILED
+            return Outcome(event, error, Kind.DOMAIN_FAILED)
+    took_ms = round((loop.time() - begun_s) * 1000, 1)
+    tools.facts.emit(Kind.DOMAIN_STARTED, record, took_ms=took_ms)
+    return Outcome(Event.PAUSED if still else Event.STARTED)
+
+
+async def _define(
+    record: VmRecord, image: Dependency[ImageReady], tools: Tools, accelerator: str
+) -> None:
+    """Define the domain from the record; raises VirtbusError."""
+    made = image.latest
+    if made is None:
+        raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not ready; tried again")
+    disks = await tools.disks.sources(record, made.disks)
+    with tracing.span("libvirt define", uid=record.uid):
+        await tools.hypervisor.define(
+            render(
+                DomainInputs(
+                    record=record,
+                    disks=disks,
+                    seeds=tools.seeds.paths(record),
+                    console_socket=tools.files.console_socket(record.uid),
+                    console_log=tools.files.console_log(record.uid),
+                    accelerator=accelerator,
+                    emulator=str(tools.settings.wrapper),
+                    skip_cpu_queries=tools.settings.fast_start,
+                )
+            )
+        )
+    tools.facts.emit(Kind.DOMAIN_DEFINED, record)
+
+
+async def _arm(record: VmRecord, net: Dependency[NetReady], tools: Tools) -> None:
+    """Let the wrapper fetch the tap fds, once; raises VirtbusError."""
+    if not record.spec.domain.devices.interfaces:
+        return
+    made = net.latest
+    if made is None:
+        message = "the network is not ready; tried again"
+        raise VirtbusError(Code.UNAVAILABLE, "no_network", message)
+    devices = nic_devices(len(made.interfaces))
+    nics = tuple(
+        ArmNic(device=device, mac=interface.mac)
+        for device, interface in zip(devices, made.interfaces, strict=True)
+    )
+    await tools.netd.arm(
+        Arm(
+            uid=record.uid,
+            epoch=record.epoch,
+            domain_name=domain_name(record.uid),
+            nics=nics,
+            traceparent=tracing.current_traceparent(),
+        )
+    )
+
+
+async def await_start(uid: str, hypervisor: Hypervisor) -> Event:
+    """Return the result of a start that an earlier agent began."""
+    loop = asyncio.get_running_loop()
+    limit_s = loop.time() + ADOPT_LIMIT_S
+    while loop.time() < limit_s:
+        facts = await hypervisor.facts(uid)
+        if facts is None or not facts.starting:
+            came = FOUND[facts.state] if facts is not None and facts.active else None
+            return came or Event.START_LATER
+        await asyncio.sleep(RETRY_S[0])
+    return Event.START_LATER
+
+
+async def verify_running(uid: str, tools: Tools) -> DomainFacts | None:
+    """Return the domain of a guest that should be running, because its end may have been missed."""
+    for delay_s in delays(*RETRY_S, tools.bus.sources):
+        try:
+            return await tools.hypervisor.facts(uid)
+        except VirtbusError as error:
+            extra = {"code": error.reason, "uid": uid}
+            log.info("check failed, will be retried: %s", error, extra=extra)
+            await asyncio.sleep(delay_s)
+    return None
+
+
+async def learn_dependencies(
+    record: VmRecord, image: Dependency[ImageReady], net: Dependency[NetReady]
+) -> VirtbusError | None:
+    """Ask for an adopted guest's resources, which also restores DHCP; return what is missing."""
+    try:
+        if record.spec.domain.devices.interfaces:
+            await net.get(record, ask_after_s=0.0)
+        await image.get(record, ask_after_s=0.0)
+    except VirtbusError as error:
+        extra = {"code": error.reason, "uid": record.uid}
+        log.warning("adopted with missing resources: %s", error, extra=extra)
+        return error
+    return None
+
+
+async def await_ready(
+    record: VmRecord, net: Dependency[NetReady], tools: Tools, *, rebooted: bool
+) -> str:
+    """Return the evidence that the guest is ready; waits as long as needed."""
+    with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):
+        return await tools.reach.answers(
+            record.uid,
+            lambda: net.latest.interfaces if net.latest else (),
+            rebooted=rebooted,
+        )

@@ -1,0 +1,38 @@
+"""Ends a guest: asks it by ACPI, or destroys its domain."""
+
+import asyncio
+import logging
+
+from virtbus.bus import tracing
+from virtbus.nodeagent.core.ports import Hypervisor
+from virtbus.nodeagent.vm.machine import Event
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+
+async def shutdown(uid: str, hypervisor: Hypervisor) -> Event | None:
+    """Ask by ACPI; return ENDED if no guest runs.
+
+    Without libvirt, the grace timer handles it.
+    """
+    try:
+        return None if await hypervisor.shutdown(uid) else Event.ENDED
+    except VirtbusError as error:
+        log.info("ACPI shutdown: %s", error, extra={"uid": uid})
+        return None
+
+
+async def destroy(uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None) -> Event:
+    """Return ENDED once no guest runs, and `starting` cannot create one; raises VirtbusError."""
+    with tracing.span("virtbus end guest", uid=uid):
+        await end(uid, hypervisor, starting)
+    return Event.ENDED
+
+
+async def end(uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None) -> None:
+    """Destroy the guest now, and again after a start that is in flight."""
+    await hypervisor.destroy(uid)
+    if starting is not None:
+        await asyncio.wait({starting})
+        await hypervisor.destroy(uid)
