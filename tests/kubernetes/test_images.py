@@ -14,11 +14,12 @@ import pytest
 from services.imaged.tests.docker_registry import Debian
 from services.imaged.tests.registry_under_test import Registry, gz, tar
 from services.imaged.tests.site_under_test import Web
+from services.kubebridge.tests.manifests import find
 from tests.e2e import host
 from tests.e2e.platform import Platform, Stage, tiny_image, until
 from tests.kubernetes.cluster import CRDS, Cluster, programs
 
-from virtbus.kubebridge.core.objects.plain import find, text
+from virtbus.kubebridge.core.objects.plain import text
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.e2e, pytest.mark.timeout(600)]
 Json = dict[str, Any]

@@ -24,7 +24,7 @@ from tests.load.meters import cpu_s, line, memory_kib, percentiles
 from virtbus.bus.tasks import background
 from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.edge import cluster
-from virtbus.kubebridge.edge.cluster import Answer, Cluster
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope
 
 NAMESPACE = "load"
 WRITES_MAX, P50_MS_MAX, PSS_MIB_MAX, KIB_PER_VM_MAX = 8.0, 1000.0, 110.0, 20.0
@@ -49,7 +49,8 @@ class Crowd:
 
     async def follow(self) -> None:
         """Record the events of a user's watch; restart a broken watch."""
-        version = (await self.api.list(VM, NAMESPACE)).resource_version
+        pages = [page async for page in self.api.pages(VM, Scope(NAMESPACE))]
+        version = pages[-1].resource_version
         while True:
             try:
                 async for event in self.api.watch(VM, version):
@@ -152,7 +153,7 @@ async def written(platform: Platform) -> float:
 async def sets(platform: Platform) -> tuple[set[str], set[str]]:
     """Return the uids of the VMIs, and of the VMs on the bus."""
     async with cluster.connect(platform.cluster.kubeconfig) as api:
-        vmis = (await api.list(VMI, NAMESPACE)).items
+        vmis = [one async for page in api.pages(VMI, Scope(NAMESPACE)) for one in page.items]
     found = await asyncio.to_thread(platform.vms, NAMESPACE)
     return {one["metadata"]["uid"] for one in vmis}, {one["uid"] for one in found.values()}
 

@@ -1,6 +1,7 @@
 """Manifests for tests: KubeVirt's smoke VM, with changes."""
 
 import copy
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,8 @@ def put(whole: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         else:
             here[last] = value
     return whole
+
+
+def find(conditions: Iterable[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
+    """Return the condition of a type, or an empty one."""
+    return next((one for one in conditions if one.get("type") == kind), {})

@@ -89,7 +89,7 @@ def test_a_review_has_the_whole_user_and_no_port() -> None:
     user = User("ann", ("a",), "u", (("k", ("v",)),))
     target = target_of(f"{BASE}/{VM}/a/portforward/22/tcp")
     assert target is not None
-    spec = review(user, "GET", target)
+    spec = review(user, "GET", target)["spec"]
     assert spec["resourceAttributes"] == {
         "group": "subresources.kubevirt.io",
         "version": "v1",

@@ -63,7 +63,7 @@ async def test_a_list_of_many_pages_is_followed_by_changes(tmp_path: Path) -> No
         server.put("b")
         server.delete("a1")
         await here.agrees()
-        assert here.following.lists == 1
+        assert server.asked.count("list") == 3
 
 
 async def test_deletions_are_found_after_a_lost_version(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_deletions_are_found_after_a_lost_version(tmp_path: Path) -> None:
         here.server.hang_up()
         await here.agrees()
         assert sorted(set(here.changed)) == ["n/comes", "n/goes"]
-        assert here.following.lists == 2
+        assert here.server.asked.count("list") == 2
 
 
 @pytest.mark.parametrize("status", [0, 1, 200, 429, 500, 503])
@@ -93,7 +93,7 @@ async def test_a_failed_watch_resumes_at_its_version(tmp_path: Path, status: int
         here.server.delete("a")
         await here.agrees()
         assert here.server.faults == []
-        assert here.following.lists == 1, "what a watch can tell needs no list"
+        assert here.server.asked.count("list") == 1, "what a watch can tell needs no list"
 
 
 @pytest.mark.parametrize("status", [0, 403, 404, 410, 429, 500])
@@ -137,7 +137,7 @@ async def test_a_server_that_comes_back_is_watched_again(tmp_path: Path) -> None
         assert here.known() == {"n/a": ""}, "nothing is taken for gone"
         await server.open()
         await here.agrees()
-        assert here.following.lists == 1
+        assert here.server.asked.count("list") == 1
 
 
 async def test_an_own_write_is_stored_at_once_and_not_undone_by_the_watch() -> None:

@@ -4,11 +4,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from services.kubebridge.tests.manifests import UID, put, vm, vmi
+from services.kubebridge.tests.manifests import UID, find, put, vm, vmi
 from services.kubebridge.tests.world import GONE, NOW, pair, reconcile_vm, view, vmi_of, world
 
 from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER
-from virtbus.kubebridge.core.objects.plain import find, read, stamp
+from virtbus.kubebridge.core.objects.plain import read, stamp
 from virtbus.kubebridge.core.runtime.controller import (
     Delete,
     Patch,

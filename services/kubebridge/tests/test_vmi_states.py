@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.kubebridge.tests.manifests import UID, put, vm, vmi
+from services.kubebridge.tests.manifests import UID, find, put, vm, vmi
 from services.kubebridge.tests.world import (
     CLUSTER,
     GONE,
@@ -18,7 +18,7 @@ from services.kubebridge.tests.world import (
 )
 
 from virtbus.imaged.core import qcow2
-from virtbus.kubebridge.core.objects.plain import find, read, stamp
+from virtbus.kubebridge.core.objects.plain import read, stamp
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     SECRET,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.kubebridge.core.node.labels import SILENT, takes
-from virtbus.kubebridge.edge.runtime.store import Changed
+from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeView
@@ -30,7 +30,7 @@ class BusNodes:
         self._views: dict[str, NodeView] = {}
         self.current = False
         """True if the last list succeeded."""
-        self.listeners: list[Changed] = []
+        self.listeners = Listeners()
 
     def get(self, name: str) -> NodeView | None:
         """Return the node, or None."""
@@ -58,8 +58,7 @@ class BusNodes:
     def _tell(self, before: dict[str, NodeView]) -> None:
         for name in sorted(before.keys() | self._views.keys()):
             if _shown(before.get(name)) != _shown(self._views.get(name)):
-                for changed in self.listeners:
-                    changed(f"/{name}")
+                self.listeners(f"/{name}")
 
     async def _listed(self) -> AsyncIterator[NodeView]:
         ask = PageAsk()

@@ -76,15 +76,12 @@ class Certificates:
         """Check the certificates. Return the seconds before the next check."""
         try:
             await self.ensure()
-        except Answer as answer:
-            forbidden = "; apply deploy/kubernetes again, its roles changed"
-            mend = forbidden if answer.code == 403 else ""
-            _log.warning("certificates: %s%s", answer, mend, extra={"code": "certificates"})
-        except (OSError, ValueError) as error:
-            _log.warning("certificates: %s", error, extra={"code": "certificates"})
-        else:
-            return LOOK_S
-        return RETRY_S
+        except (Answer, OSError, ValueError) as error:
+            forbidden = isinstance(error, Answer) and error.code == 403
+            mend = "; apply deploy/kubernetes again, its roles changed" if forbidden else ""
+            _log.warning("certificates: %s%s", error, mend, extra={"code": "certificates"})
+            return RETRY_S
+        return LOOK_S
 
     def close(self) -> None:
         """Close the files of the certificate. After that, nothing can be served."""

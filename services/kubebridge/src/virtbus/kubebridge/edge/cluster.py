@@ -78,7 +78,7 @@ class Event(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All objects, or a page of them, at one version."""
+    """A page of objects, at one version."""
 
     items: list[Json]
     resource_version: str
@@ -121,15 +121,6 @@ class Cluster:
             if answer.code == 404:
                 return None
             raise
-
-    async def list(self, kind: Kind, namespace: str = "") -> Listing:
-        """Return all objects, from all pages."""
-        items: list[Json] = []
-        version = ""
-        async for page in self.pages(kind, Scope(namespace)):
-            items += page.items
-            version = page.resource_version
-        return Listing(items, version)
 
     async def pages(self, kind: Kind, scope: Scope = EVERYTHING) -> AsyncIterator[Listing]:
         """Yield all objects in pages of one version. A list that takes too long ends with 410."""
@@ -181,13 +172,11 @@ class Cluster:
     # --- writing --------------------------------------------------------------------------
     async def create(self, kind: Kind, body: Json, namespace: str = "") -> Json:
         """Create an object and return it; 409 if one of its name exists."""
-        self.written += 1
         return await self._json("POST", kind.path(namespace=namespace), body=body)
 
     async def replace(self, kind: Kind, body: Json, sub: str = "") -> Json:
         """Replace the version in `body`; 409 if a newer one exists."""
         meta = body["metadata"]
-        self.written += 1
         path = _place(kind, meta["name"], meta.get("namespace", ""), sub)
         return await self._json("PUT", path, body=body)
 
@@ -205,7 +194,6 @@ class Cluster:
         """Patch an object. With a resourceVersion in `body`, 409 if another version is current."""
         query = [("dryRun", "All")] if dry_run else []
         path = _place(kind, name, namespace, sub)
-        self.written += 1
         return await self._json(
             "PATCH", path, query=query, body=body, headers={"Content-Type": _PATCHES[how]}
         )
@@ -222,7 +210,6 @@ class Cluster:
             body["preconditions"] = {"uid": uid}
         if version:
             body["preconditions"]["resourceVersion"] = version
-        self.written += 1
         try:
             await self._json("DELETE", _place(kind, name, namespace), body=body)
         except Answer as answer:
@@ -239,6 +226,7 @@ class Cluster:
         body: Any = None,
         headers: Headers = {},  # noqa: B006  never changed
     ) -> Json:
+        self.written += method != "GET"
         response = await self._send(method, path, query=query or [], body=body, headers=headers)
         try:
             found = _parsed(await response.read())

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from virtbus.bus.ports import Bus, BusError
-from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, Watch
-from virtbus.kubebridge.edge.runtime.store import Changed
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, Listeners, Watch
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.kubebridge.edge.views import Views
 from virtbus.schemas import subjects
@@ -66,7 +65,7 @@ class GuestAgents:
         self._asked: dict[str, _Asked] = {}
         self._uids: dict[str, set[str]] = {}
         """The polled uids of each name."""
-        self.listeners: list[Changed] = []
+        self.listeners = Listeners()
 
     def get(self, uid: str) -> GuestInfo | None:
         """Return the last answer of the guest agent, or None."""
@@ -131,5 +130,4 @@ class GuestAgents:
     def _take(self, one: _Asked, path: str, told: bytes) -> None:
         if told != one.told or not one.known:
             one.told, one.known = told, True
-            for changed in self.listeners:
-                changed(path)
+            self.listeners(path)

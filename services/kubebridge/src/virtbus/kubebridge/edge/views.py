@@ -12,8 +12,9 @@ from typing import Any
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, UnavailableError
+from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.kubebridge.core.translation.mapping import CLUSTER
-from virtbus.kubebridge.edge.runtime.store import ENDED_MAX, Changed
+from virtbus.kubebridge.edge.runtime.store import ENDED_MAX
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch
 from virtbus.schemas.errors import VirtbusError
@@ -45,11 +46,8 @@ class Views:
         """The uids of each `namespace/name`."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._pauses = delays(*PAUSE_S, bus.sources)
-        self.listeners: list[Changed] = []
+        self.listeners = Listeners()
         self.synced = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def paths(self) -> Iterable[str]:
         """Return the `namespace/name` of all VMs."""
@@ -147,7 +145,7 @@ class Views:
         before, held = self._held.get(uid), (key, encode(view))
         if uid not in self._gone and before != held:
             self._put(uid, *held)
-            self._tell(key)
+            self.listeners(key)
         return uid
 
     def _went(self, uid: str) -> None:
@@ -157,12 +155,8 @@ class Views:
             return
         if view.deleting:
             self.ended(uid)
-        self._tell(path)
+        self.listeners(path)
 
     def _retain(self, uids: set[str]) -> None:
         for uid in self._held.keys() - uids:
-            self._tell(self._drop(uid))
-
-    def _tell(self, key: str) -> None:
-        for changed in self.listeners:
-            changed(key)
+            self.listeners(self._drop(uid))

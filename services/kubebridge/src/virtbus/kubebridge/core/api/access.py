@@ -6,6 +6,7 @@ from virtbus.kubebridge.core.api.front_proxy import User
 from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERSIONS
 from virtbus.kubebridge.core.objects.refusals import Refusal
 from virtbus.kubebridge.core.runtime.calls import VM, VMI
+from virtbus.kubebridge.core.runtime.controller import ACCESS_REVIEW
 
 ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 """RBAC verbs by HTTP method."""
@@ -49,7 +50,7 @@ def target_of(path: str) -> Target | None:
 
 
 def review(user: User, method: str, target: Target) -> dict[str, Any]:
-    """Return the spec of the SubjectAccessReview."""
+    """Return the SubjectAccessReview."""
     attributes = {
         "group": GROUP,
         "version": target.version,
@@ -59,13 +60,14 @@ def review(user: User, method: str, target: Target) -> dict[str, Any]:
         "name": target.name,
         "verb": ACTS.get(method, method.lower()),
     }
-    return {
+    spec = {
         "user": user.name,
         "groups": list(user.groups),
         "resourceAttributes": {key: value for key, value in attributes.items() if value},
         **({"uid": user.uid} if user.uid else {}),
         **({"extra": {key: list(values) for key, values in user.extra}} if user.extra else {}),
     }
+    return {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.kind, "spec": spec}
 
 
 def forbidden(user: User, method: str, target: Target, reason: str = "") -> Refusal:

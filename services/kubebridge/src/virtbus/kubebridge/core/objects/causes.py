@@ -12,7 +12,6 @@ class Reason(StrEnum):
     NOT_SUPPORTED = "FieldValueNotSupported"
     DUPLICATE = "FieldValueDuplicate"
     NOT_FOUND = "FieldValueNotFound"
-    FORBIDDEN = "FieldValueForbidden"
 
 
 class Cause(NamedTuple):

@@ -172,8 +172,3 @@ def merged(
             | {"lastTransitionTime": since or at}
         )
     return result, at
-
-
-def find(conditions: Iterable[Object], kind: str) -> Object:
-    """Return the condition of a type, or an empty one."""
-    return next((one for one in conditions if one.get("type") == kind), {})

@@ -217,6 +217,15 @@ class Await:
 Action = Create | Replace | Patch | Merge | Delete | Call | RecordEvent | Requeue | Await
 
 
+class Listeners(list[Callable[[str], None]]):
+    """Functions that are called with the `namespace/name` of what changed."""
+
+    def __call__(self, path: str) -> None:
+        """Call all of them."""
+        for listener in self:
+            listener(path)
+
+
 class Lister(Protocol):
     """Reads a store of one kind. Paths are `namespace/name`."""
 

@@ -6,7 +6,7 @@ deleted. Otherwise a person decides (ADR 0033). The VM is marked on the bus, and
 Event and by the `kubevirt` object. VMs without this cluster's label are ignored.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from virtbus.kubebridge.core.objects.plain import text
 from virtbus.kubebridge.core.runtime.controller import (
@@ -18,6 +18,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Controller,
     Inputs,
     Key,
+    Listeners,
     Lister,
     RecordEvent,
     Requeue,
@@ -87,7 +88,7 @@ class Orphans:
         """Times of the next checks, by the suspect's name and uid."""
         self.kept: dict[str, str] = {}
         """The `namespace/name` of each kept VM, by uid."""
-        self.listeners: list[Callable[[str], None]] = []
+        self.listeners = Listeners()
 
     def paths(self) -> Iterable[str]:
         """Return the names of the kept VMs."""
@@ -135,8 +136,7 @@ class Orphans:
             self._due_s.setdefault(key.path, {})[uid] = at_s
             actions.append(Requeue(at_s - inputs.time_s))
         if self.kept != before:
-            for changed in self.listeners:
-                changed(key.path)
+            self.listeners(key.path)
         return actions
 
     def _checked(self, view: VmView, key: Key, there: str) -> list[Action]:

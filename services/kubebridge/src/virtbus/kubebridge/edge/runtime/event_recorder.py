@@ -7,7 +7,7 @@ A repeated event increments the series of the first. Events do not delay the rec
 import asyncio
 import logging
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, micro_stamp, text
@@ -28,21 +28,13 @@ NOTE_MAX = 1024
 """Longest note, in bytes."""
 
 
-class _Same(NamedTuple):
-    """The key by which events count as equal."""
-
-    uid: str
-    reason: str
-    message: str
-
-
+@dataclass(slots=True)
 class _Told:
-    """A sent event: its name, its count, and the time of its last write."""
+    """A sent event: its name, the time of its last write, and its count."""
 
-    def __init__(self, name: str, at_s: float) -> None:
-        self.name = name
-        self.count = 1
-        self.written_s = at_s
+    name: str
+    written_s: float
+    count: int = 1
 
 
 class EventRecorder:
@@ -53,7 +45,7 @@ class EventRecorder:
         self._instance = instance
         self._sources = sources
         self._waiting: asyncio.Queue[tuple[Json, RecordEvent]] = asyncio.Queue(WAITING_MAX)
-        self._told: OrderedDict[_Same, _Told] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str, str], _Told] = OrderedDict()
         self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self.dropped = 0
 
@@ -81,7 +73,7 @@ class EventRecorder:
 
     async def _sent(self, about: Json, what: RecordEvent) -> None:
         now_s = asyncio.get_running_loop().time()
-        same = _Same(about["uid"], what.reason, what.message)
+        same = (about["uid"], what.reason, what.message)
         told = self._told.get(same)
         if told is not None:
             self._told.move_to_end(same)

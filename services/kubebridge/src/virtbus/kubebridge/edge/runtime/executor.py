@@ -6,7 +6,7 @@ errors are raised, and retried.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from virtbus.bus.ports import Bus
 from virtbus.kubebridge.core.objects.plain import Object, at, text
@@ -28,11 +28,12 @@ from virtbus.kubebridge.core.runtime.controller import (
     Requeue,
 )
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
+from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.store import Store
+from virtbus.kubebridge.edge.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmCreated
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -54,23 +55,6 @@ class EndedError(Exception):
         self.after_s = after_s
 
 
-class Recorder(Protocol):
-    """Records Events."""
-
-    def record(self, obj: Object, what: RecordEvent) -> None:
-        """Queue an Event on an object."""
-
-
-class Vms(Protocol):
-    """The store of the bus' VMs."""
-
-    def answered(self, view: VmView) -> None:
-        """Take the VM in an answer."""
-
-    def ended(self, uid: str) -> None:
-        """Note that a VM certainly does not exist."""
-
-
 class _Memo(NamedTuple):
     uid: str
     refused: Refused
@@ -84,8 +68,8 @@ class Executor:
         cluster: Cluster,
         bus: Bus,
         stores: Mapping[Kind, Store],
-        vms: Vms,
-        recorder: Recorder,
+        vms: Views,
+        recorder: EventRecorder,
     ) -> None:
         self._cluster = cluster
         self._bus = bus

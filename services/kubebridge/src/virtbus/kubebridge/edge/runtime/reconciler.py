@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -14,15 +14,18 @@ from virtbus.kubebridge.core.runtime.controller import (
     Inputs,
     Key,
     Kind,
+    Listeners,
     Watch,
     key_of,
 )
 from virtbus.kubebridge.edge.cluster import EVERYTHING, Cluster, Scope
-from virtbus.kubebridge.edge.runtime.executor import Executor, Recorder, Vms
+from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
+from virtbus.kubebridge.edge.runtime.executor import Executor
 from virtbus.kubebridge.edge.runtime.references import References
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
-from virtbus.kubebridge.edge.runtime.store import Changed, Slim, Store
+from virtbus.kubebridge.edge.runtime.store import Slim, Store
 from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
+from virtbus.kubebridge.edge.views import Views
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ RESYNC_S = 1.0
 class Source(Protocol):
     """Calls its listeners with the `namespace/name` of what changed."""
 
-    listeners: list[Changed]
+    listeners: Listeners
 
     def paths(self) -> Iterable[str]:
         """Return the paths of all objects."""
@@ -43,7 +46,7 @@ class Reconciler:
     """The runtime of one bridge. It reconciles while `leads` is set."""
 
     def __init__(
-        self, cluster: Cluster, bus: Bus, vms: Vms, recorder: Recorder, leads: asyncio.Event
+        self, cluster: Cluster, bus: Bus, vms: Views, recorder: EventRecorder, leads: asyncio.Event
     ) -> None:
         self._cluster = cluster
         self._sources = bus.sources
@@ -53,7 +56,7 @@ class Reconciler:
         self._others: dict[Kind, Source] = {}
         self._synced: dict[Kind, asyncio.Event] = {}
         """Set once the initial list of a kind is complete."""
-        self._watches: list[tuple[Kind, Changed]] = []
+        self._watches: list[tuple[Kind, Callable[[str], None]]] = []
         self.queue = WorkQueue(leads, bus.sources)
         self.references = References(cluster, self.queue.add, bus.sources)
         self.executor = Executor(cluster, bus, self.stores, vms, recorder)

@@ -44,8 +44,6 @@ class Reflector:
         self._pauses = delays(*PAUSE_S, sources)
         self.synced = asyncio.Event()
         """Set once a complete list is stored."""
-        self.lists = 0
-        """Number of complete lists."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -68,7 +66,6 @@ class Reflector:
             version = page.resource_version
         self._objects.retain(seen)
         self._version = version
-        self.lists += 1
         self.synced.set()
 
     async def _watch(self) -> None:

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.objects.plain import Object, at, key, part, text
+from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.kubebridge.core.translation import annotations as notes
-
-Changed = Callable[[str], None]
-"""Called with the `namespace/name` of a changed, new or removed object."""
 
 Slim = Callable[[Object], dict[str, Any]]
 """Removes the fields that no rule reads."""
@@ -35,12 +33,9 @@ class Store:
         self._slim = slim or slim_kubevirt
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self.listeners: list[Changed] = []
-        self.of_writes: list[Changed] = []
+        self.listeners = Listeners()
+        self.of_writes = Listeners()
         """Called for the bridge's own writes, which `listeners` do not get."""
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the keys, `namespace/name`."""
@@ -66,7 +61,7 @@ class Store:
             return  # a newer write of our own is already stored
         self._held[name] = held
         if before != held:
-            self._tell(name)
+            self.listeners(name)
 
     def wrote(self, obj: Object) -> None:
         """Store the answer of our own write before the watch delivers it.
@@ -77,8 +72,7 @@ class Store:
         before = self._held.get(name)
         if before is not None and before.uid == held.uid and held.version > before.version:
             self._held[name] = held
-            for changed in self.of_writes:
-                changed(name)
+            self.of_writes(name)
 
     def ended(self, uid: str) -> bool:
         """Return True if its end was reported: by a deletion timestamp or a watch's DELETED.
@@ -102,7 +96,7 @@ class Store:
     def drop(self, name: str) -> None:
         """Remove an object that is deleted or missing."""
         if self._held.pop(name, None) is not None:
-            self._tell(name)
+            self.listeners(name)
 
     def retain(self, names: set[str]) -> None:
         """Remove all objects that are missing in a complete list."""
@@ -114,10 +108,6 @@ class Store:
         number = int(version) if version.isdigit() else 0
         body = json.dumps(self._slim(obj), separators=(",", ":"), ensure_ascii=False)
         return _Held(text(obj, "metadata", "uid"), number, body.encode())
-
-    def _tell(self, name: str) -> None:
-        for changed in self.listeners:
-            changed(name)
 
 
 def slim_kubevirt(obj: Object) -> dict[str, Any]:

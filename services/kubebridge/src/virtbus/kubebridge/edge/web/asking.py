@@ -80,19 +80,10 @@ class Asking:
         asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()
         if self._allowed.get(asked, now) > now:
             return
-        spec = review(user, method, target)
-        answer = await self._cluster.create(ACCESS_REVIEW, _review(spec))
+        answer = await self._cluster.create(ACCESS_REVIEW, review(user, method, target))
         if at(answer, "status", "allowed") is not True:
             raise RefusedError(forbidden(user, method, target, text(answer, "status", "reason")))
         self._allowed[asked] = now + ALLOWED_S
         self._allowed.move_to_end(asked)
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.popitem(last=False)
-
-
-def _review(spec: dict[str, object]) -> dict[str, object]:
-    return {
-        "apiVersion": ACCESS_REVIEW.api_version,
-        "kind": ACCESS_REVIEW.kind,
-        "spec": spec,
-    }
