@@ -6,11 +6,16 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
-from virtbus.documents import asyncapi, manifests, reference, states
+from virtbus.documents import (
+    asyncapi,
+    kubevirt_fields,
+    kubevirt_states,
+    manifests,
+    reference,
+    states,
+)
+from virtbus.documents.crds import crd
 from virtbus.documents.wire import FOLDER, editions, golden, json_schema, models, unread
-from virtbus.kubebridge.core.crds import crd
-from virtbus.kubebridge.core.documents import fields
-from virtbus.kubebridge.core.documents import states as kubevirt_states
 
 ROOT = Path(__file__).parents[5]
 COMMAND = "python -m virtbus.documents"
@@ -49,7 +54,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": states.page(),
         "models.md": reference.model_pages(),
         "settings.md": reference.settings(),
-        "kubevirt-fields.md": fields.page(),
+        "kubevirt-fields.md": kubevirt_fields.page(),
         "kubevirt-states.md": kubevirt_states.page(),
     }
     note = f"<!-- Written by `{COMMAND}` (make docs) from the code; edit that. -->\n\n"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from virtbus.kubebridge.core.crds.models.part import (
+from virtbus.documents.crds.models.part import (
     Int32,
     Int64,
     IntOrString,
@@ -14,7 +14,7 @@ from virtbus.kubebridge.core.crds.models.part import (
     must,
     said,
 )
-from virtbus.kubebridge.core.crds.models.pods import ATOMIC
+from virtbus.documents.crds.models.pods import ATOMIC
 
 One32 = Annotated[int, Field(ge=1, json_schema_extra={"format": "int32"})]
 One64 = Annotated[int, Field(ge=1, json_schema_extra={"format": "int64"})]

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from virtbus.kubebridge.core.crds import cel
-from virtbus.kubebridge.core.crds.models.installation import KubeVirt
-from virtbus.kubebridge.core.crds.models.instance import VirtualMachineInstance
-from virtbus.kubebridge.core.crds.models.virtualmachine import VirtualMachine
-from virtbus.kubebridge.core.crds.schema import Schema, structural
+from virtbus.documents.crds import cel
+from virtbus.documents.crds.models.installation import KubeVirt
+from virtbus.documents.crds.models.instance import VirtualMachineInstance
+from virtbus.documents.crds.models.virtualmachine import VirtualMachine
+from virtbus.documents.crds.schema import Schema, structural
 from virtbus.kubebridge.core.fields.row import Field, Verdict
 from virtbus.kubebridge.core.fields.table import VM, VMI
 

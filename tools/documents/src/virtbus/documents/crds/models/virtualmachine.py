@@ -1,14 +1,14 @@
 """Model of a VirtualMachine: it creates instances of its template as its run strategy says."""
 
-from virtbus.kubebridge.core.crds.models.datavolumes import DataVolumeTemplate
-from virtbus.kubebridge.core.crds.models.devices import Disk
-from virtbus.kubebridge.core.crds.models.instance import InstanceSpec
-from virtbus.kubebridge.core.crds.models.instance_status import ChangedBlockTracking
-from virtbus.kubebridge.core.crds.models.machine import Condition
-from virtbus.kubebridge.core.crds.models.migrations import MigratedVolume
-from virtbus.kubebridge.core.crds.models.part import Int64, Metadata, Part, Time, must, said
-from virtbus.kubebridge.core.crds.models.pods import ATOMIC
-from virtbus.kubebridge.core.crds.models.volumes import Claim, DataVolumeVolume
+from virtbus.documents.crds.models.datavolumes import DataVolumeTemplate
+from virtbus.documents.crds.models.devices import Disk
+from virtbus.documents.crds.models.instance import InstanceSpec
+from virtbus.documents.crds.models.instance_status import ChangedBlockTracking
+from virtbus.documents.crds.models.machine import Condition
+from virtbus.documents.crds.models.migrations import MigratedVolume
+from virtbus.documents.crds.models.part import Int64, Metadata, Part, Time, must, said
+from virtbus.documents.crds.models.pods import ATOMIC
+from virtbus.documents.crds.models.volumes import Claim, DataVolumeVolume
 
 
 class Matcher(Part):

@@ -1,8 +1,8 @@
 """Model of a VirtualMachineInstance's status."""
 
-from virtbus.kubebridge.core.crds.models.machine import Condition, CpuTopology, Machine
-from virtbus.kubebridge.core.crds.models.migrations import ClaimInfo, MigratedVolume, MigrationState
-from virtbus.kubebridge.core.crds.models.part import (
+from virtbus.documents.crds.models.machine import Condition, CpuTopology, Machine
+from virtbus.documents.crds.models.migrations import ClaimInfo, MigratedVolume, MigrationState
+from virtbus.documents.crds.models.part import (
     Int32,
     Int64,
     Part,
@@ -12,7 +12,7 @@ from virtbus.kubebridge.core.crds.models.part import (
     must,
     said,
 )
-from virtbus.kubebridge.core.crds.models.pods import ATOMIC
+from virtbus.documents.crds.models.pods import ATOMIC
 
 
 class BackupVolume(Part):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from virtbus.kubebridge.core.crds.models.part import (
+from virtbus.documents.crds.models.part import (
     Int32,
     Int64,
     IntOrString,

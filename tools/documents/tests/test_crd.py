@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from virtbus.kubebridge.core.crds import cel
-from virtbus.kubebridge.core.crds.crd import definitions
-from virtbus.kubebridge.core.crds.models.part import Part, Quantity, must, said
-from virtbus.kubebridge.core.crds.models.pods import WHOLE
-from virtbus.kubebridge.core.crds.schema import structural
+from virtbus.documents.crds import cel
+from virtbus.documents.crds.crd import definitions
+from virtbus.documents.crds.models.part import Part, Quantity, must, said
+from virtbus.documents.crds.models.pods import WHOLE
+from virtbus.documents.crds.schema import structural
+from virtbus.documents.files import ROOT
 from virtbus.kubebridge.core.validation.rules import CROWD_RULES, SPEC_RULES, VM_RULES, VMI_RULES
 
 HERE = Path(__file__).parent
-SPEC = (HERE / "kubevirt_fields.txt").read_text().split()
+SPEC = (ROOT / "services/kubebridge/tests/kubevirt_fields.txt").read_text().split()
 OBJECTS = (HERE / "kubevirt_objects.txt").read_text().split()
 """All fields except the spec of a VMI, after their kind; KubeVirt at d923fdb8 (August 2026)."""
 DEFINITIONS = definitions()

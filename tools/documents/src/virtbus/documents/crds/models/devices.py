@@ -1,7 +1,7 @@
 """Models of the guest's devices: disks, network interfaces, and other devices."""
 
-from virtbus.kubebridge.core.crds.models.part import Empty, Int32, Part, Switch, must, said
-from virtbus.kubebridge.core.crds.models.pods import ATOMIC
+from virtbus.documents.crds.models.part import Empty, Int32, Part, Switch, must, said
+from virtbus.documents.crds.models.pods import ATOMIC
 
 
 class DiskTarget(Part):

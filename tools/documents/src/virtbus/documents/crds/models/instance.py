@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from virtbus.kubebridge.core.crds.models.devices import Devices
-from virtbus.kubebridge.core.crds.models.instance_status import InstanceStatus
-from virtbus.kubebridge.core.crds.models.machine import (
+from virtbus.documents.crds.models.devices import Devices
+from virtbus.documents.crds.models.instance_status import InstanceStatus
+from virtbus.documents.crds.models.machine import (
     Chassis,
     Clock,
     Cpu,
@@ -15,8 +15,8 @@ from virtbus.kubebridge.core.crds.models.machine import (
     Machine,
     Memory,
 )
-from virtbus.kubebridge.core.crds.models.part import Int64, Part, must, said
-from virtbus.kubebridge.core.crds.models.pods import (
+from virtbus.documents.crds.models.part import Int64, Part, must, said
+from virtbus.documents.crds.models.pods import (
     ATOMIC,
     Affinity,
     DnsConfig,
@@ -26,7 +26,7 @@ from virtbus.kubebridge.core.crds.models.pods import (
     Toleration,
     TopologySpreadConstraint,
 )
-from virtbus.kubebridge.core.crds.models.volumes import (
+from virtbus.documents.crds.models.volumes import (
     AccessCredential,
     Network,
     UtilityVolume,

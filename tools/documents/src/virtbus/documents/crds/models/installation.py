@@ -1,8 +1,8 @@
 """Model of the `kubevirt` object, by which clients see the version of KubeVirt's API."""
 
-from virtbus.kubebridge.core.crds.models.machine import Condition
-from virtbus.kubebridge.core.crds.models.part import Anything, Int64, Part, must, said
-from virtbus.kubebridge.core.crds.models.pods import ATOMIC
+from virtbus.documents.crds.models.machine import Condition
+from virtbus.documents.crds.models.part import Anything, Int64, Part, must, said
+from virtbus.documents.crds.models.pods import ATOMIC
 
 
 class Generation(Part):

@@ -1,7 +1,7 @@
 """Generates docs/reference/kubevirt-states.md: phases, run strategies and verbs."""
 
+from virtbus.documents.kubevirt_fields import table
 from virtbus.kubebridge.core.api.subresources import GROUP, VERBS
-from virtbus.kubebridge.core.documents.fields import table
 from virtbus.kubebridge.core.vm.run_strategies import TABLE, Asked, Do, Has
 from virtbus.kubebridge.core.vm.status import PRINTABLE
 from virtbus.kubebridge.core.vmi.phases import PHASE_OF

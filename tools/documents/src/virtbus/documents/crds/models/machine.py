@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from virtbus.kubebridge.core.crds.models.part import (
+from virtbus.documents.crds.models.part import (
     Empty,
     Int32,
     Part,

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from virtbus.kubebridge.core.crds.models.part import Empty, Int32, Part, Quantity, must, said
-from virtbus.kubebridge.core.crds.models.pods import WHOLE, LocalReference
+from virtbus.documents.crds.models.part import Empty, Int32, Part, Quantity, must, said
+from virtbus.documents.crds.models.pods import WHOLE, LocalReference
 
 
 class CloudInit(Part):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from virtbus.kubebridge.core.crds.models.part import Empty, Metadata, Part, Quantity, must, said
-from virtbus.kubebridge.core.crds.models.pods import ATOMIC, WHOLE, LabelSelector
+from virtbus.documents.crds.models.part import Empty, Metadata, Part, Quantity, must, said
+from virtbus.documents.crds.models.pods import ATOMIC, WHOLE, LabelSelector
 
 
 class Checkpoint(Part):
