@@ -14,7 +14,7 @@ from virtbus.kubebridge.core.translation.defaults import of_vm
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.runtime.views import Views
 
 KEY = Key(VM, "default", "kubevirt-smoke-fedora")
 

@@ -13,8 +13,8 @@ from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
 from virtbus.kubebridge.core.runtime.controller import GUEST_AGENT, Key
 from virtbus.kubebridge.edge.guest_agents import NORMAL, Delays, GuestAgents
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.kubebridge.edge.runtime.workqueue import WorkQueue
-from virtbus.kubebridge.edge.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestInfo, GuestOs

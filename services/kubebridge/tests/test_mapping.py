@@ -22,7 +22,7 @@ from virtbus.schemas.watchdog import I6300esb, Watchdog
 
 
 def made(whole: dict[str, Any]) -> VmCreate:
-    create, causes = translate(whole, {}, "c1")
+    create, causes, _ = translate(whole, {}, "c1")
     assert causes == ()
     assert create is not None
     return create

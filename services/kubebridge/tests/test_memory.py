@@ -17,7 +17,7 @@ from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.mapping import vm_field_causes
 from virtbus.kubebridge.edge.cluster import PAGE
 from virtbus.kubebridge.edge.runtime.store import ENDED_MAX, Store
-from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.schemas.subjects import api
 
 OBJECT_BYTES = 1536 * 1024

@@ -28,7 +28,7 @@ from virtbus.kubebridge.core.vmi.orphans import Orphans
 from virtbus.kubebridge.core.vmi.reconcile import Instances
 from virtbus.kubebridge.edge.cluster import Listing
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmDelete, VmUpdate
 from virtbus.schemas.errors import Code, VirtbusError

@@ -15,7 +15,7 @@ from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.lease import Lease
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.kubebridge.edge.web.site import Site
 from virtbus.kubebridge.settings import Settings
 

@@ -28,7 +28,7 @@ from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.kubebridge.edge.cluster import Scope
 from virtbus.kubebridge.edge.guest_agents import GuestAgents
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.runtime.views import Views
 
 
 class Running(Protocol):

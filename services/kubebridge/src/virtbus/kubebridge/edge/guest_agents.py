@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, Listeners, Watch
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
-from virtbus.kubebridge.edge.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion

@@ -1,9 +1,6 @@
-"""Names of KubeVirt's kinds, finalizers and labels, which users and tools rely on."""
+"""Names of KubeVirt's finalizers and labels, which users and tools rely on."""
 
-GROUP_VERSION = "kubevirt.io/v1"
-VM_KIND, VMI_KIND = "VirtualMachine", "VirtualMachineInstance"
-CONTROLLER_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
-VM_FINALIZER = CONTROLLER_FINALIZER
+VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
 """Keeps a VM until its VMI is gone."""
 VMI_FINALIZER = "kubevirt.io/foregroundDeleteVirtualMachine"
 """Keeps a VMI until nothing of its guest is left on any node."""

@@ -7,9 +7,9 @@ the slices of others. A proxy combines all slices of a Service.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from virtbus.kubebridge.core.objects.metadata import GROUP_VERSION, VMI_KIND
 from virtbus.kubebridge.core.runtime.controller import (
     ENDPOINT_SLICE,
+    VMI,
     Action,
     Create,
     Delete,
@@ -31,6 +31,8 @@ MAX_ENDPOINTS = 100
 RETRY_S = 5.0
 """Seconds before a retry if a created slice does not appear."""
 FAMILIES = ("IPv4", "IPv6")
+_VMI = {"apiVersion": VMI.api_version, "kind": VMI.kind}
+_SLICE = {"apiVersion": ENDPOINT_SLICE.api_version, "kind": ENDPOINT_SLICE.kind}
 UNRESOLVED = "UnresolvedPort"
 """Reason of the Event about a port that guests cannot resolve."""
 
@@ -123,8 +125,7 @@ def _endpoint(one: Member, family: str, *, early: bool) -> dict[str, Any]:
             "terminating": one.terminating,
         },
         "targetRef": {
-            "apiVersion": GROUP_VERSION,
-            "kind": VMI_KIND,
+            **_VMI,
             "namespace": one.namespace,
             "name": one.name,
             "uid": one.uid,
@@ -146,8 +147,7 @@ def _slice(
     if service.cluster_ip in {"", "None"}:
         labels[HEADLESS] = ""
     return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
+        **_SLICE,
         "metadata": {
             "name": name,
             "namespace": service.namespace,

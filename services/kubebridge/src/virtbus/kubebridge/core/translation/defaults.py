@@ -43,30 +43,19 @@ def into(spec: Plain, *path: str) -> Plain:
     return here
 
 
-def _many(spec: Plain, *path: str) -> list[Plain]:
-    """Return the objects of a list, created if missing."""
-    holder = into(spec, *path[:-1])
-    if holder.get(path[-1]) is None:
-        holder[path[-1]] = []
-    found = holder[path[-1]]
-    return found if isinstance(found, list) else []
+def _fixed(path: str, value: str) -> Default:
+    """Return the default of a text field."""
+    *above, name = path.split(".")
+
+    def fill(spec: Plain) -> None:
+        holder = into(spec, *above)
+        holder[name] = holder.get(name) or value
+
+    return Default(path, value, fill)
 
 
-def _architecture(spec: Plain) -> None:
-    if not spec.get("architecture"):
-        spec["architecture"] = "amd64"
-
-
-def _machine(spec: Plain) -> None:
-    machine = into(spec, "domain", "machine")
-    if not machine.get("type"):
-        machine["type"] = "q35"
-
-
-def _model(spec: Plain) -> None:
-    cpu = into(spec, "domain", "cpu")
-    if not cpu.get("model"):
-        cpu["model"] = "host-model"
+ARCHITECTURE = _fixed("architecture", "amd64")
+MACHINE = _fixed("domain.machine.type", "q35")
 
 
 def _topology(spec: Plain) -> None:
@@ -109,13 +98,14 @@ def _nic(spec: Plain) -> None:
 
 
 def _disks(spec: Plain) -> None:
-    disks = _many(spec, "domain", "devices", "disks")
-    named = {text(disk, "name") for disk in items(spec, "domain", "devices", "disks")}
-    for volume in items(spec, "volumes"):
-        name = text(volume, "name")
-        if name and name not in named:
-            disks.append({"name": name, "disk": {"bus": DEFAULT_BUS}})
-            named.add(name)
+    devices = into(spec, "domain", "devices")
+    if devices.get("disks") is None:
+        devices["disks"] = []
+    named = {"", *(text(disk, "name") for disk in items(devices, "disks"))}
+    missing = dict.fromkeys(text(volume, "name") for volume in items(spec, "volumes"))
+    if isinstance(devices["disks"], list):
+        fresh = ({"name": name, "disk": {"bus": DEFAULT_BUS}} for name in missing)
+        devices["disks"] += [disk for disk in fresh if disk["name"] not in named]
 
 
 def _buses(spec: Plain) -> None:
@@ -141,9 +131,7 @@ def _watchdog(spec: Plain) -> None:
     watchdog = at(spec, "domain", "devices", "watchdog")
     if not isinstance(watchdog, dict) or watchdog.get("diag288") is not None:
         return
-    model = into(watchdog, "i6300esb")
-    if not model.get("action"):
-        model["action"] = WATCHDOG_ACTION
+    _fixed("i6300esb.action", WATCHDOG_ACTION).fill(watchdog)
 
 
 def _features(spec: Plain) -> None:
@@ -151,9 +139,9 @@ def _features(spec: Plain) -> None:
 
 
 SPEC_DEFAULTS = (
-    Default("architecture", "amd64", _architecture),
-    Default("domain.machine.type", "q35", _machine),
-    Default("domain.cpu.model", "host-model", _model),
+    ARCHITECTURE,
+    MACHINE,
+    _fixed("domain.cpu.model", "host-model"),
     Default(
         "domain.cpu",
         "without sockets, cores and threads: one socket for each CPU of the limit or of the"
@@ -203,8 +191,8 @@ def of_vm(vm: Object) -> Plain:
     if not isinstance(at(whole, "spec", "template"), dict):
         return whole
     spec = into(whole, "spec", "template", "spec")
-    _architecture(spec)
-    _machine(spec)
+    ARCHITECTURE.fill(spec)
+    MACHINE.fill(spec)
     firmware = into(spec, "domain", "firmware")
     if not firmware.get("uuid") and (name := text(whole, "metadata", "name")):
         firmware["uuid"] = str(uuid.uuid5(FIRMWARE_NAMESPACE, name))

@@ -1,6 +1,6 @@
 """Maps a VMI to `vm.create` by the table of fields.
 
-A VMI is one run of a guest, so its VM has the run strategy Once. The VM controller (`vm_rules`)
+A VMI is one run of a guest, so its VM has the run strategy Once. The VM controller (`core/vm`)
 decides about the next run. VMI and VM share a uid, so a repeated create finds the existing VM.
 """
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from virtbus.kubebridge.core.fields import affinity
 from virtbus.kubebridge.core.fields.row import Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
 from virtbus.kubebridge.core.fields.walk import Walked, walk
 from virtbus.kubebridge.core.objects.causes import Cause, Reason
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VM_LABEL
 from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
-from virtbus.kubebridge.core.translation import affinity
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.contents import fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
@@ -38,15 +38,14 @@ UNNAMED = "unnamed"
 
 
 class Translated(NamedTuple):
-    """The result of a translation. `create` is None if there are `causes`."""
+    """The result of a translation. `create` is None if there are `causes`.
+
+    `whole` is the VMI with defaults.
+    """
 
     create: VmCreate | None
     causes: tuple[Cause, ...]
-
-    @property
-    def waits(self) -> bool:
-        """Return True if the only problems are missing objects."""
-        return bool(self.causes) and all(one.reason is Reason.NOT_FOUND for one in self.causes)
+    whole: Object
 
 
 def defaulted_template(vm: Object) -> Object:
@@ -85,7 +84,7 @@ def translate(vmi: Object, given: Given, cluster: str) -> Translated:
     walked.ours["labels"] |= {CREATED_BY: uid, CLUSTER: cluster}
     create, wrong = _bounded(walked)
     causes = (*walked.causes, *wrong, *_annotations(vmi, "metadata"))
-    return Translated(None if causes else create, causes)
+    return Translated(None if causes else create, causes, vmi)
 
 
 def _named(walked: Walked, vmi: Object, meta: str) -> None:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.fields.walk import MAX_CAUSES
 from virtbus.kubebridge.core.objects.causes import Cause, Reason
-from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS, VM_KIND, VMI_KIND
+from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
 from virtbus.kubebridge.core.objects.plain import Object, at, part, text
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, invalid
+from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.core.translation.defaults import json_patch, of_vm, of_vmi
 from virtbus.kubebridge.core.validation.rules import foreign_vmi_causes, vm_causes, vmi_causes
 
@@ -34,10 +35,6 @@ class Admitted(NamedTuple):
     changed: Callable[[Object, Object], list[Cause]]
 
 
-def _vm_filled(vm: Object, _old: Object) -> Plain:
-    return of_vm(vm)
-
-
 def _vmi_filled(vmi: Object, old: Object) -> Plain:
     """Fill in a VMI. A user's status is ignored, as in KubeVirt: it is not a subresource."""
     whole = dict(vmi) if old else of_vmi(vmi)
@@ -51,10 +48,6 @@ def _vm_changed(vm: Object, old: Object) -> list[Cause]:
         return []
     known = set(vm_causes(old))
     return [cause for cause in vm_causes(vm) if cause not in known]
-
-
-def _vmi_created(vmi: Object) -> list[Cause]:
-    return [*vmi_causes(vmi), *foreign_vmi_causes(vmi)]
 
 
 def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
@@ -78,8 +71,10 @@ def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
 
 
 KINDS = {
-    VM_KIND: Admitted(_vm_filled, vm_causes, _vm_changed),
-    VMI_KIND: Admitted(_vmi_filled, _vmi_created, _vmi_changed),
+    VM.kind: Admitted(lambda vm, _: of_vm(vm), vm_causes, _vm_changed),
+    VMI.kind: Admitted(
+        _vmi_filled, lambda vmi: [*vmi_causes(vmi), *foreign_vmi_causes(vmi)], _vmi_changed
+    ),
 }
 
 

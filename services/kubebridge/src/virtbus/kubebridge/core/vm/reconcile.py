@@ -4,11 +4,8 @@ from datetime import datetime
 from typing import Any
 
 from virtbus.kubebridge.core.objects.metadata import (
-    GROUP_VERSION,
     VM_FINALIZER,
-    VM_KIND,
     VM_LABEL,
-    VMI_KIND,
 )
 from virtbus.kubebridge.core.objects.plain import read
 from virtbus.kubebridge.core.runtime.controller import (
@@ -172,8 +169,8 @@ def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
     """Return the VMI that a VM's template makes."""
     made = read(Vmi, of_vm(vm.raw).get("spec", {}).get("template"))
     owner = {
-        "apiVersion": GROUP_VERSION,
-        "kind": VM_KIND,
+        "apiVersion": VM.api_version,
+        "kind": VM.kind,
         "name": vm.name,
         "uid": vm.uid,
         "controller": True,
@@ -187,7 +184,7 @@ def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
         "ownerReferences": [owner],
     }
     spec = {**made.spec, "startStrategy": "Paused"} if paused else dict(made.spec)
-    named = {"apiVersion": GROUP_VERSION, "kind": VMI_KIND}
+    named = {"apiVersion": VMI.api_version, "kind": VMI.kind}
     return of_vmi({**named, "metadata": metadata, "spec": spec})
 
 

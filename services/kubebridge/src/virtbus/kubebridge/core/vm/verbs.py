@@ -2,7 +2,7 @@
 
 It starts, stops and restarts a VM by a change of its run strategy or a request in its status.
 
-The effects on the bus follow from the VMI that is created or deleted (`vm_rules`). A verb never
+The effects on the bus follow from the VMI that is created or deleted (`reconcile.py`). A verb never
 both writes here and sends to the bus, so it can be repeated if its answer was lost.
 """
 

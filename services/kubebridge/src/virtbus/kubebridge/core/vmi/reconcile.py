@@ -28,14 +28,13 @@ from virtbus.kubebridge.core.runtime.controller import (
     Requeue,
     Watch,
 )
-from virtbus.kubebridge.core.translation.defaults import of_vmi
 from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.kubebridge.core.translation.references import Given, needs
 from virtbus.kubebridge.core.validation.rules import between_fields
 from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
 from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS
 from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, GuestAnswers, Seen, Views, status
-from virtbus.schemas.api import VmCreate, VmCreated, VmDelete, VmRef
+from virtbus.schemas.api import VmCreated, VmDelete, VmRef
 from virtbus.schemas.errors import Code
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.states import VmState
@@ -99,9 +98,10 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
     if seen.view is not None or seen.gone or vmi.phase in FINAL:
         return seen
     translated = translate(vmi.raw, given, cluster)
-    broken = between_fields(of_vmi(vmi.raw))
+    broken = between_fields(translated.whole)
     if translated.create is not None and not broken:
-        plan.append(_create(translated.create))
+        create = Call("create", translated.create, Code.GONE, OnRefusal.REPORT, VmCreated)
+        plan.append(create)
         for_good = seen.refused is not None and seen.refused.code in FOR_GOOD
         # Requeue on success too: the returned VM may never emit another change.
         plan.append(Requeue(RETRY_S[1 if for_good else 0]))
@@ -184,10 +184,6 @@ def given_up(view: VmView) -> bool:
     """Return True if its node has given up on a start and waits for a request."""
     retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
     return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
-
-
-def _create(create: VmCreate) -> Call:
-    return Call("create", create, Code.GONE, OnRefusal.REPORT, VmCreated)
 
 
 def delete(uid: str, grace_s: int | None = None) -> Call:

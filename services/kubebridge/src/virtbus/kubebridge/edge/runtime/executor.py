@@ -30,7 +30,7 @@ from virtbus.kubebridge.core.runtime.controller import (
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.store import Store
-from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmCreated
 from virtbus.schemas.errors import Code, VirtbusError
@@ -80,11 +80,10 @@ class Executor:
 
     def refused(self, key: Key, uid: str) -> Refused | None:
         """Return the last refusal for the object. One for an earlier object is forgotten."""
-        memo = self._memos.get(key)
-        if memo is not None and memo.uid != uid:
-            del self._memos[key]
-            memo = None
-        return memo.refused if memo is not None else None
+        if (memo := self._memos.get(key)) is None or memo.uid == uid:
+            return memo and memo.refused
+        del self._memos[key]
+        return None
 
     async def execute(self, actions: Sequence[Action], key: Key, read: Json | None) -> float:
         """Execute the actions. Return the seconds before the next reconcile, or 0."""

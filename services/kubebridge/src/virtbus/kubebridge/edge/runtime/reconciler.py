@@ -24,8 +24,8 @@ from virtbus.kubebridge.edge.runtime.executor import Executor
 from virtbus.kubebridge.edge.runtime.references import References
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
 from virtbus.kubebridge.edge.runtime.store import Slim, Store
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
-from virtbus.kubebridge.edge.views import Views
 
 log = logging.getLogger(__name__)
 

