@@ -27,13 +27,14 @@ fmt: ## format and mend what ruff can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-check: sync docs-check ## lock, format, lint, types, contracts, edges, prose, generated docs
+check: sync docs-check ## lock, format, lint, types, contracts, edges, prose, class sizes, generated docs
 	@tools/uv lock --check
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check . tools/census
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q tests/contract/test_edges.py tests/contract/test_prose.py
+	@$(BIN)/python -m tests.contract.class_sizes
 
 docs: sync ## rewrite what is generated from the code
 	@$(GENERATE)

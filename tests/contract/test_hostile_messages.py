@@ -79,7 +79,7 @@ async def test_early_ready_events_are_kept_in_a_bounded_number(tmp_path: Path) -
         last = {"uid": uid(1600), "epoch": 1, "phase": "begun"}
         await node.bus.publish(subjects.ready(NODE, uid(1600), "net"), last)
         await eventually(lambda: uid(1600) in agent.vms._early._parts)
-        assert len(agent.vms._early) == 1000
+        assert len(agent.vms._early._parts) == 1000
         assert len(agent.vms._early.take(uid(1499))) == 4
         assert not agent.vms._early.take(uid(1))
         await node.bus.publish(
@@ -88,10 +88,10 @@ async def test_early_ready_events_are_kept_in_a_bounded_number(tmp_path: Path) -
         )
         await eventually(lambda: uid(1500) in agent.vms._early._parts)
         await node.bus.purge(subjects.vm_record(NODE, uid(1500)))
-        await eventually(lambda: len(agent.vms._early) == 999)
+        await eventually(lambda: len(agent.vms._early._parts) == 999)
         await node.bus.publish(
             subjects.ready(NODE, uid(1500), "net"),
             {"uid": uid(1500), "epoch": 1, "phase": "ready"},
         )
         await node.start_another()
-        assert len(agent.vms._early) == 999
+        assert len(agent.vms._early._parts) == 999

@@ -10,8 +10,8 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
 
 WAY_UP = {"prepare", "start", "await start"}
-GUEST_ENDS = st.sampled_from([Event.SHUT_DOWN, Event.ENDED, Event.CRASHED])
-PREPARED = [Event.DEPENDENCIES_READY, Event.DEPENDENCIES_FAILED, Event.DEPENDENCIES_IMPOSSIBLE]
+GUEST_ENDS = st.sampled_from(["shut down", "ended", "crashed"])
+PREPARED = ["dependencies ready", "dependencies failed", "dependencies impossible"]
 ENOUGH = 20
 
 
@@ -21,7 +21,7 @@ class Life(RuleBasedStateMachine):
     @initialize(strategy=st.sampled_from([str(one) for one in RunStrategy]))
     def begin(self, strategy: str) -> None:
         self.strategy = strategy
-        self.phase = Phase.NEW
+        self.phase: Phase = "new"
         self.guest = False
         self.doing: set[Action] = set()
         self.deleting = False
@@ -37,14 +37,14 @@ class Life(RuleBasedStateMachine):
 
     # --- requests of users ----------------------------------------------------------------
     @precondition(lambda self: not self.deleting)
-    @rule(event=st.sampled_from(sorted(REQUESTS - {Event.DELETE})))
+    @rule(event=st.sampled_from(sorted(REQUESTS - {"delete"})))
     def wish(self, event: Event) -> None:
         self.take(event)
 
     @rule()
     def delete(self) -> None:
         self.deleting = True
-        self.take(Event.DELETE)
+        self.take("delete")
 
     # --- results of actions ---------------------------------------------------------------
     @precondition(lambda self: "prepare" in self.doing)
@@ -55,10 +55,10 @@ class Life(RuleBasedStateMachine):
             self.take(event)
 
     @precondition(lambda self: "start" in self.doing)
-    @rule(event=st.sampled_from([Event.STARTED, Event.START_FAILED, Event.START_LATER]))
+    @rule(event=st.sampled_from(["started", "start failed", "start later"]))
     def start_ended(self, event: Event) -> None:
         self.doing.discard("start")
-        self.guest = event is Event.STARTED
+        self.guest = event == "started"
         self.take(event)
 
     @precondition(lambda self: "destroy" in self.doing)
@@ -66,13 +66,13 @@ class Life(RuleBasedStateMachine):
     def destroyed(self) -> None:
         self.doing -= {"destroy", "start"}
         self.guest = False
-        self.take(Event.ENDED)
+        self.take("ended")
 
     @precondition(lambda self: "release" in self.doing)
     @rule()
     def released(self) -> None:
         self.doing.discard("release")
-        self.take(Event.RELEASED)
+        self.take("released")
 
     # --- spontaneous events ---------------------------------------------------------------
     @precondition(lambda self: self.guest)
@@ -85,19 +85,19 @@ class Life(RuleBasedStateMachine):
     @rule()
     def retry(self) -> None:
         self.doing -= {"retry soon", "retry backed off"}
-        self.take(Event.RETRY)
+        self.take("retry")
 
     @precondition(lambda self: "shutdown" in self.doing)
     @rule()
     def grace_over(self) -> None:
         self.doing.discard("shutdown")
-        self.take(Event.GRACE_EXPIRED)
+        self.take("grace expired")
 
     # --- guarantees -----------------------------------------------------------------------
     @invariant()
     def a_guest_that_runs_is_known(self) -> None:
         if getattr(self, "guest", False):
-            assert self.phase in {Phase.RUNNING, Phase.STOPPING, Phase.ENDING}
+            assert self.phase in {"running", "stopping", "ending"}
 
     @invariant()
     def a_deleted_vm_is_shown_so(self) -> None:
@@ -110,18 +110,18 @@ class Life(RuleBasedStateMachine):
             return
         self.delete()
         for _ in range(ENOUGH):
-            if self.phase is Phase.RELEASED:
+            if self.phase == "released":
                 break
             if "destroy" in self.doing:
                 self.destroyed()
             elif "release" in self.doing:
                 self.released()
             elif "start" in self.doing:
-                self.start_ended(Event.STARTED)
+                self.start_ended("started")
             else:
                 self.grace_over()
-        self.take(Event.PURGED)
-        assert str(self.phase) == Phase.GONE
+        self.take("purged")
+        assert str(self.phase) == "gone"
 
 
 TestLife = Life.TestCase

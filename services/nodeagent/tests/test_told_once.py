@@ -10,7 +10,6 @@ from virtbus.bus.memory import MemoryBus
 from virtbus.bus.ports import Entry
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.simulated import SimulatedNode
-from virtbus.nodeagent.vm.machine import Event
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.vm import VmStatus
@@ -28,7 +27,7 @@ async def test_a_start_is_one_status_even_if_libvirt_repeats_it(
     async with node.bus.watch(subjects.vm_status(NODE, A)) as watch, node.agent() as agent:
 
         async def answers(*_args: object, **_options: object) -> str:
-            agent.vms.actors[A].post(Event.STARTED)  # libvirt's own event comes at this moment
+            agent.vms.actors[A].post("started")  # libvirt's own event comes at this moment
             return "Simulated"
 
         monkeypatch.setattr(SimulatedNode, "answers", answers)

@@ -21,8 +21,7 @@ from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.node_wish import OTHER_BUS, JoinCheck, WishHere
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
-from virtbus.nodeagent.vm.intent import overtaken
-from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.intent import MOVED, overtaken
 from virtbus.nodeagent.vm.observation import found
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -202,14 +201,14 @@ class Assignments:
     def _queue(self, uid: str, record: VmRecord) -> None:
         """Start it as new once the old one is released."""
         self._next[uid] = record
-        self.actors[uid].post(Event.PURGED)
+        self.actors[uid].post("purged")
 
     def _end(self, uid: str) -> None:
         actor = self.actors[uid]
         if actor.vm.reasons.refused:
             self.sweep_due.set()
         if self.join.trusted:
-            actor.terminate_purged(deleted=bool(self.listings.purged(uid)))
+            actor.terminate(MOVED, at_once=True, deleted=bool(self.listings.purged(uid)))
 
     def _resume(self, actor: VmActor) -> None:
         """End the hold of the comparison; a fence may still apply."""

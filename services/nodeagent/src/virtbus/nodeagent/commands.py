@@ -14,7 +14,7 @@ from virtbus.bus.ports import Endpoint, Request
 from virtbus.bus.service import refuse_late
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
-from virtbus.nodeagent.vm.machine import UP, Phase
+from virtbus.nodeagent.vm.machine import UP
 from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty
 from virtbus.schemas.errors import Code, VirtbusError
@@ -90,7 +90,7 @@ class Commands:
             raise VirtbusError(Code.UNAVAILABLE, "held", guest.vm.reasons.held, after_ms=1000)
         if guest.vm.phase not in UP:
             raise _not_running(guest)
-        if guest.vm.phase is Phase.PAUSED and want.verb == "soft-reboot":
+        if guest.vm.phase == "paused" and want.verb == "soft-reboot":
             name = guest.vm.record.name
             message = f"{name} is paused and hears nothing; `virtbus vm unpause {name}` first"
             raise VirtbusError(Code.CONFLICT, "paused", message)

@@ -25,9 +25,6 @@ class EarlyParts:
         self._clock = clock
         self._parts: dict[str, tuple[float, deque[Part]]] = {}
 
-    def __len__(self) -> int:
-        return len(self._parts)
-
     def add(self, part: Part) -> None:
         """Store a part; raise VirtbusError 400 if its uid is invalid."""
         uid = check_uid(part.uid)

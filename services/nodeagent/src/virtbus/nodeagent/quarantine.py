@@ -13,6 +13,7 @@ from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.uid_table import ABSENT
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.intent import MOVED
 from virtbus.nodeagent.vm.machine import Phase
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -34,7 +35,7 @@ IMAGED_S = 10.0
 LOOK_S = 0.1
 ANSWER_BEFORE_S = 0.5
 BY_HAND = "a person ended the VM, of which the bus had no record"
-OFF = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
+OFF = frozenset[Phase]({"stopped", "succeeded", "failed"})
 
 
 class QuarantineDesk:
@@ -134,7 +135,7 @@ class QuarantineDesk:
             why = "moved elsewhere" if overtaken else "ended by hand"
             log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
             if overtaken:  # the other copy may run by now: no grace here (I1)
-                guest.terminate_purged(deleted=False)
+                guest.terminate(MOVED, at_once=True)
             else:
                 guest.terminate(BY_HAND)
             await self._gone(uid, until_s)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = REQUEST_BYTES
 """Size of the records in one answer, which also contains ids of removed VMs."""
-LEFT = frozenset({Phase.RELEASED, Phase.GONE})
+LEFT = frozenset[Phase]({"released", "gone"})
 
 
 def _page(records: Iterable[VmRecord], limit: int) -> Iterator[VmRecord]:

@@ -4,10 +4,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Hypervisor
-from virtbus.nodeagent.disk_room import go_on
+from virtbus.nodeagent.core.ports import (
+    DomainChange,
+    DomainEvent,
+    DomainFacts,
+    DomainState,
+    Hypervisor,
+)
 from virtbus.nodeagent.vm.actor import VmActor
-from virtbus.nodeagent.vm.machine import Event, Phase
+from virtbus.nodeagent.vm.machine import Event
 from virtbus.nodeagent.vm.observation import missed
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -17,15 +22,16 @@ HEALTH_INTERVAL_S = 5.0
 BLIND_AFTER_S = 2.0
 """A restart of libvirtd takes less, and guests run on over it."""
 AGAIN_S = 1.0
+NO_ROOM = "its disk's host has no room (or fails): free space there; the guest continues by itself"
 BLIND = "libvirt does not answer, so nobody knows which guests run: {error}"
 CHANGES: dict[DomainChange, Event] = {
-    DomainChange.STARTED: Event.STARTED,
-    DomainChange.PAUSED: Event.PAUSED,
-    DomainChange.RESUMED: Event.RESUMED,
-    DomainChange.SHUT_DOWN: Event.SHUT_DOWN,
-    DomainChange.ENDED: Event.ENDED,
-    DomainChange.CRASHED: Event.CRASHED,
-    DomainChange.START_FAILED: Event.START_FAILED,
+    DomainChange.STARTED: "started",
+    DomainChange.PAUSED: "paused",
+    DomainChange.RESUMED: "resumed",
+    DomainChange.SHUT_DOWN: "shut down",
+    DomainChange.ENDED: "ended",
+    DomainChange.CRASHED: "crashed",
+    DomainChange.START_FAILED: "start failed",
 }
 
 ACTIVE = {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
@@ -69,7 +75,7 @@ class WatchedDomains:
         guest = self._guests.get(event.uid)
         if guest is None or event.change is None:
             return
-        if guest.vm.phase is Phase.STARTING and event.change in OF_A_START:
+        if guest.vm.phase == "starting" and event.change in OF_A_START:
             return  # the start itself reports, including its error
         guest.on_change(event.change)
         if event.change not in CHANGES:
@@ -79,7 +85,7 @@ class WatchedDomains:
         if active != (event.change in ACTIVE):
             return
         if facts is not None and facts.state is DomainState.PAUSED:
-            guest.post(Event.PAUSED)
+            guest.post("paused")
         elif event.change is not DomainChange.PAUSED:
             guest.post(CHANGES[event.change])
 
@@ -108,9 +114,29 @@ class WatchedDomains:
             return False
         for uid, guest in list(self._guests.items()):
             guest.post(missed(guest.vm.phase, domains.get(uid)))
-        await go_on(domains.values(), self._guests, self._hypervisor)
+        for uid, facts in domains.items():
+            if (waiting := self._guests.get(uid)) is not None:
+                await self._resume_after_full_disk(waiting, facts)
         self._sees()
         return True
+
+    async def _resume_after_full_disk(self, guest: VmActor, facts: DomainFacts) -> None:
+        """Report why this guest waits, and resume it if its disk was full (F30).
+
+        Nothing reports that space is free again, so each comparison resumes it. QEMU repeats the
+        write. If it still fails, the guest pauses again and has lost nothing.
+        """
+        waits = NO_ROOM if facts.waits_for_disk else ""
+        if waits != guest.vm.observed.disk_waits:
+            guest.vm.observed.disk_waits = waits
+            guest.report()
+        if not waits or guest.vm.record.paused:
+            return
+        try:
+            await self._hypervisor.resume(facts.uid)
+        except VirtbusError as error:
+            extra = {"code": "not_resumed", "uid": facts.uid}
+            log.info("paused because its disk is full: %s", error, extra=extra)
 
     def _cannot_see(self, error: str) -> None:
         if self._blind_soon is None:

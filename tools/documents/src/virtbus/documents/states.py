@@ -39,7 +39,7 @@ def _of_users() -> list[str]:
         "",
         "So these are the changes of the reported state:",
         "",
-        *_drawn(_reported(), VISIBLE[machine.Phase.NEW]),
+        *_drawn(_reported(), VISIBLE["new"]),
         "",
     ]
 

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.nodeagent.core.devices import display_elements, guards
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import disk_controllers, disk_elements
-from virtbus.nodeagent.core.display import display_elements
 from virtbus.nodeagent.core.element import Element, el, to_text
-from virtbus.nodeagent.core.guards import guards
 from virtbus.nodeagent.core.metadata import metadata
 from virtbus.nodeagent.core.slots import Slots
 from virtbus.schemas.image import ImageFormat

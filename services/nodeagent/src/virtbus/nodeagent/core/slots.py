@@ -8,7 +8,6 @@ from virtbus.nodeagent.core.element import Element, el
 
 SPARE = 4
 """Free root ports for hot-plug."""
-MAX_NICS = 8
 
 
 class Slots:

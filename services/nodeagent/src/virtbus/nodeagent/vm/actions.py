@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest delay, so that retries of a crashing guest never become faster."""
+ENDS_GUEST = ("shutdown", "destroy")
+"""Tasks that may end a guest."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write files of the VM in threads, which a cancellation does not end."""
 
@@ -47,6 +49,7 @@ class Tasks:
         self._uid = uid
         self.group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
     def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
@@ -77,18 +80,22 @@ class Tasks:
             if name in self._tasks:
                 self._tasks[name].cancel()
 
+    def set_timer(self, after_s: float, then: Callable[[], None] | None) -> None:
+        """Set the VM's timer, which replaces an earlier one; None: set none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = None if then is None else loop.call_later(after_s, then)
+
     def cancel(self) -> None:
-        """Cancel all children."""
+        """Cancel the timer and all children."""
+        self.set_timer(0, None)
         self.stop(*self._tasks)
 
     def running(self, name: str) -> asyncio.Task[None] | None:
         """Return the task of that name, None if it is done or there is none."""
         task = self._tasks.get(name)
         return task if task is not None and not task.done() else None
-
-    def begun(self, *names: str) -> list[asyncio.Task[None]]:
-        """Return the tasks of these names, done or not."""
-        return [self._tasks[name] for name in names if name in self._tasks]
 
     async def written(self) -> None:
         """Return once no thread of a cancelled task writes a file any more."""
@@ -147,37 +154,26 @@ class Actions:
         self._prepared = False
         self._ended = asyncio.Event()
         """Set once the guest that is being destroyed has ended for any reason."""
-        self._timer: asyncio.TimerHandle | None = None
         self.table: dict[Action, Callable[[], None]] = {
-            "prepare": lambda: self._run("prepare", self._prepare, Event.DEPENDENCIES_FAILED),
+            "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
             "save": self.save,
             "start": self._start,
             "await start": lambda: self._run(
-                "start", lambda: await_start(vm.record.uid, tools.hypervisor), Event.START_LATER
+                "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
             "shutdown": self._shutdown,
             "destroy": self._destroy,
             "release": self._release,
-            "retry soon": partial(self._set_timer, Event.RETRY, SOON_S),
+            "retry soon": lambda: self.tasks.set_timer(SOON_S, partial(post, "retry")),
             "retry backed off": self._retry_backed_off,
             "reset attempts": self._reset_attempts,
             "verify running": partial(self._run, "confirm", self._verify_running),
-            "await stable": lambda: self._set_timer(Event.STABLE, STABLE_S),
+            "await stable": lambda: self.tasks.set_timer(STABLE_S, partial(post, "stable")),
             "watch": self.watch,
             "unwatch": partial(self.tasks.stop, "ready", "confirm", "pause"),
             "stop ending": lambda: self._ended.set(),
         }
-
-    def cancel(self) -> None:
-        """End the timer and all tasks."""
-        self._set_timer(None, 0)
-        self.tasks.cancel()
-
-    def network_lost(self, why: str) -> None:
-        """Report that the running guest has no network any more; no other reaction."""
-        self._vm.observed.network_lost = why
-        self._report()
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -217,9 +213,8 @@ class Actions:
 
     def save(self) -> None:
         """Write the latest record to disk in the background."""
-        if self.tasks.group is None or self._vm.phase in LEAVING:
-            return
-        if self._copy.stale and self.tasks.running("save") is None:
+        may = self.tasks.group is not None and self._vm.phase not in LEAVING
+        if may and self._copy.stale and self.tasks.running("save") is None:
             self.tasks.run("save", self._copy.save_soon)
 
     async def _prepare(self) -> Outcome:
@@ -234,8 +229,8 @@ class Actions:
 
     def _start(self) -> None:
         """Start after any call that ends the previous run; it would end this one."""
-        before = self.tasks.begun("shutdown", "destroy")
-        self._run("start", partial(self._start_vm, before), Event.START_FAILED)
+        before = [task for name in ENDS_GUEST if (task := self.tasks.running(name))]
+        self._run("start", partial(self._start_vm, before), "start failed")
 
     async def _start_vm(self, before: list[asyncio.Task[None]]) -> Outcome:
         vm, record = self._vm, self._vm.record
@@ -274,7 +269,7 @@ class Actions:
         if vm.net.latest is None or vm.image.latest is None:
             error = await learn_dependencies(vm.record, vm.image, vm.net)
             if error is not None and error.reason == "network_lost":
-                self.network_lost(error.body.message)
+                seen.network_lost = error.body.message
             self._report()
         if seen.ready:
             return  # adopted, and it was ready before
@@ -305,7 +300,7 @@ class Actions:
         self._tools.facts.emit(Kind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
             self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
-            self._set_timer(Event.GRACE_EXPIRED, grace)
+            self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
 
@@ -319,7 +314,7 @@ class Actions:
         )
 
     def _release(self) -> None:
-        self._set_timer(None, 0)
+        self.tasks.set_timer(0, None)
         self.tasks.stop("prepare", "shutdown", "ready")
         self._until_done(
             "release",
@@ -335,19 +330,11 @@ class Actions:
 
     def _retry_backed_off(self) -> None:
         self._vm.observed.attempt += 1
-        self._set_timer(Event.RETRY, backoff_s(self._vm.observed.attempt))
+        after_s = backoff_s(self._vm.observed.attempt)
+        self.tasks.set_timer(after_s, partial(self._post, "retry"))
 
     def _reset_attempts(self) -> None:
         self._vm.observed.attempt = 0
-
-    def _set_timer(self, event: Event | None, after_s: float) -> None:
-        """Set the VM's timer; it replaces an earlier one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if event is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(after_s, self._post, event)
 
 
 def backoff_s(attempt: int) -> float:

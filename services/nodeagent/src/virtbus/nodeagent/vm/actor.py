@@ -16,7 +16,7 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm import observation
 from virtbus.nodeagent.vm.actions import Actions
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.intent import MOVED, Applied, applied_by
+from virtbus.nodeagent.vm.intent import Applied, applied_by
 from virtbus.nodeagent.vm.machine import (
     DROPPED,
     HELD_BACK,
@@ -27,7 +27,6 @@ from virtbus.nodeagent.vm.machine import (
     Action,
     Effect,
     Event,
-    Phase,
     Signal,
     accepts,
     control,
@@ -68,20 +67,19 @@ class VmActor:
         self._actions: dict[Action, Callable[[], Awaitable[None] | None]] = {
             **self._does.table,
             "purge status": self._purge_status,
-            "defer purge": lambda: self._deferred.append(Event.PURGED),
+            "defer purge": lambda: self._deferred.append("purged"),
             "replay": self._replay,
             "report": self.report,
             "settle": partial(self._signal, "settled"),
         }
         self._effects: dict[Effect, Callable[[], object]] = {
             "apply": self._apply,
-            "apply or report": self._apply_or_report,
             "report": self.report,
             "save": self._does.save,
             "replay": self._replay,
             "discard": self._deferred.clear,
-            "delete": partial(self.post, Event.DELETE),
-            "purge": partial(self.post, Event.PURGED),
+            "delete": partial(self.post, "delete"),
+            "purge": partial(self.post, "purged"),
         }
 
     # --- the second table ------------------------------------------------------------------------
@@ -119,7 +117,11 @@ class VmActor:
         self._signal("resume")
 
     def terminate(self, why: str, *, at_once: bool = False, deleted: bool = False) -> None:
-        """End and forget the VM, which has no record."""
+        """End and forget the VM, which has no record.
+
+        `at_once`: without grace, because another node may run it (I1). `deleted`: a user's delete
+        purged the record.
+        """
         before = self.vm.reasons
         self.vm.reasons = replace(
             before,
@@ -130,10 +132,6 @@ class VmActor:
         if not before.terminated:
             self._signal("terminate")
 
-    def terminate_purged(self, *, deleted: bool) -> None:
-        """End it without grace: its record was purged, and another node may run it (I1)."""
-        self.terminate(MOVED, at_once=True, deleted=deleted)
-
     def set_desired(self, record: VmRecord) -> None:
         """Apply a new version of the record; ignore older epochs and repeated requests."""
         if record.epoch < self.vm.record.epoch:
@@ -143,16 +141,10 @@ class VmActor:
         self.vm.record = record
         self._signal("record")
 
-    def _apply(self) -> bool:
-        """Post the unapplied requests of the record; return False if there are none."""
-        events = self.vm.applied.events(self.vm.record, self.vm.phase)
-        for event in events:
+    def _apply(self) -> None:
+        """Post the unapplied requests of the record."""
+        for event in self.vm.applied.events(self.vm.record, self.vm.phase):
             self.post(event)
-        return bool(events)
-
-    def _apply_or_report(self) -> None:
-        if not self._apply():
-            self.report()
 
     def _replay(self) -> None:
         for event in self._deferred:
@@ -177,11 +169,10 @@ class VmActor:
             self.vm.image.receive(ready)
         elif self.vm.phase not in UP:
             self.vm.net.receive(ready)
-        elif ready.error is not None:
-            self._does.network_lost(ready.error.message)
         else:
-            self.vm.observed.network_lost = ""
-            self.vm.net.receive(ready)
+            self.vm.observed.network_lost = ready.error.message if ready.error else ""
+            if ready.error is None:
+                self.vm.net.receive(ready)
             self.report()
 
     def on_change(self, change: DomainChange) -> None:
@@ -197,7 +188,7 @@ class VmActor:
             and vm.phase in UP
             and observation.note_reboot(vm.record, vm.observed, self._tools)
         ):
-            if vm.phase is Phase.RUNNING:
+            if vm.phase == "running":
                 self._does.watch()
             self.report()
 
@@ -212,12 +203,12 @@ class VmActor:
                     self._signal("recalled")
                 # start only after _recall(), so it cannot overwrite the restored status
                 self._writer = group.create_task(self._status.run())
-                while self.vm.phase is not Phase.GONE:
+                while self.vm.phase != "gone":
                     await self._take(await self._events.get())
                     if self._unreported:
                         self.report()
             finally:
-                self._does.cancel()
+                self._does.tasks.cancel()
                 if self._writer is not None:
                     self._writer.cancel()
 
@@ -227,11 +218,12 @@ class VmActor:
         `decisive`: the status decides whether the guest is started, so retry until it is read.
         """
         told, readable = await self._status.told_before(self.vm.record, insist=decisive)
-        ended = None
-        if decisive and readable:
-            ended = observation.ended_before(told, self.vm.record, self._first)
-        elif decisive:
-            ended = observation.ended_unknown(self.vm.record)
+        first = self._first
+        ended = (
+            observation.ended_before(told, self.vm.record, first, readable=readable)
+            if decisive
+            else None
+        )
         if ended is not None:
             epoch, generation = self.vm.record.power_epoch, self.vm.record.generation
             self.vm.applied = Applied(epoch, generation, powered=True)
@@ -255,8 +247,8 @@ class VmActor:
         extra = {"uid": self.vm.record.uid}
         log.debug("%s: %s -> %s %s", event, before, self.vm.phase, list(actions), extra=extra)
         self.vm.applied.taken(event, before)
-        step = observation.Happened(event, before, self.vm.phase)
-        observation.note(step, self.vm.record, self.vm.observed, self._tools)
+        vm = self.vm
+        observation.note(event, before, vm.phase, vm.record, vm.observed, self._tools)
         for action in actions:
             waits = self._actions[action]()
             if waits is not None:

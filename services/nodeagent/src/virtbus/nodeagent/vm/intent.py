@@ -8,7 +8,7 @@ from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
 """The reason for keeping the disks of a VM that left by a fence or a rebuild."""
-UNSEEN = frozenset({Phase.NEW, Phase.STARTING})
+UNSEEN = frozenset[Phase]({"new", "starting"})
 """Phases in which a pause is decided and not yet observed."""
 
 
@@ -45,9 +45,9 @@ class Applied:
         A start that must wait stays pending.
         """
         event = next_event(record, self, phase)
-        if event is Event.RESTART:
+        if event == "restart":
             return [event]
-        if event is not Event.RUN or phase not in START_LATER:
+        if event != "run" or phase not in START_LATER:
             self.update(record)
         pause = next_pause(record, self, phase)
         if pause is None and phase not in UNSEEN:
@@ -60,9 +60,7 @@ class Applied:
         These are a restart, and a start during a stop. The start was posted before the halt was
         applied.
         """
-        if (event is Event.RUN and phase is Phase.STOPPING) or (
-            event is Event.RESTART and phase in UP
-        ):
+        if (event == "run" and phase == "stopping") or (event == "restart" and phase in UP):
             self.powered = False
 
     def epochs(self, record: VmRecord, phase: Phase) -> tuple[int, int]:
@@ -105,15 +103,15 @@ def next_event(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
     """
     if record.ending:
         again = before.deleting and before.delete_grace_s == record.delete_grace_s
-        return None if again else Event.DELETE
+        return None if again else "delete"
     if not record.powered:
         halted = before.powered is False and phase not in UP
-        return None if halted else Event.HALT
+        return None if halted else "halt"
     if phase in UP and before.runs_for is not None and before.runs_for < record.restart_epoch:
-        return Event.RESTART
+        return "restart"
     fresh = record.power_epoch > before.power_epoch or before.powered is not True
-    changed = phase is Phase.FAILED and record.generation > before.generation
-    return Event.RUN if fresh or changed else None
+    changed = phase == "failed" and record.generation > before.generation
+    return "run" if fresh or changed else None
 
 
 def next_pause(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
@@ -123,10 +121,10 @@ def next_pause(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
     """
     if record.ending or not record.powered:
         return None
-    if phase is Phase.RUNNING and record.paused:
-        return Event.PAUSE
+    if phase == "running" and record.paused:
+        return "pause"
     allowed = not record.paused and record.pause_epoch > before.pause_epoch
-    return Event.UNPAUSE if phase is Phase.PAUSED and allowed else None
+    return "unpause" if phase == "paused" and allowed else None
 
 
 def grace_s(record: VmRecord) -> int:
@@ -140,8 +138,5 @@ def grace_s(record: VmRecord) -> int:
 
 def overtaken(record: VmRecord, known: VmRecord) -> bool:
     """Return True for a record that is older than one that this host has seen (I15)."""
-    return _age(record) < _age(known)
-
-
-def _age(record: VmRecord) -> tuple[int, int, int, int]:
-    return record.epoch, record.generation, record.power_epoch, record.pause_epoch
+    epochs = record.epoch, record.generation, record.power_epoch, record.pause_epoch
+    return epochs < (known.epoch, known.generation, known.power_epoch, known.pause_epoch)

@@ -5,78 +5,67 @@ are actions. CONTROL says what the agent may do with it. docs/reference/states.m
 both, and the tests visit each row.
 """
 
-from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
+Phase = Literal[
+    "new",
+    "preparing",
+    "starting",
+    "running",
+    "paused",
+    "stopping",
+    "stopped",
+    "succeeded",
+    "waiting",  # a dependency is unavailable: retries
+    "backing off",  # failed; retries after a delay
+    "failed",  # failed permanently: only a change by the user helps
+    "ending",  # being deleted; the guest still runs or starts
+    "releasing",
+    "released",
+    "gone",
+]
+"""The phase of a VM, as its agent sees it."""
 
-class Phase(StrEnum):
-    """The phase of a VM, as its agent sees it."""
-
-    NEW = "new"
-    PREPARING = "preparing"
-    STARTING = "starting"
-    RUNNING = "running"
-    PAUSED = "paused"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    SUCCEEDED = "succeeded"
-    WAITING = "waiting"
-    """A dependency is unavailable: retries."""
-    BACKING_OFF = "backing off"
-    """Failed; retries after a delay."""
-    FAILED = "failed"
-    """Failed permanently: only a change by the user helps."""
-    ENDING = "ending"
-    """Being deleted; the guest still runs or starts."""
-    RELEASING = "releasing"
-    RELEASED = "released"
-    GONE = "gone"
-
-
-class Event(StrEnum):
-    """An input of the state machine."""
-
+Event = Literal[
     # Desired state, from the record.
-    RUN = "run"
-    HALT = "halt"
-    RESTART = "restart"
-    PAUSE = "pause"
-    UNPAUSE = "unpause"
-    DELETE = "delete"
-    PURGED = "purged"
+    "run",
+    "halt",
+    "restart",
+    "pause",
+    "unpause",
+    "delete",
+    "purged",
     # Results of the node's services.
-    DEPENDENCIES_READY = "dependencies ready"
-    DEPENDENCIES_FAILED = "dependencies failed"
-    DEPENDENCIES_IMPOSSIBLE = "dependencies impossible"
-    RELEASED = "released"
+    "dependencies ready",
+    "dependencies failed",
+    "dependencies impossible",
+    "released",
     # Reports of libvirt.
-    STARTED = "started"
-    START_FAILED = "start failed"
-    START_LATER = "start later"
-    PAUSED = "paused"
-    RESUMED = "resumed"
-    SHUT_DOWN = "shut down"
-    """The guest powered itself off."""
-    ENDED = "ended"
-    """The guest was destroyed, by us or from outside."""
-    CRASHED = "crashed"
-    FOUND_STARTING = "found starting"
+    "started",
+    "start failed",
+    "start later",
+    "paused",
+    "resumed",
+    "shut down",  # the guest powered itself off
+    "ended",  # the guest was destroyed, by us or from outside
+    "crashed",
+    "found starting",
     # Timers.
-    GRACE_EXPIRED = "grace expired"
-    RETRY = "retry"
-    STABLE = "stable"
-    """The guest has run for a while: its next end resets the back-off."""
-
+    "grace expired",
+    "retry",
+    "stable",  # the guest has run for a while: its next end resets the back-off
+]
+"""An input of the state machine."""
 
 Action = Literal[
-    "prepare",  # record on disk, seed, disks and network; ends in DEPENDENCIES_*
+    "prepare",  # record on disk, seed, disks and network; ends in a "dependencies" event
     "save",  # record on disk, so that a lost bus can be rebuilt from the hosts
-    "start",  # define and create; ends in STARTED or START_*
+    "start",  # define and create; ends in "started", "paused" or a "start" event
     "await start",  # wait for the end of a start that an earlier agent began
-    "sync pause",  # pause or resume the guest's CPUs as the record says; ends in PAUSED or RESUMED
+    "sync pause",  # pause or resume the guest's CPUs as the record says
     "shutdown",  # ask the guest by ACPI, and set the grace timer
-    "destroy",  # end the guest; ends in ENDED
-    "release",  # undefine, release network and disks, remove our files and record; ends in RELEASED
+    "destroy",  # end the guest; ends in "ended"
+    "release",  # undefine, release network and disks, remove our files and record
     "retry soon",
     "retry backed off",
     "reset attempts",
@@ -93,131 +82,131 @@ Action = Literal[
 ]
 """An effect of the agent."""
 
-P, E = Phase, Event
+PHASES: tuple[Phase, ...] = get_args(Phase)
 Row = tuple[Phase, tuple[Action, ...]]
 
 TABLE: dict[tuple[Phase, Event], Row] = {
     # A record arrives, or the agent restarts and inspects the host.
-    (P.NEW, E.RUN): (P.PREPARING, ("prepare",)),
-    (P.NEW, E.HALT): (P.STOPPED, ("save",)),
-    (P.NEW, E.STARTED): (P.RUNNING, ()),
-    (P.NEW, E.PAUSED): (P.PAUSED, ()),
-    (P.NEW, E.FOUND_STARTING): (P.STARTING, ("await start",)),
-    (P.NEW, E.DELETE): (P.RELEASING, ("release",)),
+    ("new", "run"): ("preparing", ("prepare",)),
+    ("new", "halt"): ("stopped", ("save",)),
+    ("new", "started"): ("running", ()),
+    ("new", "paused"): ("paused", ()),
+    ("new", "found starting"): ("starting", ("await start",)),
+    ("new", "delete"): ("releasing", ("release",)),
     # Start.
-    (P.PREPARING, E.DEPENDENCIES_READY): (P.STARTING, ("start",)),
-    (P.PREPARING, E.DEPENDENCIES_FAILED): (P.BACKING_OFF, ("retry backed off",)),
-    (P.PREPARING, E.DEPENDENCIES_IMPOSSIBLE): (P.FAILED, ()),
-    (P.PREPARING, E.HALT): (P.STOPPED, ()),
-    (P.STARTING, E.STARTED): (P.RUNNING, ("await stable",)),
-    (P.STARTING, E.PAUSED): (P.PAUSED, ()),
-    (P.RUNNING, E.STABLE): (P.RUNNING, ("reset attempts",)),
-    (P.STARTING, E.START_FAILED): (P.BACKING_OFF, ("retry backed off",)),
-    (P.STARTING, E.START_LATER): (P.WAITING, ("retry soon",)),
-    (P.STARTING, E.CRASHED): (P.BACKING_OFF, ("retry backed off",)),
-    (P.STARTING, E.HALT): (P.STOPPING, ("destroy",)),
-    (P.WAITING, E.RETRY): (P.PREPARING, ("prepare",)),
-    (P.WAITING, E.RUN): (P.PREPARING, ("prepare",)),
-    (P.WAITING, E.HALT): (P.STOPPED, ()),
-    (P.BACKING_OFF, E.RETRY): (P.PREPARING, ("prepare",)),
-    (P.BACKING_OFF, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
-    (P.BACKING_OFF, E.HALT): (P.STOPPED, ()),
-    (P.FAILED, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
-    (P.FAILED, E.HALT): (P.STOPPED, ()),
+    ("preparing", "dependencies ready"): ("starting", ("start",)),
+    ("preparing", "dependencies failed"): ("backing off", ("retry backed off",)),
+    ("preparing", "dependencies impossible"): ("failed", ()),
+    ("preparing", "halt"): ("stopped", ()),
+    ("starting", "started"): ("running", ("await stable",)),
+    ("starting", "paused"): ("paused", ()),
+    ("running", "stable"): ("running", ("reset attempts",)),
+    ("starting", "start failed"): ("backing off", ("retry backed off",)),
+    ("starting", "start later"): ("waiting", ("retry soon",)),
+    ("starting", "crashed"): ("backing off", ("retry backed off",)),
+    ("starting", "halt"): ("stopping", ("destroy",)),
+    ("waiting", "retry"): ("preparing", ("prepare",)),
+    ("waiting", "run"): ("preparing", ("prepare",)),
+    ("waiting", "halt"): ("stopped", ()),
+    ("backing off", "retry"): ("preparing", ("prepare",)),
+    ("backing off", "run"): ("preparing", ("reset attempts", "prepare")),
+    ("backing off", "halt"): ("stopped", ()),
+    ("failed", "run"): ("preparing", ("reset attempts", "prepare")),
+    ("failed", "halt"): ("stopped", ()),
     # The guest runs.
-    (P.RUNNING, E.PAUSED): (P.PAUSED, ()),
-    (P.RUNNING, E.RUN): (P.RUNNING, ("verify running",)),
-    (P.PAUSED, E.RUN): (P.PAUSED, ("verify running",)),
-    (P.RUNNING, E.PAUSE): (P.RUNNING, ("sync pause",)),
-    (P.PAUSED, E.UNPAUSE): (P.PAUSED, ("sync pause",)),
-    (P.PAUSED, E.RESUMED): (P.RUNNING, ("await stable",)),
-    (P.PAUSED, E.STARTED): (P.RUNNING, ()),
-    (P.RUNNING, E.RESTART): (P.STOPPING, ("shutdown",)),
-    (P.PAUSED, E.RESTART): (P.STOPPING, ("destroy",)),
-    (P.PAUSED, E.HALT): (P.STOPPING, ("destroy",)),
-    (P.RUNNING, E.HALT): (P.STOPPING, ("shutdown",)),
-    (P.STOPPING, E.GRACE_EXPIRED): (P.STOPPING, ("destroy",)),
-    (P.STOPPING, E.SHUT_DOWN): (P.STOPPED, ()),
-    (P.STOPPING, E.ENDED): (P.STOPPED, ()),
-    (P.STOPPING, E.CRASHED): (P.STOPPED, ()),
-    (P.STOPPING, E.START_FAILED): (P.STOPPED, ()),
-    (P.STOPPING, E.START_LATER): (P.STOPPED, ()),
-    (P.STOPPED, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
-    (P.STOPPED, E.STARTED): (P.RUNNING, ()),
-    (P.SUCCEEDED, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
-    (P.SUCCEEDED, E.HALT): (P.STOPPED, ()),
-    (P.SUCCEEDED, E.STARTED): (P.RUNNING, ()),
-    (P.FAILED, E.STARTED): (P.RUNNING, ()),
-    (P.BACKING_OFF, E.STARTED): (P.RUNNING, ()),
-    (P.WAITING, E.STARTED): (P.RUNNING, ()),
+    ("running", "paused"): ("paused", ()),
+    ("running", "run"): ("running", ("verify running",)),
+    ("paused", "run"): ("paused", ("verify running",)),
+    ("running", "pause"): ("running", ("sync pause",)),
+    ("paused", "unpause"): ("paused", ("sync pause",)),
+    ("paused", "resumed"): ("running", ("await stable",)),
+    ("paused", "started"): ("running", ()),
+    ("running", "restart"): ("stopping", ("shutdown",)),
+    ("paused", "restart"): ("stopping", ("destroy",)),
+    ("paused", "halt"): ("stopping", ("destroy",)),
+    ("running", "halt"): ("stopping", ("shutdown",)),
+    ("stopping", "grace expired"): ("stopping", ("destroy",)),
+    ("stopping", "shut down"): ("stopped", ()),
+    ("stopping", "ended"): ("stopped", ()),
+    ("stopping", "crashed"): ("stopped", ()),
+    ("stopping", "start failed"): ("stopped", ()),
+    ("stopping", "start later"): ("stopped", ()),
+    ("stopped", "run"): ("preparing", ("reset attempts", "prepare")),
+    ("stopped", "started"): ("running", ()),
+    ("succeeded", "run"): ("preparing", ("reset attempts", "prepare")),
+    ("succeeded", "halt"): ("stopped", ()),
+    ("succeeded", "started"): ("running", ()),
+    ("failed", "started"): ("running", ()),
+    ("backing off", "started"): ("running", ()),
+    ("waiting", "started"): ("running", ()),
     # End.
-    (P.PREPARING, E.DELETE): (P.RELEASING, ("release",)),
-    (P.WAITING, E.DELETE): (P.RELEASING, ("release",)),
-    (P.BACKING_OFF, E.DELETE): (P.RELEASING, ("release",)),
-    (P.FAILED, E.DELETE): (P.RELEASING, ("release",)),
-    (P.STOPPED, E.DELETE): (P.RELEASING, ("release",)),
-    (P.SUCCEEDED, E.DELETE): (P.RELEASING, ("release",)),
-    (P.STARTING, E.DELETE): (P.ENDING, ("destroy",)),
-    (P.RUNNING, E.DELETE): (P.ENDING, ("shutdown",)),
-    (P.PAUSED, E.DELETE): (P.ENDING, ("destroy",)),
-    (P.STOPPING, E.DELETE): (P.ENDING, ("shutdown",)),
-    (P.ENDING, E.DELETE): (P.ENDING, ("shutdown",)),  # requested again, with less grace
-    (P.ENDING, E.GRACE_EXPIRED): (P.ENDING, ("destroy",)),
-    (P.ENDING, E.SHUT_DOWN): (P.RELEASING, ("release",)),
-    (P.ENDING, E.ENDED): (P.RELEASING, ("release",)),
-    (P.ENDING, E.CRASHED): (P.RELEASING, ("release",)),
-    (P.ENDING, E.START_FAILED): (P.RELEASING, ("release",)),
-    (P.ENDING, E.START_LATER): (P.RELEASING, ("release",)),
-    (P.RELEASING, E.RELEASED): (P.RELEASED, ()),
-    (P.RELEASED, E.PURGED): (P.GONE, ("purge status",)),
+    ("preparing", "delete"): ("releasing", ("release",)),
+    ("waiting", "delete"): ("releasing", ("release",)),
+    ("backing off", "delete"): ("releasing", ("release",)),
+    ("failed", "delete"): ("releasing", ("release",)),
+    ("stopped", "delete"): ("releasing", ("release",)),
+    ("succeeded", "delete"): ("releasing", ("release",)),
+    ("starting", "delete"): ("ending", ("destroy",)),
+    ("running", "delete"): ("ending", ("shutdown",)),
+    ("paused", "delete"): ("ending", ("destroy",)),
+    ("stopping", "delete"): ("ending", ("shutdown",)),
+    ("ending", "delete"): ("ending", ("shutdown",)),  # requested again, with less grace
+    ("ending", "grace expired"): ("ending", ("destroy",)),
+    ("ending", "shut down"): ("releasing", ("release",)),
+    ("ending", "ended"): ("releasing", ("release",)),
+    ("ending", "crashed"): ("releasing", ("release",)),
+    ("ending", "start failed"): ("releasing", ("release",)),
+    ("ending", "start later"): ("releasing", ("release",)),
+    ("releasing", "released"): ("released", ()),
+    ("released", "purged"): ("gone", ("purge status",)),
 }
 
 # The reaction to a guest that ends by itself depends on its run strategy.
-RESTART: Row = (P.WAITING, ("retry backed off",))
-OVER: Row = (P.SUCCEEDED, ())
-BROKEN: Row = (P.FAILED, ())
+RESTART: Row = ("waiting", ("retry backed off",))
+OVER: Row = ("succeeded", ())
+BROKEN: Row = ("failed", ())
 BY_STRATEGY: dict[tuple[str, Event], Row] = {
-    ("Always", E.SHUT_DOWN): RESTART,
-    ("Always", E.ENDED): RESTART,
-    ("Always", E.CRASHED): RESTART,
-    ("RerunOnFailure", E.SHUT_DOWN): OVER,
-    ("RerunOnFailure", E.ENDED): RESTART,
-    ("RerunOnFailure", E.CRASHED): RESTART,
-    ("Once", E.SHUT_DOWN): OVER,
-    ("Once", E.ENDED): BROKEN,
-    ("Once", E.CRASHED): BROKEN,
-    ("Manual", E.SHUT_DOWN): OVER,
-    ("Manual", E.ENDED): OVER,
-    ("Manual", E.CRASHED): BROKEN,
-    ("Halted", E.SHUT_DOWN): OVER,
-    ("Halted", E.ENDED): OVER,
-    ("Halted", E.CRASHED): BROKEN,
+    ("Always", "shut down"): RESTART,
+    ("Always", "ended"): RESTART,
+    ("Always", "crashed"): RESTART,
+    ("RerunOnFailure", "shut down"): OVER,
+    ("RerunOnFailure", "ended"): RESTART,
+    ("RerunOnFailure", "crashed"): RESTART,
+    ("Once", "shut down"): OVER,
+    ("Once", "ended"): BROKEN,
+    ("Once", "crashed"): BROKEN,
+    ("Manual", "shut down"): OVER,
+    ("Manual", "ended"): OVER,
+    ("Manual", "crashed"): BROKEN,
+    ("Halted", "shut down"): OVER,
+    ("Halted", "ended"): OVER,
+    ("Halted", "crashed"): BROKEN,
 }
-ALIVE = frozenset({P.RUNNING, P.PAUSED, P.NEW})
-ENDINGS = frozenset({E.SHUT_DOWN, E.ENDED, E.CRASHED})
-UP = frozenset({P.RUNNING, P.PAUSED})
-WAY_DOWN = frozenset({P.STOPPING, P.ENDING})
-LEAVING = frozenset({P.RELEASING, P.RELEASED, P.GONE})
+ALIVE = frozenset[Phase]({"running", "paused", "new"})
+ENDINGS = frozenset[Event]({"shut down", "ended", "crashed"})
+UP = frozenset[Phase]({"running", "paused"})
+WAY_DOWN = frozenset[Phase]({"stopping", "ending"})
+LEAVING = frozenset[Phase]({"releasing", "released", "gone"})
 """Phases in which no file of the VM may be created again."""
-SETTLED = frozenset({P.STOPPED, P.SUCCEEDED, P.FAILED, *UP})
+SETTLED = frozenset[Phase]({"stopped", "succeeded", "failed", *UP})
 """Stable phases, in which the VM must match its record."""
-START_LATER = frozenset({P.STOPPING, P.RUNNING, P.PAUSED})
+START_LATER = frozenset[Phase]({"stopping", "running", "paused"})
 """In these phases a start is deferred until the guest has stopped or is confirmed running."""
-REQUESTS = frozenset({E.RUN, E.HALT, E.RESTART, E.PAUSE, E.UNPAUSE, E.DELETE})
+REQUESTS = frozenset[Event]({"run", "halt", "restart", "pause", "unpause", "delete"})
 """Events that a record asks for."""
 
-ENTRY: dict[Phase, tuple[Action, ...]] = {P.RUNNING: ("watch",)}
+ENTRY: dict[Phase, tuple[Action, ...]] = {"running": ("watch",)}
 EXIT: dict[tuple[Phase, Phase], tuple[Action, ...]] = {
-    (before, after): ("unwatch",) for before in UP for after in set(Phase) - UP
+    (before, after): ("unwatch",) for before in UP for after in set(PHASES) - UP
 }
 ALSO: dict[tuple[Phase, Event], tuple[Action, ...]] = {
-    **{(phase, event): ("stop ending",) for phase in Phase for event in ENDINGS},
-    **{(phase, E.PURGED): ("defer purge",) for phase in set(Phase) - {P.RELEASED}},
+    **{(phase, event): ("stop ending",) for phase in PHASES for event in ENDINGS},
+    **{(phase, "purged"): ("defer purge",) for phase in set(PHASES) - {"released"}},
 }
 """Actions of an event besides its row; alone they are nothing to report."""
 AT_REST: dict[Phase, tuple[Action, ...]] = {
     **dict.fromkeys(SETTLED, ("settle",)),
-    P.RELEASED: ("replay",),
+    "released": ("replay",),
 }
 """The actions after a phase was entered and reported."""
 
@@ -230,13 +219,13 @@ Guard = Literal[
 """A condition on an event, checked when it is posted."""
 GUARDS: dict[tuple[Phase, Event], Guard] = {
     **{(phase, event): "no start is in flight" for phase in WAY_DOWN for event in ENDINGS},
-    **{(phase, E.DEPENDENCIES_READY): "never" for phase in Phase},
-    (P.PREPARING, E.DEPENDENCIES_READY): "the record asks for a guest",
+    **{(phase, "dependencies ready"): "never" for phase in PHASES},
+    ("preparing", "dependencies ready"): "the record asks for a guest",
 }
 UNEXPLAINED = {
     (phase, event)
-    for phase in set(Phase) - {P.STARTING}
-    for event in (E.START_FAILED, E.START_LATER)
+    for phase in set(PHASES) - {"starting"}
+    for event in ("start failed", "start later")
 }
 """A start that the agent ended: its error is not the VM's failure."""
 
@@ -267,8 +256,7 @@ Signal = Literal[
 
 Effect = Literal[
     "apply",  # post the requests of the record that are not applied yet
-    "apply or report",  # post them; if there are none, write the status
-    "report",
+    "report",  # write the status, once those are taken
     "save",
     "replay",  # take the deferred events again
     "discard",  # drop the deferred events
@@ -283,7 +271,7 @@ CONTROL: dict[tuple[Control, Signal], tuple[Control, tuple[Effect, ...]]] = {
     ("following", "recall"): ("recalling", ()),
     ("following", "recalled"): ("following", ("apply",)),
     ("following", "hold"): ("held", ("report",)),
-    ("following", "record"): ("following", ("save", "apply or report")),
+    ("following", "record"): ("following", ("save", "apply", "report")),
     ("following", "settled"): ("following", ("apply",)),
     ("following", "refuse"): ("refused", ("delete",)),
     ("following", "terminate"): ("terminated", END),
@@ -312,17 +300,17 @@ CONTROL: dict[tuple[Control, Signal], tuple[Control, tuple[Effect, ...]]] = {
     ("recalling, terminated", "recalled"): ("terminated", ("apply",)),
     ("recalling, terminated", "record"): ("recalling, terminated", ("save", "report")),
     ("terminated", "recalled"): ("terminated", ("apply",)),
-    ("terminated", "record"): ("terminated", ("save", "apply or report")),
+    ("terminated", "record"): ("terminated", ("save", "apply", "report")),
     ("terminated", "settled"): ("terminated", ("apply",)),
 }
 RECALLS = frozenset[Control]({"recalling", "recalling, held", "recalling, terminated"})
 ON_HOLD = frozenset[Control]({"held", "recalling, held", "refused, held"})
-HELD_BACK = frozenset({E.RUN, E.HALT, E.DELETE, E.PURGED, E.RETRY, E.DEPENDENCIES_READY})
+HELD_BACK = frozenset[Event]({"run", "halt", "delete", "purged", "retry", "dependencies ready"})
 """Events that would start or end a guest: they are deferred while the VM is on hold."""
-DROPPED = frozenset({E.RESTART, E.PAUSE, E.UNPAUSE})
+DROPPED = frozenset[Event]({"restart", "pause", "unpause"})
 """Level-triggered: these events are raised again until they take effect, so they are dropped rather
 than deferred while the VM is on hold."""
-NOT_HELD = frozenset({P.ENDING, *LEAVING})
+NOT_HELD = frozenset[Phase]({"ending", *LEAVING})
 """An accepted delete continues, even on another bus."""
 
 
@@ -340,7 +328,7 @@ def react(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Actio
     report, and those of a stable phase.
     """
     after, actions = step(phase, event, strategy)
-    entered = after if after is not phase else None
+    entered = after if after != phase else None
     return after, (
         *EXIT.get((phase, after), ()),
         *(ENTRY.get(after, ()) if entered else ()),

@@ -15,9 +15,9 @@ READY = "Ready"
 """The type of the condition that a guest is ready."""
 ONE_REBOOT_S = 3
 HOW: dict[Event, Literal["shut down", "ended", "crashed"]] = {
-    Event.SHUT_DOWN: "shut down",
-    Event.ENDED: "ended",
-    Event.CRASHED: "crashed",
+    "shut down": "shut down",
+    "ended": "ended",
+    "crashed": "crashed",
 }
 GUEST_FAULTS = {
     DomainChange.PANICKED: "",
@@ -28,26 +28,26 @@ GUEST_FAULTS = {
 """Failures that may precede an end or a reboot; with the watchdog's action."""
 WORDS = {"watchdog": "was powered off by its watchdog"}
 FOUND: dict[DomainState, Event] = {
-    DomainState.RUNNING: Event.STARTED,
-    DomainState.SHUTTING_DOWN: Event.STARTED,
-    DomainState.STARTING: Event.FOUND_STARTING,
-    DomainState.PAUSED: Event.PAUSED,
+    DomainState.RUNNING: "started",
+    DomainState.SHUTTING_DOWN: "started",
+    DomainState.STARTING: "found starting",
+    DomainState.PAUSED: "paused",
 }
 ENDED: dict[Ending, Event] = {
-    Ending.SHUT_DOWN: Event.SHUT_DOWN,
-    Ending.ENDED: Event.ENDED,
-    Ending.CRASHED: Event.CRASHED,
+    Ending.SHUT_DOWN: "shut down",
+    Ending.ENDED: "ended",
+    Ending.CRASHED: "crashed",
 }
 ONCE_ONLY = frozenset({RunStrategy.ONCE, RunStrategy.MANUAL, RunStrategy.HALTED})
 """Strategies that do not start a guest again after it ended by itself, or with its host."""
 WAS_UP = frozenset({VmState.RUNNING, VmState.PAUSED})
 MISSED: dict[tuple[Phase, DomainState], Event] = {
-    (Phase.RUNNING, DomainState.PAUSED): Event.PAUSED,
-    (Phase.PAUSED, DomainState.RUNNING): Event.RESUMED,
-    (Phase.STOPPED, DomainState.RUNNING): Event.STARTED,
-    (Phase.SUCCEEDED, DomainState.RUNNING): Event.STARTED,
-    (Phase.FAILED, DomainState.RUNNING): Event.STARTED,
-    (Phase.BACKING_OFF, DomainState.RUNNING): Event.STARTED,
+    ("running", DomainState.PAUSED): "paused",
+    ("paused", DomainState.RUNNING): "resumed",
+    ("stopped", DomainState.RUNNING): "started",
+    ("succeeded", DomainState.RUNNING): "started",
+    ("failed", DomainState.RUNNING): "started",
+    ("backing off", DomainState.RUNNING): "started",
 }
 """The event that was missed by a VM in this phase with a domain in this state."""
 
@@ -80,49 +80,43 @@ class Observed:
     """The reason why the guest is paused, if its disk was full."""
 
 
-@dataclass(frozen=True, slots=True)
-class Happened:
-    """One step of a VM's life."""
-
-    event: Event
-    before: Phase
-    phase: Phase
-
-
-def note(what: Happened, record: VmRecord, seen: Observed, tools: Tools) -> None:
-    """Update `seen`, and emit the step's event if it has one."""
-    phase, before = what.phase, what.before
-    if phase in {Phase.PREPARING, Phase.STARTING}:
+def note(
+    event: Event, before: Phase, phase: Phase, record: VmRecord, seen: Observed, tools: Tools
+) -> None:
+    """Update `seen` after a step of the table, and emit the step's event if it has one."""
+    if phase in {"preparing", "starting"}:
         seen.reboots, seen.rebooted_ns, seen.boots_anew = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
-    elif phase in {Phase.STOPPED, Phase.RELEASING}:
+    elif phase in {"stopped", "releasing"}:
         seen.reason = seen.message = ""
-    elif phase in UP and before not in {*UP, Phase.NEW}:
+    elif phase in UP and before not in {*UP, "new"}:
         seen.started_ns = tools.bus.sources.time_ns()
         seen.reason = seen.message = ""
-    elif phase in UP and before in UP and phase is not before:
-        paused = phase is Phase.PAUSED
+    elif phase in UP and before in UP and phase != before:
+        paused = phase == "paused"
         tools.facts.emit(Kind.DOMAIN_PAUSED if paused else Kind.DOMAIN_RESUMED, record)
-    if what.event in ENDINGS:
-        _note_ending(what, record, seen, tools)
+    if event in ENDINGS:
+        _note_ending(event, before, phase, record, seen, tools)
 
 
-def _note_ending(what: Happened, record: VmRecord, seen: Observed, tools: Tools) -> None:
+def _note_ending(
+    event: Event, before: Phase, phase: Phase, record: VmRecord, seen: Observed, tools: Tools
+) -> None:
     seen.started_ns, seen.ready = None, ""
     # libvirt's event, a comparison and our own call may all report it
-    if what.phase is what.before:
+    if phase == before:
         return
-    how = (what.event is Event.CRASHED and seen.fault) or HOW[what.event]
+    how = (event == "crashed" and seen.fault) or HOW[event]
     words = WORDS.get(how, how)
     tools.facts.emit(Kind.DOMAIN_STOPPED, record, reason=how)
-    if what.before is not Phase.NEW or not seen.end_told:
+    if before != "new" or not seen.end_told:
         at_ns = tools.bus.sources.time_ns()
-        seen.last_end = GuestEnd(how=how, asked=what.before in WAY_DOWN, at_ns=at_ns)
-    if what.phase is Phase.WAITING:
+        seen.last_end = GuestEnd(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
+    if phase == "waiting":
         seen.restarts += 1
         seen.reason = GUEST_ENDED
         seen.message = f"the guest {words}; restarting"
-    elif what.phase is Phase.FAILED:
+    elif phase == "failed":
         seen.reason = GUEST_ENDED
         seen.message = f"the guest {words}; `virtbus vm start` starts it again"
 
@@ -171,34 +165,33 @@ def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
     """Return the event that was missed by a guest in `phase`, from its domain now."""
     state = facts.state if facts else DomainState.SHUT_OFF
     if phase in UP and state is DomainState.SHUT_OFF:
-        return ENDED.get(facts.ending if facts else Ending.ENDED, Event.ENDED)
+        return ENDED.get(facts.ending if facts else Ending.ENDED, "ended")
     return MISSED.get((phase, state))
 
 
-def ended_before(told: VmStatus | None, record: VmRecord, first: Event | None) -> Event | None:
+def ended_before(
+    told: VmStatus | None, record: VmRecord, first: Event | None, *, readable: bool
+) -> Event | None:
     """Return how the guest ended, from its last status, if its domain does not show it.
 
     libvirt forgets why a domain is shut off when it, or the host, restarts. Without this a guest
     that had powered itself off, or that runs only once, would be started again.
     If the last status shows a running guest of the last start, the domain's end is its end. The
-    domain may have been defined for an earlier start.
+    domain may have been defined for an earlier start. If it is unreadable, a run-once guest may
+    have run.
     """
-    if told is None or not record.powered or record.ending:
+    once = record.spec.run_strategy in ONCE_ONLY
+    if not record.powered or record.ending:
         return None
-    if told.power_epoch != record.power_epoch:
+    if not readable:
+        return "crashed" if once else None
+    if told is None or told.power_epoch != record.power_epoch:
         return None
     if told.state is VmState.SUCCEEDED:
-        return Event.SHUT_DOWN
+        return "shut down"
     if told.state in WAS_UP and first in ENDINGS:
         return first
-    once = record.spec.run_strategy in ONCE_ONLY
-    return Event.CRASHED if once and (told.ended or told.state in WAS_UP) else None
-
-
-def ended_unknown(record: VmRecord) -> Event | None:
-    """Return the same if the last status is unreadable: a run-once guest may have run."""
-    asked = record.powered and not record.ending
-    return Event.CRASHED if asked and record.spec.run_strategy in ONCE_ONLY else None
+    return "crashed" if once and (told.ended or told.state in WAS_UP) else None
 
 
 def recall_end(told: VmStatus, seen: Observed) -> None:

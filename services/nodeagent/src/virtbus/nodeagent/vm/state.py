@@ -39,7 +39,7 @@ class ActorState:
     """An earlier agent had it."""
     control: Control
     reasons: Reasons
-    phase: Phase = Phase.NEW
+    phase: Phase = "new"
     observed: Observed = field(default_factory=Observed)
     applied: Applied = field(default_factory=Applied)
 

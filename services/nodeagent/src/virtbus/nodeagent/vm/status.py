@@ -27,21 +27,21 @@ RESTART_REQUIRED, HELD = "RestartRequired", "Held"
 NETWORK_LOST = "NetworkLost"
 PAUSED = "Paused"
 VISIBLE: dict[Phase, VmState] = {
-    Phase.NEW: VmState.SCHEDULED,
-    Phase.PREPARING: VmState.PREPARING,
-    Phase.STARTING: VmState.STARTING,
-    Phase.RUNNING: VmState.RUNNING,
-    Phase.PAUSED: VmState.PAUSED,
-    Phase.STOPPING: VmState.STOPPING,
-    Phase.STOPPED: VmState.STOPPED,
-    Phase.SUCCEEDED: VmState.SUCCEEDED,
-    Phase.WAITING: VmState.PREPARING,
-    Phase.BACKING_OFF: VmState.FAILED,
-    Phase.FAILED: VmState.FAILED,
-    Phase.ENDING: VmState.DELETING,
-    Phase.RELEASING: VmState.DELETING,
-    Phase.RELEASED: VmState.DELETING,
-    Phase.GONE: VmState.DELETING,
+    "new": VmState.SCHEDULED,
+    "preparing": VmState.PREPARING,
+    "starting": VmState.STARTING,
+    "running": VmState.RUNNING,
+    "paused": VmState.PAUSED,
+    "stopping": VmState.STOPPING,
+    "stopped": VmState.STOPPED,
+    "succeeded": VmState.SUCCEEDED,
+    "waiting": VmState.PREPARING,
+    "backing off": VmState.FAILED,
+    "failed": VmState.FAILED,
+    "ending": VmState.DELETING,
+    "releasing": VmState.DELETING,
+    "released": VmState.DELETING,
+    "gone": VmState.DELETING,
 }
 
 
@@ -51,7 +51,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
     image, net = vm.image.latest, vm.net.latest
     power_epoch, pause_epoch = vm.applied.epochs(record, phase)
     silence = "; ".join(filter(None, (vm.image.silence, vm.net.silence)))
-    waits = silence if phase is Phase.PREPARING else ""
+    waits = silence if phase == "preparing" else ""
     message = reasons.refused or reasons.held or observed.message or observed.disk_waits or waits
     return VmStatus(
         uid=record.uid,
@@ -73,14 +73,14 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         reboots=observed.reboots,
         rebooted_ns=observed.rebooted_ns,
         last_end=observed.last_end,
-        released=phase in {Phase.RELEASED, Phase.GONE},
+        released=phase in {"released", "gone"},
         refused=bool(reasons.refused),
     )
 
 
 def conditions(vm: ActorState) -> tuple[Condition, ...]:
     """Return the conditions of a VM."""
-    runs, observed = vm.phase is Phase.RUNNING, vm.observed
+    runs, observed = vm.phase == "running", vm.observed
     found = [
         Condition(
             type=READY,
@@ -89,7 +89,7 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
             since_ns=observed.ready_ns,
         )
     ]
-    if vm.phase is Phase.PAUSED:
+    if vm.phase == "paused":
         found.append(_paused(observed, asked=vm.record.paused))
     if runs and observed.domain_hash not in {"", vm.wanted_hash}:
         message = "stop and start the VM to take over its new spec"

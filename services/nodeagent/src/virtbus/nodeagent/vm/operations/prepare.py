@@ -61,7 +61,7 @@ async def prepare(
     *,
     ask_after_s: float,
 ) -> Outcome:
-    """Write record and seed, wait for image and network; return DEPENDENCIES_*."""
+    """Write record and seed, wait for image and network; return a "dependencies" event."""
     with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
         try:
             await copy.save()
@@ -75,9 +75,9 @@ async def prepare(
             await image.get(record, ask_after_s=ask_after_s, image_pull=logins)
         except VirtbusError as error:
             final = error.body.retry is Retry.NEVER
-            event = Event.DEPENDENCIES_IMPOSSIBLE if final else Event.DEPENDENCIES_FAILED
+            event: Event = "dependencies impossible" if final else "dependencies failed"
             return Outcome(event, error)
-    return Outcome(Event.DEPENDENCIES_READY)
+    return Outcome("dependencies ready")
 
 
 async def _seed(record: VmRecord, net: NetReady | None, tools: Tools) -> VmSecrets | None:

@@ -52,7 +52,7 @@ async def release(
         # Before anybody is notified: an agent that is killed after the purge must not find the
         # record of a deleted VM on disk and start it again (I3).
         await tools.files.forget(record.uid, refused_epoch=record.epoch if refused else 0)
-    return Event.RELEASED
+    return "released"
 
 
 async def _release(bus: Bus, service: str, record: VmRecord, keep: Keep | None = None) -> str:

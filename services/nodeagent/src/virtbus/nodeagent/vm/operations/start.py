@@ -33,7 +33,7 @@ async def start(
     accelerator: str,
     paused: Callable[[], bool],
 ) -> Outcome:
-    """Define, arm, create; return STARTED or PAUSED, or START_* with the error.
+    """Define, arm, create; return "started" or "paused", or a failed start with the error.
 
     `paused` returns, just before the guest runs, True if the record asks for a pause.
     """
@@ -49,11 +49,11 @@ async def start(
                 await tools.hypervisor.start(record.uid, paused=still)
         except VirtbusError as error:
             later = error.code == Code.UNAVAILABLE
-            event = Event.START_LATER if later else Event.START_FAILED
+            event: Event = "start later" if later else "start failed"
             return Outcome(event, error, Kind.DOMAIN_FAILED)
     took_ms = round((loop.time() - begun_s) * 1000, 1)
     tools.facts.emit(Kind.DOMAIN_STARTED, record, took_ms=took_ms)
-    return Outcome(Event.PAUSED if still else Event.STARTED)
+    return Outcome("paused" if still else "started")
 
 
 async def _define(
@@ -114,9 +114,9 @@ async def await_start(uid: str, hypervisor: Hypervisor) -> Event:
         facts = await hypervisor.facts(uid)
         if facts is None or not facts.starting:
             came = FOUND[facts.state] if facts is not None and facts.active else None
-            return came or Event.START_LATER
+            return came or "start later"
         await asyncio.sleep(RETRY_S[0])
-    return Event.START_LATER
+    return "start later"
 
 
 async def verify_running(uid: str, tools: Tools) -> DomainFacts | None:

@@ -12,22 +12,22 @@ log = logging.getLogger(__name__)
 
 
 async def shutdown(uid: str, hypervisor: Hypervisor) -> Event | None:
-    """Ask by ACPI; return ENDED if no guest runs.
+    """Ask by ACPI; return "ended" if no guest runs.
 
     Without libvirt, the grace timer handles it.
     """
     try:
-        return None if await hypervisor.shutdown(uid) else Event.ENDED
+        return None if await hypervisor.shutdown(uid) else "ended"
     except VirtbusError as error:
         log.info("ACPI shutdown: %s", error, extra={"uid": uid})
         return None
 
 
 async def destroy(uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None) -> Event:
-    """Return ENDED once no guest runs, and `starting` cannot create one; raises VirtbusError."""
+    """Return "ended" once no guest runs, and `starting` cannot create one; raises VirtbusError."""
     with tracing.span("virtbus end guest", uid=uid):
         await end(uid, hypervisor, starting)
-    return Event.ENDED
+    return "ended"
 
 
 async def end(uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None) -> None:

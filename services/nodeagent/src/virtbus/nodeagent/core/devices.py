@@ -1,11 +1,14 @@
-"""Renders a guest's display: KubeVirt's VGA with 16 MiB and one head, and VNC without a port.
+"""Renders a guest's display, and the devices that report a failed guest.
 
-The agent gets a connection to QEMU from libvirt (virDomainOpenGraphicsFD). So there is no port and
-no socket file that others could reach (CON-03, CON-04).
+The display is KubeVirt's VGA with 16 MiB and one head, and VNC without a port. The agent gets a
+connection to QEMU from libvirt (virDomainOpenGraphicsFD). So there is no port and no socket file
+that others could reach (CON-03, CON-04).
 """
 
 from virtbus.nodeagent.core.element import Element, el
+from virtbus.nodeagent.core.slots import Slots
 from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.watchdog import Watchdog
 
 VIDEO_KIB = 16 * 1024
 
@@ -33,3 +36,15 @@ def display_elements(spec: VmSpec) -> list[Element]:
             ),
         ),
     ]
+
+
+def guards(watchdog: Watchdog | None, slots: Slots) -> list[Element]:
+    """Return pvpanic, and the optional watchdog.
+
+    Pvpanic uses an I/O port and no slot; guests without a driver ignore it.
+    """
+    panic = el("panic", model="isa")
+    if watchdog is None:
+        return [panic]
+    action = watchdog.i6300esb.action
+    return [panic, el("watchdog", slots.address(), model="i6300esb", action=action)]
