@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Each worker has a host of its own; conftest.py says what stays together.
 LANES := --dist loadscope --no-loadscope-reorder
 WORKERS := $(LANES) --tx '3*popen//python=tools/in-own-host $(BIN)/python'
-GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
+GENERATE := $(BIN)/python -m virtbus.documents
 .PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos fuzz bench load kube-load storm compare k8s-tools install uninstall clean
 
 help: ## this list

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from virtbus.bus.codec import CONTENT_TYPE, JSON, pack
 from virtbus.bus.link import Raw
 from virtbus.bus.memory_link import MemoryLink, MemoryServer
+from virtbus.schemas.catalogue import CHANNELS, Plane
 from virtbus.schemas.errors import MAX_ERROR_BYTES
-from virtbus.schemas.generate_channels import CHANNELS, Plane
 from virtbus.schemas.wire import MAX_MESSAGE_BYTES
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"

@@ -11,7 +11,7 @@ import nats.aio.client
 from virtbus.bus import server
 from virtbus.bus.declaration import Sizes, node_consumers, streams
 from virtbus.bus.permissions import filled
-from virtbus.schemas.generate_channels import CHANNELS
+from virtbus.schemas.catalogue import CHANNELS
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 STREAM_VERBS = (

@@ -8,8 +8,8 @@ from virtbus.bus import backup
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Bus, EntryKind, Write
 from virtbus.bus.signing import RecordKeys, Signer, signing, unsigned
+from virtbus.documents.examples import full, minimal
 from virtbus.schemas import subjects
-from virtbus.schemas.generate_examples import full, minimal
 from virtbus.schemas.hosts import SigningKey
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import encode, read

@@ -11,6 +11,7 @@ from virtbus.bus import server
 from virtbus.bus.client import connect
 from virtbus.bus.ports import Endpoint, ServiceInfo
 from virtbus.schemas.subjects import api
+from virtbus.schemas.version import VERSION
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ async def script(tmp_path: Path) -> AsyncIterator[Script]:
         node = await stack.enter_async_context(connect(running.settings("node-n1"), name="n1"))
         found = Script(bus, node, files)
         endpoints = [Endpoint(f"{r}-{v}", api(r, v), found.dispatch) for r, v in VERBS]
-        info = ServiceInfo("virtbus-controller", "0.1.0", "fake")
+        info = ServiceInfo("virtbus-controller", VERSION, "fake")
         await stack.enter_async_context(bus.serve(info, endpoints))
         yield found
 

@@ -1,7 +1,5 @@
 """Valid requests for a VM: hostile texts are refused before they reach XML, argv or files."""
 
-import json
-import re
 from typing import Any
 
 import pytest
@@ -9,19 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from virtbus.schemas import generate_examples
 from virtbus.schemas.api import VmCreate, VmDelete, VmList, VmRef, VmStop, VmUpdate
 from virtbus.schemas.errors import Code, ErrorBody, Retry, VirtbusError
-from virtbus.schemas.generate_reference import all_models
 from virtbus.schemas.history import EventList
 from virtbus.schemas.image import check_image_ref, parse_image_ref
-from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import check_mac
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import Cpu, Disk, Firmware, VmSpec
 
-UID = generate_examples.UID
-KEY = generate_examples.SSH_KEY
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl web"
 DIGEST = "sha256:" + "0f" * 32
 HOSTILE_NAMES = [
     "x</name><devices>",
@@ -156,24 +151,6 @@ def test_a_number_in_a_command_is_a_number(model: type[BaseModel], field: str, v
     base = {"name": "root"} if model is Disk else {"revision": 1} if model is VmUpdate else {}
     with pytest.raises(ValidationError):
         model.model_validate(base | {field: value})
-
-
-@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_commands_forbid_and_events_ignore_unknown_fields(model: type[BaseModel]) -> None:
-    value = generate_examples.full(model).model_dump(by_alias=True) | {"of_the_future": 1}
-    if issubclass(model, Command):
-        with pytest.raises(ValidationError):
-            model.model_validate(value)
-    else:
-        assert issubclass(model, Fact)
-        assert model.model_validate(value) == generate_examples.full(model)
-
-
-@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_an_instance_cannot_be_changed(model: type[BaseModel]) -> None:
-    if name := next(iter(model.model_fields), None):
-        with pytest.raises(ValidationError):
-            setattr(generate_examples.full(model), name, None)
 
 
 def test_a_reference_is_a_uid_or_a_name() -> None:
@@ -314,11 +291,3 @@ def test_a_code_tells_if_a_retry_may_help(code: Code, retry: Retry) -> None:
 
 def test_only_our_own_defects_are_unexpected() -> None:
     assert [code for code in Code if not VirtbusError(code, "r", "m").expected] == [Code.INTERNAL]
-
-
-@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_a_pattern_counts_no_long_repetition(model: type[BaseModel]) -> None:
-    """The regex engine copies what repeats: `{16,8192}` took 10 MiB in each process."""
-    patterns = re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', json.dumps(model.model_json_schema()))
-    counts = [int(one) for text in patterns for one in re.findall(r"(\d+)\}", text)]
-    assert max(counts, default=0) <= 256

@@ -36,11 +36,7 @@ REASONS: dict[str, str] = {
     "imaged.disks.Disks": "one lock a VM covers ensure, release and quarantine of its disks",
     "imaged.edge.store.Store": "one folder with one lock: images, names and leases are consistent "
     "only together",
-    "kubebridge.edge.service_slices.ServiceSlices": "eleven methods; the attributes are what is "
-    "known and what is new of each of the three caches",
-    "kubebridge.service.Bridge": "wires the parts of the bridge; the attributes are parts",
     "netd.attachments.Attachments": "one turn a VM covers each change of its attachment",
-    "netd.service.Netd": "wires the parts of netd; the attributes are parts",
     "nodeagent.assignments.Assignments": "one item of the watch is decided with all that is known "
     "of its uid: the listing, the disk, the domain, the actor, the record that follows",
     "nodeagent.edge.hypervisor.LibvirtHypervisor": "has the methods of the port `Hypervisor`; "

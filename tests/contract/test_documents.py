@@ -100,7 +100,9 @@ def test_a_decision_has_its_five_parts(path: Path) -> None:
 
 
 def test_a_decision_that_is_cited_exists() -> None:
-    sources = [*ROOT.glob("*/src/**/*.py"), *ROOT.glob("services/*/src/**/*.py"), *PAGES]
+    folders = ("*", "services/*", "tools/*")
+    sources = [path for folder in folders for path in ROOT.glob(f"{folder}/src/**/*.py")]
+    sources += PAGES
     cited = {
         number for path in sources for number in re.findall(r"\bADR (0\d{3})\b", path.read_text())
     }

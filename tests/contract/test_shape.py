@@ -5,6 +5,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from virtbus.schemas.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -14,6 +17,13 @@ MEMBERS = sorted(
     for path in ROOT.glob(pattern)
     if (path / "pyproject.toml").exists()
 )
+PROJECTS = {
+    project["name"]: project
+    for member in MEMBERS
+    for project in [tomllib.loads((member / "pyproject.toml").read_text("utf-8"))["project"]]
+}
+TOOLS = {"virtbus-documents"}
+"""Members that only this repository needs: no host and no image has them."""
 MODULES = sorted(
     path
     for folder in [*(member / "src" for member in MEMBERS), *(m / "tests" for m in MEMBERS)]
@@ -59,12 +69,23 @@ def test_mypy_reads_every_member_and_nothing_else() -> None:
 
 
 def test_every_member_is_a_dependency_of_the_root() -> None:
-    members = {
-        tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
-        for member in MEMBERS
-    }
-    assert set(CONFIG["project"]["dependencies"]) == members
-    assert set(CONFIG["tool"]["uv"]["sources"]) == members
+    assert set(CONFIG["project"]["dependencies"]) == set(PROJECTS) - TOOLS
+    assert set(CONFIG["tool"]["uv"]["sources"]) == set(PROJECTS)
+
+
+def test_a_tool_of_the_repository_is_installed_nowhere_else() -> None:
+    assert set(CONFIG["dependency-groups"]["dev"]) >= TOOLS
+    needed = {one for project in PROJECTS.values() for one in project["dependencies"]}
+    assert needed & TOOLS == set()
+
+
+def test_the_version_is_said_once() -> None:
+    given = {one["name"]: one["version"] for one in (CONFIG["project"], *PROJECTS.values())}
+    chart = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "Chart.yaml").read_text("utf-8"))
+    values = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "values.yaml").read_text("utf-8"))
+    given |= {key: chart[key] for key in ("version", "appVersion")}
+    given["image"] = values["image"].rpartition(":")[2]
+    assert set(given.values()) == {VERSION}, given
 
 
 def test_no_member_hides_the_others() -> None:

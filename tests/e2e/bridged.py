@@ -20,7 +20,7 @@ from tests.kubernetes.installed import installed
 from tests.kubernetes.virtctl import Virtctl
 from tests.load.servers import free_ports
 
-from virtbus.schemas.generate_manifests import NAMESPACE
+from virtbus.documents.manifests import NAMESPACE
 
 SEED = ROOT / "services/kubebridge/tests/kubevirt-smoke-fedora.yaml"
 IMAGE = "kubevirt/fedora-cloud-container-disk-demo"

@@ -16,7 +16,7 @@ from tests.fuzz.pool import NAMESPACE, Pool
 from tests.fuzz.texts import aliases, merges
 
 from virtbus.bus.codec import CONTENT_TYPE, JSON
-from virtbus.schemas.generate_examples import SSH_KEY, full
+from virtbus.documents.examples import SSH_KEY, full
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import VmStatus
 from virtbus.schemas.wire import MAX_MESSAGE_BYTES, encode

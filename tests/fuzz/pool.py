@@ -4,7 +4,7 @@ import random
 import uuid
 from dataclasses import dataclass, field
 
-from virtbus.schemas.generate_examples import UID
+from virtbus.documents.examples import UID
 
 NAMESPACE = "hostile"
 VMS = 24

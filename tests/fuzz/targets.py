@@ -15,7 +15,7 @@ from tests.fuzz.pool import Pool
 
 from virtbus.bus import permissions
 from virtbus.bus.permissions import Role
-from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
+from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
 
 TRUSTED = frozenset({permissions.ADMIN, permissions.CONTROLLER})
 """They own the streams: their holder needs no attack."""

@@ -16,7 +16,7 @@ from tests.fuzz.targets import targets
 from tests.fuzz.watching import CALLBACK_S
 
 from virtbus.bus import permissions
-from virtbus.schemas.generate_channels import CHANNELS, Plane
+from virtbus.schemas.catalogue import CHANNELS, Plane
 
 SEED = 13
 SHORT_S, LONG_S = 60.0, 300.0

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from tests.kubernetes.cluster import CRDS, Cluster
 
-from virtbus.schemas.generate_manifests import NAMESPACE
+from virtbus.documents.manifests import NAMESPACE
 
 PLAIN = CRDS.parent / "manifests" / "virtbus.yaml"
 ACCOUNT = "virtbus-kubebridge"

@@ -26,7 +26,7 @@ from virtbus.bus.client import connect
 from virtbus.bus.declaration import ensure, ensure_node
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.server import binary
-from virtbus.schemas.generate_manifests import NAMESPACE
+from virtbus.documents.manifests import NAMESPACE
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from virtbus.documents.manifests import NAMESPACE
 from virtbus.kubebridge.edge.admission import routes
 from virtbus.kubebridge.edge.certificates import Certificates, Where
 from virtbus.kubebridge.edge.cluster import connect
-from virtbus.schemas.generate_manifests import NAMESPACE
 
 
 class Webhooks:

@@ -13,7 +13,7 @@ import yaml
 from tests.kubernetes.cluster import Json
 from tests.kubernetes.platform import SMOKE, Platform, run, until
 
-from virtbus.schemas.generate_manifests import NAMESPACE
+from virtbus.documents.manifests import NAMESPACE
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 

@@ -10,7 +10,7 @@ from services.kubebridge.tests.manifests import SEED, template, vm
 from services.kubebridge.tests.test_rules import BROKEN
 from tests.kubernetes.cluster import Cluster
 
-from virtbus.kubebridge.core.crds.cel import BY_SCHEMA
+from virtbus.documents.crds.cel import BY_SCHEMA
 from virtbus.kubebridge.core.validation.rules import CROWD_RULES, SPEC_RULES, VM_RULES, Rule
 
 pytestmark = pytest.mark.kubernetes

@@ -15,6 +15,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.installed import installed
 
 from virtbus.bus.sources import REAL
+from virtbus.documents.manifests import NAMESPACE
 from virtbus.kubebridge.core.runtime import controller as kinds
 from virtbus.kubebridge.edge.certificates import (
     API_SERVICES,
@@ -24,7 +25,6 @@ from virtbus.kubebridge.edge.certificates import (
     Where,
 )
 from virtbus.kubebridge.edge.cluster import connect
-from virtbus.schemas.generate_manifests import NAMESPACE
 
 pytestmark = pytest.mark.kubernetes
 

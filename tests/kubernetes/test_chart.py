@@ -10,9 +10,9 @@ import pytest
 import yaml
 from tests.kubernetes.cluster import CRDS
 
+from virtbus.documents.manifests import NAMESPACE, rendered
 from virtbus.kubebridge.core.api.subresources import VERBS
 from virtbus.kubebridge.core.runtime.calls import Verb
-from virtbus.schemas.generate_manifests import NAMESPACE, rendered
 
 CHART = CRDS.parent
 PLAIN = CHART / "manifests" / "virtbus.yaml"
@@ -108,7 +108,7 @@ def test_every_object_has_its_owners_mark() -> None:
 
 
 def test_the_crds_of_the_chart_are_the_generated_ones() -> None:
-    """Helm installs a chart's `crds/`: there is no second copy (tests/contract)."""
+    """Helm installs a chart's `crds/`: there is no second copy (tools/documents/tests)."""
     assert {path.name for path in CRDS.iterdir()} == {
         "virtualmachines.yaml",
         "virtualmachineinstances.yaml",

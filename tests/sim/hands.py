@@ -32,6 +32,7 @@ from virtbus.schemas.nodework import (
     Tele,
 )
 from virtbus.schemas.quarantine import Keep, Kept, Quarantine, QuarantineWork
+from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import read, validate
 
@@ -73,7 +74,7 @@ class Hand:
                 "release", subjects.rpc(self._host.node, self._kind, "release"), self._release
             ),
         ]
-        info = ServiceInfo(f"virtbus-{self._kind}", "0.1.0", "simulated", {})
+        info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
         async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
             self._group.create_task(self._tell())
             await asyncio.sleep(self._host.rng.uniform(*RECOVERY_S))

@@ -10,8 +10,9 @@ from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.held import HELD
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, SUSPECT_AFTER_S
-from virtbus.controller.core.view import view, visible_state
+from virtbus.controller.core.view import view
 from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState, NodeWish

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.kubebridge.tests.manifests import vm as smoke_vm
 
-from virtbus.kubebridge.core.crds.models.instance_status import InstanceStatus
-from virtbus.kubebridge.core.crds.models.virtualmachine import MachineStatus
+from virtbus.documents.crds.models.instance_status import InstanceStatus
+from virtbus.documents.crds.models.virtualmachine import MachineStatus
 from virtbus.kubebridge.core.objects.plain import Object, read
 from virtbus.kubebridge.core.runtime.controller import (
     Action,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from virtbus.bus.consumers import node_consumer
 from virtbus.bus.declaration import WATCHING_SERVICES
 from virtbus.bus.owners import BRIDGE
-from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
+from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
 from virtbus.schemas.subjects import api, node_instance
 
 ADMIN = "admin"

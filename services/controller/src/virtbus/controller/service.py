@@ -35,12 +35,12 @@ from virtbus.controller.edge.watching import Watches
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import Overcommit
 from virtbus.schemas.wire import CLIENT_VALUES
 
 log = logging.getLogger(__name__)
 
-VERSION = "0.1.0"
 READS_AT_ONCE = {
     ("vm", "list"): 32,
     ("vm", "events"): 16,

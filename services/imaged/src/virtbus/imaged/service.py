@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -40,6 +39,7 @@ from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import Tele
 from virtbus.schemas.records import read_record
+from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,6 @@ class Imaged:
         self._gate = gate
         self._settings = settings
         self._span = span
-        self._version = importlib.metadata.version("virtbus-imaged")
         self._changed = asyncio.Event()
         self._crowded = asyncio.Event()
         """There are far more names than the limit."""
@@ -77,7 +76,7 @@ class Imaged:
         """
         info = ServiceInfo(
             "virtbus-imaged",
-            self._version,
+            VERSION,
             "images and disks of a node",
             {"node": self._settings.node},
         )
@@ -220,9 +219,7 @@ class Imaged:
         state = NodeState.RECOVERING if self._store is None else NodeState.READY
         return Tele(
             service="imaged",
-            state=ServiceState(
-                state=state, version=self._version, seen_ns=self._bus.sources.time_ns()
-            ),
+            state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
             image_keys=self._store.keys() if self._store is not None else (),
             quarantined=self._quarantined[0],
             quarantined_bytes=self._quarantined[1],

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import sys
 
@@ -50,6 +49,7 @@ from virtbus.schemas.nodework import (
     Tele,
 )
 from virtbus.schemas.records import read_record
+from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.wire import invalid, validate
 
@@ -90,7 +90,6 @@ class Netd:
         self._gate = gate
         self._settings = settings
         self._span = span
-        self._version = importlib.metadata.version("virtbus-netd")
         self._doors = doors_of(settings)
         self._attachments = Attachments(self._doors, settings.site())
         self._leftovers = Leftovers(self._doors, self._attachments)
@@ -107,7 +106,7 @@ class Netd:
             settings.run_dir / "netd", self._attachments, str(settings.emulator), self._handed_over
         )
         info = ServiceInfo(
-            "virtbus-netd", self._version, "networks of a node's VMs", {"node": settings.node}
+            "virtbus-netd", VERSION, "networks of a node's VMs", {"node": settings.node}
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -260,9 +259,7 @@ class Netd:
         ]
         return Tele(
             service="netd",
-            state=ServiceState(
-                state=state, version=self._version, seen_ns=self._bus.sources.time_ns()
-            ),
+            state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
             networks=(default, *others),
             addresses=self._addresses,
         )

@@ -15,6 +15,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.fitting import fitted_bytes
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.nodework import Tele
+from virtbus.schemas.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,6 @@ LEFT_TTL_S = 60.0
 GOODBYE_S = 1.0
 SILENT_S = 12.0
 """A service of the node that is silent for three intervals is reported as not ready."""
-VERSION = "0.1.0"
 SERVICES = ("imaged", "netd")
 
 

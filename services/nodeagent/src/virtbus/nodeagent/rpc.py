@@ -14,9 +14,9 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.nodework import Held, Inspect
+from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
 
-VERSION = "0.1.0"
 ASKED_AT_ONCE = 200
 
 

@@ -39,13 +39,13 @@ from virtbus.schemas.nodework import (
     Tele,
 )
 from virtbus.schemas.quarantine import Keep, Kept, Quarantine, QuarantineWork
+from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import validate
 
 TELL_S = (0.5, 5.0)
 """Intervals: soon again, because the agent may not listen yet; then every 5 s of the allowed 12."""
 EACH_TURN = 4
-VERSION = "0.1.0"
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 Handler = Callable[[Request], Awaitable[Any]]
 

@@ -2,30 +2,11 @@
 
 from virtbus.controller.core.leaving import fenced
 from virtbus.controller.core.nodes import UNCERTAIN, WHY_UNKNOWN
-from virtbus.schemas.ids import UNPLACED
+from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas.image import shown_ref
 from virtbus.schemas.node import Fence, NodeState
 from virtbus.schemas.quarantine import ORPHANED
-from virtbus.schemas.states import VmEvent, VmState, advance
 from virtbus.schemas.vm import Condition, VmRecord, VmSpec, VmStatus, VmView, Volume
-
-
-def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:
-    """Return the state to show. A delete wins; reports of an uncertain node are Unknown (I9)."""
-    if record.node == UNPLACED:
-        state = VmState.PENDING
-    elif status is None or status.epoch < record.epoch:
-        state = advance(VmState.PENDING, VmEvent.SCHEDULE)
-    else:
-        state = status.state
-    if record.deleting:
-        return advance(state, VmEvent.DELETE)
-    refused = status is not None and status.refused
-    # the node releases it for a move, not for a delete
-    if (record.leaving or refused) and state is VmState.DELETING:
-        let_go = status is not None and (status.released or refused)
-        state = VmState.PENDING if let_go else VmState.STOPPING
-    return advance(state, VmEvent.LOST) if node in UNCERTAIN else state
 
 
 def view(

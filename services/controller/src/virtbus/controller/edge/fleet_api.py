@@ -17,7 +17,7 @@ from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
-from virtbus.controller.core.view import visible_state
+from virtbus.controller.core.vm_states import visible_state
 from virtbus.controller.edge.pace import Pace
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects

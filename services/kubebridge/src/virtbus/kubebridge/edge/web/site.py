@@ -1,6 +1,5 @@
 """Assembles the application of the HTTPS port."""
 
-import importlib.metadata
 from collections.abc import Callable, Iterable
 
 from aiohttp import web
@@ -13,6 +12,7 @@ from virtbus.kubebridge.edge.web.documents import documents, health
 from virtbus.kubebridge.edge.web.door import Door, serving
 from virtbus.kubebridge.edge.web.guests import Guests
 from virtbus.kubebridge.edge.web.subresources import Subresources
+from virtbus.schemas.version import VERSION
 
 
 class Site:
@@ -30,8 +30,7 @@ class Site:
     async def run(self, ready: Callable[[], str], webhooks: Iterable[web.RouteDef] = ()) -> None:
         """Serve until cancelled. `ready` returns the reason why the bridge is not ready, or ""."""
         app = web.Application(middlewares=[in_status])
-        release = importlib.metadata.version("virtbus-kubebridge")
-        app.add_routes([*health(ready), *webhooks, *documents(self.asking, release)])
+        app.add_routes([*health(ready), *webhooks, *documents(self.asking, VERSION)])
         app.add_routes(self._verbs.routes())
         await self.asking.look()
         async with serving(app, *self._listen, self.door) as self.where:

@@ -1,1 +1,0 @@
-"""Writes reference pages from the tables."""

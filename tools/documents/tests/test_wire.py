@@ -1,0 +1,90 @@
+"""The bytes of every message are fixed: a change is detected, and old bytes stay readable."""
+
+import json
+
+import pytest
+from pydantic import BaseModel
+
+from virtbus.documents.examples import UID, full, minimal
+from virtbus.documents.files import ROOT, golden_path
+from virtbus.documents.reference import all_models
+from virtbus.documents.wire import edition, editions, golden, json_schema, models, unread
+from virtbus.schemas.model import SCHEMA_VERSION, Command, Fact
+from virtbus.schemas.vm import Tombstone
+from virtbus.schemas.wire import decode, encode, encode_json, read
+
+MODELS = models()
+EDITIONS = [
+    pytest.param(model, one, id=f"{model.__name__}-{number}-{kind}")
+    for model in MODELS
+    if golden_path(ROOT, model).exists()
+    for number, kept in enumerate(editions(golden_path(ROOT, model).read_text(encoding="utf-8")), 1)
+    for kind, one in kept.items()
+]
+
+
+@pytest.mark.parametrize(("model", "written"), EDITIONS)
+def test_every_edition_decodes_to_its_values(
+    model: type[BaseModel], written: dict[str, object]
+) -> None:
+    assert unread(model, {"": written}) == []
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_full_instance_survives_msgpack_and_json(model: type[BaseModel]) -> None:
+    for instance in (full(model), minimal(model)):
+        assert read(model, encode(instance)) == instance
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_full_instance_leaves_no_field_at_its_default(model: type[BaseModel]) -> None:
+    said = decode(encode(full(model)))
+    schema = model.model_json_schema(by_alias=True)
+    assert set(said) == set(schema.get("properties", {}))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_equal_instances_have_equal_bytes(model: type[BaseModel]) -> None:
+    assert encode(full(model)) == encode(full(model))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_stored_value_has_its_schema_version(model: type[BaseModel]) -> None:
+    if "schema_version" in model.model_fields:
+        said = decode(encode(minimal(model)))
+        assert said["schema_version"] == SCHEMA_VERSION
+
+
+def test_a_tombstone_has_its_mark() -> None:
+    assert decode(encode(Tombstone(uid=UID)))["tombstone"] is True
+
+
+def test_a_changed_shape_adds_an_edition_and_keeps_the_old_one() -> None:
+    model = Tombstone
+    old = {"full": {"msgpack": "80", "value": {}}}
+    kept = editions(golden(model, [old]))
+    assert kept == [old, edition(model)]
+    assert editions(golden(model, kept)) == kept
+
+
+def test_a_missing_field_is_reported_with_its_path() -> None:
+    written = edition(Tombstone)
+    written["full"]["value"]["reason"] = "taken over"
+    assert unread(Tombstone, written) == ["full.reason"]
+
+
+def test_every_model_is_part_of_a_message() -> None:
+    def below(base: type[BaseModel]) -> set[type[BaseModel]]:
+        return {found for one in base.__subclasses__() for found in ({one} | below(one))}
+
+    ours = {one for one in below(Command) | below(Fact) if one.__module__.startswith("virtbus.sch")}
+    in_process = {"ArmNic", "Arm", "Armed"}  # netd's unix socket, not the bus
+    base = {"Paged"}  # of every page of a list
+    assert {one.__name__ for one in ours - set(all_models())} == in_process | base
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_json_schema_names_every_field_of_the_full_instance(model: type[BaseModel]) -> None:
+    schema = json.loads(json_schema(model))
+    said = json.loads(encode_json(full(model)))
+    assert set(said) == set(schema.get("properties", {}))
