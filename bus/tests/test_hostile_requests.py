@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from virtbus.bus.answers import render_error
 from virtbus.bus.calls import data_of
 from virtbus.bus.codec import CONTENT_TYPE, ERROR_CODE, JSON, pack
 from virtbus.bus.hearing import hear
 from virtbus.bus.link import Raw
 from virtbus.bus.ports import Bus, BusError, Endpoint, Message, Request, ServiceInfo
-from virtbus.bus.service import render_error
 from virtbus.schemas.api import VmCreate, VmRef
 from virtbus.schemas.errors import (
     MAX_DETAIL_CHARS,

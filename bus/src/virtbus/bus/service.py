@@ -10,26 +10,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from virtbus.bus.answers import Answers, refusal_of
 from virtbus.bus.codec import (
-    CONTENT_TYPE,
-    ERROR_CODE,
-    ERROR_TEXT,
-    JSON,
-    MSGPACK,
     TRACEPARENT,
 )
 from virtbus.bus.discovery import Discovery, Tally
 from virtbus.bus.link import Link, Raw, Subscription
 from virtbus.bus.owners import account_of
 from virtbus.bus.ports import (
-    ConflictError,
     Endpoint,
-    FullError,
-    OutcomeUnknownError,
-    OversizeError,
-    Rendered,
     Request,
     ServiceInfo,
     UnavailableError,
@@ -38,8 +28,7 @@ from virtbus.bus.shares import Shares, Turns
 from virtbus.bus.tasks import Background, background
 from virtbus.bus.tracing import continued
 from virtbus.schemas.envelope import Envelope, open_envelope
-from virtbus.schemas.errors import Code, Retry, VirtbusError
-from virtbus.schemas.wire import encode, encode_json, is_json
+from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
 
@@ -54,65 +43,6 @@ Decoded they take a few times as much.
 """
 ASKED_BYTES = 1024
 """Memory of a request in addition to its body."""
-HEADER_CHARS = 512
-
-
-def render(value: Any, *, as_json: bool) -> bytes:
-    """A success body: the data itself."""
-    if isinstance(value, Rendered):
-        return value
-    return encode_json(value) if as_json else encode(value)
-
-
-def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:
-    """Return an error's body and ADR-32 headers."""
-    body = {"error": error.body.model_dump(mode="json", exclude_none=True)}
-    text = "".join(c if c.isprintable() else " " for c in str(error)[:HEADER_CHARS])
-    headers = {ERROR_CODE: str(error.code), ERROR_TEXT: text}
-    return render(body, as_json=as_json), headers
-
-
-def refusal_of(error: Exception, subject: str) -> VirtbusError:
-    """Return the error for the requester from a handler's exception."""
-    match error:
-        case VirtbusError():
-            return error
-        case UnavailableError():
-            return VirtbusError(
-                Code.UNAVAILABLE,
-                "bus_unavailable",
-                "the bus did not take the write; try again",
-                after_ms=500,
-            )
-        case FullError():
-            return _no_room(error)
-        case ConflictError():
-            return VirtbusError(
-                Code.CONFLICT,
-                "changed_meanwhile",
-                "the record changed meanwhile; read it again",
-                retry=Retry.SAME_ID,
-            )
-        case OutcomeUnknownError() | TimeoutError():
-            return VirtbusError(
-                Code.UNAVAILABLE,
-                "bus_outcome_unknown",
-                "whether it happened is not known; repeat it with the same id",
-                retry=Retry.SAME_ID,
-                after_ms=500,
-            )
-        case _:
-            log.error(
-                "handler of %s failed", subject, exc_info=error, extra={"code": "handler_failed"}
-            )
-            return VirtbusError(Code.INTERNAL, "internal", "the service failed; its log says why")
-
-
-def _no_room(error: FullError) -> VirtbusError:
-    if isinstance(error, OversizeError):
-        return VirtbusError(Code.TOO_LARGE, "too_large", f"{error}; nothing was stored")
-    message = "the bus has no room for this; delete something first"
-    return VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=5000)
 
 
 def open_request(body: bytes, most_values: int) -> Envelope:
@@ -154,39 +84,6 @@ def _late() -> VirtbusError:
     return VirtbusError(
         Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
     )
-
-
-class _Answers:
-    """The answers to one requester."""
-
-    def __init__(self, link: Link, raw: Raw) -> None:
-        self._link = link
-        self._reply = raw.reply
-        self.as_json = is_json(raw.body) or raw.headers.get(CONTENT_TYPE, "").startswith(JSON)
-        self.streamed = False
-
-    async def stream(self, value: Any) -> None:
-        self.streamed = True
-        await self._send(render(value, as_json=self.as_json), {})
-
-    async def last(self, value: Any) -> None:
-        if value is not None or not self.streamed:
-            await self._send(render(value, as_json=self.as_json), {})
-
-    async def refuse(self, error: VirtbusError) -> None:
-        body, headers = render_error(error, as_json=self.as_json)
-        await self._send(body, headers)
-
-    async def _send(self, body: bytes, headers: dict[str, str]) -> None:
-        if not self._reply:
-            return
-        kind = JSON if self.as_json else MSGPACK
-        try:
-            await self._link.send(self._reply, body, headers={CONTENT_TYPE: kind, **headers})
-        except FullError as error:
-            raise VirtbusError(
-                Code.TOO_LARGE, "answer_too_large", "the answer is too large; ask for less"
-            ) from error
 
 
 _INBOXES = ("_INBOX", "_R_.")
@@ -269,7 +166,7 @@ class Served:
             f"too many requests wait; try again in {after_ms} ms",
             after_ms=after_ms,
         )
-        await self._refuse(_Answers(self._link, raw), error)
+        await self._refuse(Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
         """Process this request, then queued ones, until no account may use the slot."""
@@ -299,7 +196,7 @@ class Served:
         """Answer one request; return True if it is parked. Never raises."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        answers = _Answers(self._link, asked.raw)
+        answers = Answers(self._link, asked.raw)
         failure = ""
         try:
             parked = await self._handle(asked, answers)
@@ -320,7 +217,7 @@ class Served:
         return False
 
     def _unpark(
-        self, asked: _Asked, answers: _Answers, started_s: float, parked: "asyncio.Future[None]"
+        self, asked: _Asked, answers: Answers, started_s: float, parked: "asyncio.Future[None]"
     ) -> None:
         """End a parked request: free its slot for a waiting one, and report its error."""
         self._release(asked)
@@ -336,10 +233,10 @@ class Served:
         if waiting is not None:
             self._tasks.start(self._work(waiting))
 
-    async def _unparked(self, answers: _Answers, error: Exception, took_s: float) -> None:
+    async def _unparked(self, answers: Answers, error: Exception, took_s: float) -> None:
         self.tally.done(took_s, await self._failed(answers, error))
 
-    async def _handle(self, asked: _Asked, answers: _Answers) -> "asyncio.Future[None] | None":
+    async def _handle(self, asked: _Asked, answers: Answers) -> "asyncio.Future[None] | None":
         request = _request(asked, answers, self._endpoint.most_values)
         asked.raw = Raw(request.subject)
         with continued(request.traceparent):
@@ -352,13 +249,13 @@ class Served:
             log.debug("answer of %s lost: %s", self._endpoint.name, error)
         return None
 
-    async def _failed(self, answers: _Answers, error: Exception) -> str:
+    async def _failed(self, answers: Answers, error: Exception) -> str:
         """Report a failure to the requester; return the text for the tally."""
         refusal = refusal_of(error, self._endpoint.subject)
         await self._refuse(answers, refusal)
         return f"{refusal.code}: {refusal.reason}"
 
-    async def _refuse(self, answers: _Answers, refusal: VirtbusError) -> None:
+    async def _refuse(self, answers: Answers, refusal: VirtbusError) -> None:
         """Send an error, or a shorter one; never raises."""
         brief = VirtbusError(Code.INTERNAL, "internal", "the refusal could not be sent")
         for told in (refusal, brief):
@@ -376,7 +273,7 @@ class Served:
             return
 
 
-def _request(asked: _Asked, answers: _Answers, most_values: int) -> Request:
+def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
     """Return the decoded request; raise VirtbusError 400 if it is malformed, 504 if it is late."""
     raw = asked.raw
     frame = open_request(raw.body, most_values)
