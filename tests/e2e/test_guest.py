@@ -141,11 +141,14 @@ spec:
     view = platform.create("sata", "-f", str(wanted), wait="ready")
     # the login itself proves the seed
     assert login(view, "cd /sys/block; echo *").split() == ["sda", "sdb", "sr0"]
-    assert login(view, "cat /sys/block/sdb/size").strip() == str(64 * 1024**2 // 512)
-    login(view, "echo kept | dd of=/dev/sdb conv=fsync 2>/dev/null")
-    assert login(view, "head -n 1 /dev/sdb; findfs LABEL=tiny-root").split() == [
+    # Linux probes the disks in parallel, so their names may be in any order: sort by SATA port
+    ports = login(view, "for disk in /sys/block/sd*; do (cd -P $disk; pwd); done")
+    root, data = (port.rpartition("/")[2] for port in sorted(ports.split()))
+    assert login(view, f"cat /sys/block/{data}/size").strip() == str(64 * 1024**2 // 512)
+    login(view, f"echo kept | dd of=/dev/{data} conv=fsync 2>/dev/null")
+    assert login(view, f"head -n 1 /dev/{data}; findfs LABEL=tiny-root").split() == [
         "kept",
-        "/dev/sda2",
+        f"/dev/{root}2",
     ]
 
 
