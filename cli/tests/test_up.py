@@ -214,6 +214,16 @@ async def test_second_instance_on_the_same_directory_is_refused(tmp_path: Path) 
         assert f"already runs on {tmp_path / 'state'} (process {process.pid})" in second.err
 
 
+async def test_the_state_of_the_first_version_is_refused_untouched(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "VERSION").write_text("1\n")
+    refused = await run("up", "--simulate", "--data", str(tmp_path), env=environment())
+    assert refused.code == 1
+    assert "docs/howto/upgrade-from-0.1.md" in refused.err
+    assert [path.name for path in state.iterdir()] == ["VERSION"]
+
+
 @pytest.mark.integration
 async def test_a_killed_service_is_restarted_with_a_message(tmp_path: Path) -> None:
     async with up(tmp_path) as process:

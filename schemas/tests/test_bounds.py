@@ -5,6 +5,7 @@ import pytest
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.fitting import MARK, cut_text, fitted_bytes
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.records import read_stored
@@ -116,6 +117,13 @@ def test_a_heartbeat_that_is_too_large_loses_texts_and_keeps_its_networks() -> N
     assert told.services["imaged"].message.startswith("xxx")
 
 
+def test_a_value_of_an_older_schema_is_refused_with_the_next_step() -> None:
+    key = subjects.name_claim("default", "web")
+    with pytest.raises(VirtbusError, match=r"upgrade-from-0\.1") as refused:
+        read_stored(NameClaim, key, encode({"schema_version": 1, "uid": UID}))
+    assert (refused.value.code, refused.value.reason) == (Code.UNSUPPORTED, "older_schema")
+
+
 def test_a_value_of_a_newer_schema_is_refused_with_that_reason() -> None:
     key = subjects.name_claim("default", "web")
     with pytest.raises(VirtbusError, match="version 9") as refused:
@@ -124,7 +132,7 @@ def test_a_value_of_a_newer_schema_is_refused_with_that_reason() -> None:
 
 
 def test_a_value_is_read_with_the_bound_of_its_kind() -> None:
-    claim = {"schema_version": 1, "uid": UID, "more": "x" * bounds.SMALL.written_bytes}
+    claim = {"schema_version": SCHEMA_VERSION, "uid": UID, "more": "x" * bounds.SMALL.written_bytes}
     key = subjects.name_claim("default", "web")
     assert read_stored(NameClaim, key, encode(claim)).uid == UID
     with pytest.raises(VirtbusError) as refused:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from virtbus.schemas import generate, generate_channels, generate_examples, generate_wire, subjects
 from virtbus.schemas.generate_reference import all_models
-from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, Command, Fact
 from virtbus.schemas.vm import Tombstone
 from virtbus.schemas.wire import decode, encode, encode_json, read
 
@@ -61,7 +61,7 @@ def test_equal_instances_have_equal_bytes(model: type[BaseModel]) -> None:
 def test_a_stored_value_has_its_schema_version(model: type[BaseModel]) -> None:
     if "schema_version" in model.model_fields:
         said = decode(encode(generate_examples.minimal(model)))
-        assert said["schema_version"] == 1
+        assert said["schema_version"] == SCHEMA_VERSION
 
 
 def test_a_tombstone_has_its_mark() -> None:

@@ -14,6 +14,7 @@ from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageFormat, ImageInfo, image_key
 from virtbus.schemas.image_api import NodeImage
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.node import NodeImages
 from virtbus.schemas.nodework import HeldImages
 from virtbus.schemas.vm import VmSpec
@@ -54,7 +55,7 @@ def test_a_node_reports_only_its_own_images_and_a_bounded_number() -> None:
     keys = tuple(image_key(str(n)) for n in range(MAX_IMAGE_KEYS + 1))
     assert len(encode(NodeImages(node="n1", keys=keys[:-1]))) < 16 * 1024
     for bad in (keys, ("x" * 16,), ("0" * 17,)):
-        body = encode({"schema_version": 1, "node": "n1", "keys": bad})
+        body = encode({"schema_version": SCHEMA_VERSION, "node": "n1", "keys": bad})
         with pytest.raises(VirtbusError):
             fleet.put_images(subjects.node_images("n1"), body)
 

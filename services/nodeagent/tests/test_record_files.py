@@ -13,6 +13,7 @@ from virtbus.nodeagent.edge.durable import replace
 from virtbus.nodeagent.edge.ledger import REMOVED_KEPT_S, EpochLedger, read_entries
 from virtbus.nodeagent.edge.record_files import StateFiles
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 
@@ -90,7 +91,7 @@ async def test_a_second_agent_on_the_same_state_is_refused(tmp_path: Path) -> No
     opened(tmp_path).close()
 
 
-@pytest.mark.parametrize("version", ["2", "99", "x"])
+@pytest.mark.parametrize("version", [str(SCHEMA_VERSION + 1), "99", "x"])
 async def test_state_of_a_newer_program_is_refused_with_the_next_step(
     tmp_path: Path, version: str
 ) -> None:
@@ -100,6 +101,18 @@ async def test_state_of_a_newer_program_is_refused_with_the_next_step(
         opened(tmp_path)
     assert raised.value.reason == "state_newer"
     assert "install" in str(raised.value)
+
+
+async def test_state_of_the_first_version_is_refused_untouched_with_the_next_step(
+    tmp_path: Path,
+) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "state" / "VERSION").write_text("1")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(VirtbusError, match=r"upgrade-from-0\.1") as raised:
+        opened(tmp_path)
+    assert raised.value.reason == "state_older"
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 async def test_a_broken_or_foreign_record_is_left_out(tmp_path: Path) -> None:

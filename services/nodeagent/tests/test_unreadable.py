@@ -11,6 +11,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 from virtbus.bus.ports import EntryKind
 from virtbus.nodeagent.core.ports import DomainChange, Ending
 from virtbus.schemas import bounds, subjects
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.node import Fence, NodeWish
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import VmSecrets
@@ -160,7 +161,7 @@ async def test_secrets_of_the_largest_size_are_read(node: Node) -> None:
     """They were once written up to the reader's bound, and a byte of frame made them unreadable."""
     text = "x" * (bounds.SECRET.written_bytes - 200)
     held = {"uid": A, "files": {"app": {"data": {"a": text}}}}
-    body = encode({"schema_version": 1, **held})
+    body = encode({"schema_version": SCHEMA_VERSION, **held})
     assert read_back(body).files["app"].contents == {"a": text.encode()}
     await node.join()
     await node.bus.put(KEYS["secret"], body)

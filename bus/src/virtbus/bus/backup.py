@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.model import OLDER, SCHEMA_VERSION
 from virtbus.schemas.records import plain_stored
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, SIGNING, vm_anywhere
 
-VERSION = 1
 QUIET_S = 0.3
 """A change that is concurrent with the list arrives within this time after its end."""
 MARKER_TTL_S = 86_400.0
@@ -178,7 +178,7 @@ async def _put(bus: Bus, key: str, value: bytes) -> bool:
 def lines(backup: Backup) -> Iterator[bytes]:
     """Yield the file of a backup: a head, a line for each key, and a closing line."""
     digest = hashlib.sha256()
-    head = {"virtbus_backup": VERSION, "taken_ns": backup.taken_ns}
+    head = {"virtbus_backup": SCHEMA_VERSION, "taken_ns": backup.taken_ns}
     for value in (head, *_entries(backup)):
         line = json.dumps(value).encode() + b"\n"
         digest.update(line)
@@ -193,11 +193,11 @@ def _entries(backup: Backup) -> Iterator[dict[str, str]]:
         yield {"key": key, "value": base64.b64encode(value).decode()}
 
 
-def parse(file: Iterable[bytes]) -> Backup:
-    """Return a backup from the lines of its file.
+def parse(file: Iterable[bytes], *, oldest: int = SCHEMA_VERSION) -> Backup:
+    """Return a backup from the lines of its file; one of version 1 serves for `specs` only.
 
     Raises:
-        BackupError: it is truncated, modified, or of a newer virtbus.
+        BackupError: it is truncated, modified, of a newer virtbus, or older than `oldest`.
     """
     digest = hashlib.sha256()
     values: dict[str, bytes] = {}
@@ -212,7 +212,7 @@ def parse(file: Iterable[bytes]) -> Backup:
                 break
             digest.update(line)
             if taken_ns is None:
-                taken_ns = _head(item)
+                taken_ns = _head(item, oldest)
             elif "value" in item:
                 values[_key(item)] = base64.b64decode(item["value"], validate=True)
             else:
@@ -226,9 +226,13 @@ def parse(file: Iterable[bytes]) -> Backup:
     return Backup(taken_ns, values, frozenset(marked))
 
 
-def _head(item: Mapping[str, int]) -> int:
-    if item["virtbus_backup"] > VERSION:
+def _head(item: Mapping[str, int], oldest: int) -> int:
+    version = item["virtbus_backup"]
+    if version > SCHEMA_VERSION:
         message = "the backup is of a newer virtbus; restore it with that version"
+        raise BackupError(message)
+    if version < oldest:
+        message = f"the backup is of {OLDER}"
         raise BackupError(message)
     return item["taken_ns"]
 

@@ -22,7 +22,9 @@ from virtbus.bus.ports import (
 )
 from virtbus.bus.refusals import CONSUMER_DIFFERS, NO_PEERS, STREAM_NOT_FOUND, ApiError
 from virtbus.schemas.bounds import STORED_BYTES
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostRecord
+from virtbus.schemas.model import OLDER, SCHEMA_VERSION
 from virtbus.schemas.subjects import node_host
 from virtbus.schemas.wire import encode, read
 
@@ -42,6 +44,8 @@ AUTO = 0
 """Number of replicas: three in a cluster, one on a single server."""
 
 
+_SCHEMA = "virtbus.schema"
+"""Metadata of each stream: the version of its values. A stream of 0.1 has none."""
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
 """Acknowledged before it is on disk, regardless of the server's `sync_interval` (ADR 0019)."""
@@ -139,6 +143,7 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     ]
     for config in declared:
         config["num_replicas"] = replicas
+        config["metadata"] = {_SCHEMA: str(SCHEMA_VERSION)}
         if config["name"] in STORED_BYTES:
             config["max_msg_size"] = STORED_BYTES[config["name"]]
     return declared
@@ -150,10 +155,12 @@ async def ensure(
     """Create or update every stream; `may_lack` skips those that the credentials do not allow.
 
     Raises:
+        VirtbusError: 422 `older_bus` or `newer_bus`: another version declared the bus.
         UnavailableError: the cluster has fewer than three servers online.
         BusError: a stream cannot be changed as declared; the message names it.
     """
     copies = replicas or (HA_REPLICAS if admin.clustered else 1)
+    await check_schema(admin)
     for config in streams(sizes or Sizes(), copies):
         try:
             await _ensure_stream(admin, config)
@@ -162,6 +169,27 @@ async def ensure(
                 raise
             text = "%s is not as declared: %s; an admin does: virtbus bus declare"
             log.warning(text, config["name"], error, extra={"code": "declaration_denied"})
+
+
+async def check_schema(admin: Admin) -> None:
+    """Refuse a bus with values of another version before anything is read or written.
+
+    Raises:
+        VirtbusError: 422 `older_bus` or `newer_bus`.
+    """
+    try:
+        info = await admin.js_api("STREAM.INFO.KV_vm")
+    except ApiError as error:
+        if error.code == STREAM_NOT_FOUND:
+            return
+        raise
+    text = str((info["config"].get("metadata") or {}).get(_SCHEMA, "1"))
+    if text == str(SCHEMA_VERSION):
+        return
+    if text.isdigit() and int(text) < SCHEMA_VERSION:
+        raise VirtbusError(Code.UNSUPPORTED, "older_bus", f"the bus was declared by {OLDER}")
+    message = f"the bus has schema version {text[:20]!r}, this program knows {SCHEMA_VERSION}"
+    raise VirtbusError(Code.UNSUPPORTED, "newer_bus", f"{message}; upgrade it")
 
 
 async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
@@ -195,6 +223,7 @@ async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:
         await _create(admin, name, config)
         return
     present = info["config"]
+    config = config | {"metadata": (present.get("metadata") or {}) | config["metadata"]}
     config = {field: value for field, value in config.items() if field not in _AT_BIRTH}
     if all((present.get(field) or None) == (value or None) for field, value in config.items()):
         return

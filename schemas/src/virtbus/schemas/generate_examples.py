@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from virtbus.schemas.model import SCHEMA_VERSION
+
 M = TypeVar("M", bound=BaseModel)
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -104,7 +106,7 @@ _VALUES: dict[str, Any] = {
     "code": 503,
     "reason": "image_pulling",
     "message": "the image is still being fetched; ask again",
-    "schema_version": 1,
+    "schema_version": SCHEMA_VERSION,
     "EventList.after": 42,
     "Envelope.data": {"name": "web", "image": "tiny"},
     "StreamData.data": b"login: \x00\xff",

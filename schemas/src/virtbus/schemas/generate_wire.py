@@ -13,7 +13,7 @@ from virtbus.schemas.envelope import Envelope
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.generate_channels import CHANNELS
 from virtbus.schemas.generate_examples import full, minimal
-from virtbus.schemas.vm import SCHEMA_VERSION
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.wire import encode, encode_json, read
 
 FOLDER = f"v{SCHEMA_VERSION}"

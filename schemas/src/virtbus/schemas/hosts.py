@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import SCHEMA_VERSION, Fact
 
 
 class HostMarks(Fact):
@@ -33,7 +33,7 @@ class Instance(Fact):
     refused, with `why`; that key expires.
     """
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     node: str
     instance: str
     host: HostMarks
@@ -78,7 +78,7 @@ class HostRecord(Fact):
     accepted unchanged.
     """
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     node: str
     host: HostMarks | None = None
     takeover: Takeover | None = None
@@ -91,6 +91,6 @@ class HostRecord(Fact):
 class SigningKey(Fact):
     """`$KV.sec._signing.<id>`: an HMAC key in hex, by which controllers sign records."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     seed: str
     created_ns: int = 0

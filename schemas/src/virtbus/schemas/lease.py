@@ -1,11 +1,11 @@
 """A lease: the right of one process to act for a role."""
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import SCHEMA_VERSION, Fact
 
 
 class Lease(Fact):
     """`$KV.lease.<role>`: its revision is the fencing token, which never goes back."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     holder: str
     """The instance that holds the lease."""

@@ -2,6 +2,11 @@
 
 from pydantic import BaseModel, ConfigDict
 
+SCHEMA_VERSION = 2
+"""The version of all stored values: 2 since 0.2. Version 1 is refused (ADR 0040)."""
+
+OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-from-0.1.md"
+
 
 class Model(BaseModel):
     """A model without extra fields and private attributes."""
@@ -23,7 +28,7 @@ class Command(Model):
 class Fact(Model):
     """The base of virtbus' own messages. Readers drop unknown fields, so old readers keep working.
 
-    Within a major version changes are additive: a field is added with a default and never renamed.
+    Within a schema version changes are additive: a field is added with a default and never renamed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64")

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from virtbus.schemas.hosts import Approved, HostMarks, Instance
 from virtbus.schemas.image import ImageKeys
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import SCHEMA_VERSION, Fact
 
 
 class NodeState(StrEnum):
@@ -35,7 +35,7 @@ class ServiceState(Fact):
 class NodeRecord(Fact):
     """`$KV.node.<id>`: liveness and capacity. In memory, TTL 15 s, renewed every 4 s."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     node: str
     hostname: str
     instance: str
@@ -72,7 +72,7 @@ class NodeImages(Fact):
     Each entry is the key of a reference or digest (`image_key`), so the value stays below 16 KiB.
     """
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     node: str
     keys: ImageKeys = ()
 
@@ -108,7 +108,7 @@ class NodeWish(Fact):
     value that requests nothing exists only for its `requests`, and expires.
     """
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     node: str
     cordoned: bool = False
     draining: Drain | None = None
@@ -140,7 +140,7 @@ class HostAddresses(Fact):
     are those of every host, this node's included.
     """
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     node: str
     own: tuple[str, ...] = ()
     fleet: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ class Reserved(Fact):
     Written only in one atomic batch with their records. Memory includes QEMU's overhead.
     """
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     node: str
     vms: int = 0
     vcpus: int = 0

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.model import OLDER
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import decode, validate
 
@@ -20,7 +21,8 @@ def read_stored(model: type[Model], key: str, value: bytes) -> Model:
 
     Raises:
         VirtbusError: 413 larger than its kind may be read; 400 malformed or of another shape; 422
-            `newer_schema`: written by a newer virtbus. Nobody can read it until it is replaced.
+            `newer_schema` or `older_schema`: written by another virtbus. Nobody can read it until
+            it is replaced.
     """
     return as_stored(model, plain_stored(key, value))
 
@@ -33,12 +35,14 @@ def plain_stored(key: str, value: bytes) -> Any:
 
 
 def as_stored(model: type[Model], data: Any) -> Model:
-    """Return plain data as the model of this or an older schema; raises VirtbusError."""
+    """Return plain data as the model of this schema version; raises VirtbusError."""
     version = data.get("schema_version") if isinstance(data, dict) else None
     known = model.model_fields["schema_version"].default
     if isinstance(version, int) and version > known:
         message = f"it has schema version {version}, this program knows {known}; upgrade it"
         raise VirtbusError(Code.UNSUPPORTED, "newer_schema", message)
+    if isinstance(version, int) and version < known:
+        raise VirtbusError(Code.UNSUPPORTED, "older_schema", f"it was written by {OLDER}")
     return validate(model, data)
 
 

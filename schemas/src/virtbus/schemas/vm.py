@@ -17,7 +17,7 @@ from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef, sealed_ref
-from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, Command, Fact
 from virtbus.schemas.network import InterfaceStatus, Mac
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import CloudInit, CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
@@ -28,7 +28,6 @@ MIB = 1024**2
 MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
 DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
-SCHEMA_VERSION = 1
 GUEST_ENDED = "guest_ended"
 """The reason of a status: the guest crashed, powered itself off, or was ended from outside."""
 

@@ -22,6 +22,7 @@ _HERE = "virtbus.cli.bus"
         "check": (f"{_HERE}.check:check", "Find problems in a bus's files."),
         "backup": (f"{_HERE}.files:backup", "Write the records of VMs and hosts to a file."),
         "restore": (f"{_HERE}.files:restore", "Write a backup into an empty bus."),
+        "specs": (f"{_HERE}.specs", "Write the VMs of a backup as files for `vm create -f`."),
         "rebuild": (f"{_HERE}.rebuild", "Restore lost records from the hosts."),
     },
     epilog=examples(

@@ -12,6 +12,7 @@ from virtbus.bus.client import connect
 from virtbus.bus.ports import BusError, DeniedError, UnavailableError
 from virtbus.bus.prepared import Plan, Prepared
 from virtbus.cli.failures import CliError, Exit
+from virtbus.schemas.errors import VirtbusError
 
 DEFAULT = "/etc/virtbus/bus"
 WAIT_S = 3.0
@@ -31,6 +32,8 @@ def refusals() -> Iterator[None]:
         yield
     except (UnavailableError, DeniedError) as error:
         raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from error
+    except VirtbusError as error:
+        raise CliError(Exit.REFUSED, error.reason, str(error)) from error
     except (BusError, ValueError) as error:
         raise CliError(Exit.REFUSED, "bus", str(error)) from error
 

@@ -16,6 +16,7 @@ from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.up.bus_disk import BusDisk
 from virtbus.cli.up.plan import ALL, STEADY_S, Place, rest_s
 from virtbus.cli.up.terminal import Terminal
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
@@ -93,7 +94,7 @@ class BusKeeper:
             if self.admin.connected and self.admin.generation != self._declared_at:
                 try:
                     await self.declare()
-                except BusError as error:
+                except (BusError, VirtbusError) as error:
                     if str(error) != self._waits:  # report once, not at every attempt
                         self._waits = str(error)
                         self._terminal.say(f"the bus cannot be declared yet: {error}", "WARNING")
@@ -162,5 +163,7 @@ async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator
             if wanted.cluster is None:
                 await keeper.declare()
             yield keeper
+    except VirtbusError as error:
+        raise CliError(Exit.REFUSED, error.reason, str(error)) from error
     except BusError as error:
         raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from error

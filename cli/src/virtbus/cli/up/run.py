@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Protocol
 
+from virtbus.bus import state_version
 from virtbus.bus.process import notify
 from virtbus.bus.server import ServerFiles
+from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.up import banner
 from virtbus.cli.up.child import Child
 from virtbus.cli.up.lock import make, only_one
 from virtbus.cli.up.plan import BUS_ONLY, NODE_ONLY, Place
 from virtbus.cli.up.terminal import Terminal
+from virtbus.schemas.errors import VirtbusError
 
 READY_S = 60.0
 """After this time, `up` reports the services that are not ready, and continues to wait."""
@@ -44,9 +47,13 @@ async def up(
     """Run everything until SIGINT or SIGTERM.
 
     Raises:
-        CliError: another one runs here, or there is no bus.
+        CliError: another one runs here, the state is another version's, or there is no bus.
     """
     make(place.state_dir, place.run_dir)
+    try:
+        state_version.check(place.state_dir)
+    except VirtbusError as error:
+        raise CliError(Exit.REFUSED, error.reason, str(error)) from error
     with only_one(place.state_dir), ExitStack() as stack:
         told = _until_told(stack)
         reader, writer = os.pipe()

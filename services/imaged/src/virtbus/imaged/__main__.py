@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from virtbus.bus import client, process, tracing
+from virtbus.bus import client, process, state_version, tracing
 from virtbus.bus.local_agent import LocalAgent, word_in
 from virtbus.bus.settings import load
 from virtbus.imaged.service import Imaged
@@ -18,6 +18,7 @@ async def serve(settings: Settings) -> None:
     """Connect, and serve while this host's agent holds the node, until cancelled."""
     lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
     asyncio.get_running_loop().set_default_executor(lookups)
+    state_version.check(settings.state_dir)
     async with client.connect(settings.bus(), name="imaged") as bus:
         with tracing.recording("imaged", settings.node, bus.emit, settings.otlp_endpoint):
             agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from virtbus.bus import client, process, tracing
+from virtbus.bus import client, process, state_version, tracing
 from virtbus.bus.local_agent import LocalAgent, word_in
 from virtbus.bus.settings import load
 from virtbus.netd.service import Netd, teardown
@@ -12,6 +12,7 @@ from virtbus.netd.settings import Settings
 
 async def serve(settings: Settings) -> None:
     """Connect, and serve while this host's agent holds the node, until cancelled."""
+    state_version.check(settings.state_dir)
     async with client.connect(settings.bus(), name="netd") as bus:
         with tracing.recording("netd", settings.node, bus.emit, settings.otlp_endpoint):
             agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))

@@ -6,7 +6,7 @@ import re
 from pydantic import Field
 
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import SCHEMA_VERSION, Fact
 
 MAX_LINK_BYTES = 64 * 1024
 _HEX = re.compile(r"^[0-9a-f]{64}$")
@@ -15,7 +15,7 @@ _HEX = re.compile(r"^[0-9a-f]{64}$")
 class Link(Fact):
     """`links/<sha256(name)>`: the name, and the file that it denotes."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     name: str = Field(max_length=4096)
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     format: ImageFormat
@@ -29,7 +29,7 @@ class Link(Fact):
 class PartNote(Fact):
     """Metadata of a part file: the URL and version of its bytes, so that it can resume."""
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
     url: str
     etag: str = ""
     last_modified: str = ""

@@ -6,10 +6,8 @@ from typing import Any
 from pydantic import Field
 
 from virtbus.netd.core import names
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import SCHEMA_VERSION, Fact
 from virtbus.schemas.network import InterfaceStatus
-
-STATE_VERSION = 1
 
 
 class NicKind(StrEnum):
@@ -68,7 +66,7 @@ class Nic(Fact):
 class Attachment(Fact):
     """The network of one VM: first a plan without addresses, then the result."""
 
-    schema_version: int = STATE_VERSION
+    schema_version: int = SCHEMA_VERSION
     uid: str
     epoch: int
     generation: int

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from virtbus.netd.core.attachment import STATE_VERSION, Attachment
+from virtbus.netd.core.attachment import Attachment
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
+from virtbus.schemas.model import OLDER, SCHEMA_VERSION
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".json"
@@ -105,11 +106,13 @@ def _read(path: Path) -> Attachment | None:
         attachment = Attachment.model_validate_json(path.read_bytes())
     except ValidationError:
         return None
-    if attachment.schema_version > STATE_VERSION:
+    if attachment.schema_version > SCHEMA_VERSION:
         raise VirtbusError(
             Code.UNSUPPORTED,
             "state_newer",
-            f"{path} has version {attachment.schema_version}, this netd knows {STATE_VERSION}; "
+            f"{path} has version {attachment.schema_version}, this netd knows {SCHEMA_VERSION}; "
             "install the newer virtbus again, or delete the VM with it first",
         )
+    if attachment.schema_version < SCHEMA_VERSION:
+        raise VirtbusError(Code.UNSUPPORTED, "state_older", f"{path} is of {OLDER}")
     return attachment if attachment.uid == path.stem else None

@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from virtbus.bus import state_version
 from virtbus.bus.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.command_file import read_commands, write_commands
@@ -29,6 +30,7 @@ from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir, writing
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.quarantine import ENTRY
 from virtbus.schemas.vm import VmRecord
@@ -36,7 +38,6 @@ from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
 
-LAYOUT_VERSION = 1
 LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
 
 
@@ -58,7 +59,7 @@ class StateFiles:
 
         Raises:
             VirtbusError: 409 `second_agent`, or `other_node` for the state of another node id; 422
-                `state_newer` for a layout of a newer program.
+                `state_newer` or `state_older` for the layout of another version.
         """
         for path in (self._agent, self.vms, self._consoles, self._quarantine, self._run / "vms"):
             path.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -69,7 +70,8 @@ class StateFiles:
         except BlockingIOError:
             message = f"another nodeagent works on {self._state}; stop it, or give --state-dir"
             raise VirtbusError(Code.CONFLICT, "second_agent", message) from None
-        self._check_version()
+        if not state_version.check(self._state):
+            replace(self._state / state_version.FILE, f"{SCHEMA_VERSION}\n".encode())
         self._check_node(node)
         for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
             path.unlink(missing_ok=True)  # of an agent that was killed
@@ -93,18 +95,6 @@ class StateFiles:
                 f"start with --node {kept}, or give another --state-dir"
             )
             raise VirtbusError(Code.CONFLICT, "other_node", message)
-
-    def _check_version(self) -> None:
-        path = self._state / "VERSION"
-        text = path.read_text().strip() if path.exists() else ""
-        if not text:
-            replace(path, f"{LAYOUT_VERSION}\n".encode())
-        elif not text.isdigit() or int(text) > LAYOUT_VERSION:
-            message = (
-                f"{path} says version {text[:20]!r}, this program knows {LAYOUT_VERSION}; "
-                "install the newer virtbus again, or move the state away"
-            )
-            raise VirtbusError(Code.UNSUPPORTED, "state_newer", message)
 
     def epoch(self, uid: str) -> int:
         return self._ledger.epoch(uid)

@@ -1,0 +1,59 @@
+"""A bus that another version declared is refused before anything changes on it."""
+
+import asyncio
+
+import pytest
+
+from virtbus.bus import declaration, server
+from virtbus.bus.client import connect
+from virtbus.bus.natsbus import NatsBus
+from virtbus.schemas.errors import VirtbusError
+
+pytestmark = pytest.mark.integration
+
+
+async def configured(admin: NatsBus) -> list[dict[str, object]]:
+    return [
+        (await admin.js_api(f"STREAM.INFO.{config['name']}"))["config"]
+        for config in declaration.streams(declaration.Sizes(), 1)
+    ]
+
+
+async def declare_as(admin: NatsBus, version: str) -> None:
+    """Make the streams look as another version leaves them; 0.1 wrote no version."""
+    info = await admin.js_api("STREAM.INFO.KV_vm")
+    metadata = {"virtbus.schema": version} if version else {}
+    await admin.js_api("STREAM.UPDATE.KV_vm", {**info["config"], "metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    ("version", "reason", "says"),
+    [("", "older_bus", r"upgrade-from-0\.1"), ("3", "newer_bus", "upgrade it")],
+)
+async def test_a_bus_of_another_version_is_refused_unchanged_with_the_next_step(
+    nats: server.Server, controller: NatsBus, version: str, reason: str, says: str
+) -> None:
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        await declare_as(admin, version)
+        before = await configured(admin)
+        with pytest.raises(VirtbusError, match=says) as refused:
+            await declaration.ensure(admin)
+        assert refused.value.reason == reason
+        with pytest.raises(VirtbusError, match=says):  # a controller ends before it serves
+            await asyncio.wait_for(declaration.keep(controller), 30)
+        assert await configured(admin) == before
+
+
+async def test_a_repeated_declaration_changes_nothing(nats: server.Server) -> None:
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        before = await configured(admin)
+        updates: list[str] = []
+        asked = admin.js_api
+
+        async def counted(verb: str, body: dict[str, object] | None = None) -> dict[str, object]:
+            updates.extend([verb] if "UPDATE" in verb else [])
+            return await asked(verb, body)
+
+        admin.js_api = counted  # type: ignore[method-assign]
+        await declaration.ensure(admin)
+        assert (updates, await configured(admin)) == ([], before)

@@ -1,0 +1,54 @@
+"""`virtbus bus specs`: the VMs of a backup as files for `vm create -f`."""
+
+import os
+from pathlib import Path
+
+import click
+
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, local
+from virtbus.cli.lazy import examples
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus bus specs /var/backups/virtbus-2026-11-21 --to specs
+        for f in specs/*.json; do virtbus vm create -f "$f"; done
+        """
+    )
+)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Folder for the files <namespace>.<name>.json; it is made.",
+)
+@local
+def command(invocation: Invocation, *, file: Path, folder: Path) -> None:
+    """Write each VM of the backup FILE to a file for `virtbus vm create -f`.
+
+    FILE may be of virtbus 0.1. A file holds the VM's name, namespace, labels, annotations and spec
+    with its secrets, so only its owner can read it. It holds no uid, no node, no address and no
+    disk.
+    """
+    from virtbus.bus.backup import BackupError, parse
+    from virtbus.bus.specs import specs
+    from virtbus.schemas.wire import encode_json
+
+    try:
+        with file.open("rb") as content:
+            requests = list(specs(parse(content, oldest=1)))
+    except BackupError as error:
+        raise CliError(Exit.REFUSED, "backup", f"{file}: {error}") from error
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = []
+    for request in requests:
+        path = folder / f"{request.get('namespace', 'default')}.{request['name']}.json"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(encode_json(request) + b"\n")
+        written.append(str(path))
+    invocation.show({"files": written}, lambda: f"{len(written)} VM(s) in {folder}")
