@@ -116,7 +116,7 @@ def test_an_incomplete_message_tells_how_many_bytes_it_has() -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        b"NATS/1.0\r\nA: 1\r\n B :2:3 \r\nno colon\r\n\r\n",
+        b"NATS/1.0\r\nA: 1\r\nB:2:3 \r\nno colon\r\nA:\t4\r\n\r\n",
         b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 7\r\n\r\n",
         b"NATS/1.0 409 Exceeded MaxWaiting\r\n\r\n",
         b"NATS/1.0 404\r\n\r\n",
@@ -125,6 +125,12 @@ def test_an_incomplete_message_tells_how_many_bytes_it_has() -> None:
 )
 async def test_headers_are_those_of_nats_py(block: bytes) -> None:
     assert headers_of(block) == (await Client()._process_headers(block) or {})
+
+
+@pytest.mark.parametrize("name", [" A", "A ", "\tA", "\u00a0A", "\u2003A", "a", "A\x0b"])
+def test_a_name_with_a_blank_is_another_name(name: str) -> None:
+    block = f"NATS/1.0\r\nA: right\r\n{name}: forged\r\n\r\n"
+    assert headers_of(block.encode())["A"] == "right"
 
 
 def test_no_block_is_no_headers() -> None:

@@ -56,24 +56,6 @@ async def test_a_create_returns_the_vm_and_emits_events(made: World) -> None:
     assert [k for k in kinds if k.startswith("vm.")] == ["vm.accepted", "vm.scheduled"]
 
 
-@played(nodes=4)
-async def test_a_burst_of_creates_is_spread_while_none_is_written_yet(made: World) -> None:
-    async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(made.vm("create", name=f"v{i}", image="tiny")) for i in range(8)]
-    assert sorted(one.result().node for one in asked) == [
-        "n1",
-        "n1",
-        "n2",
-        "n2",
-        "n3",
-        "n3",
-        "n4",
-        "n4",
-    ]
-    again = [(await made.vm("create", name=f"w{i}", image="tiny")).node for i in range(4)]
-    assert sorted(again) == ["n1", "n2", "n3", "n4"]
-
-
 @played()
 async def test_a_create_without_a_uid_gets_one(made: World) -> None:
     first = await made.vm("create", name="a", image="tiny")

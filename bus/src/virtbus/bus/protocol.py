@@ -59,7 +59,8 @@ def take_messages(block: bytes, deliver: Deliver) -> tuple[int, int]:
 def headers_of(block: bytes) -> dict[str, str]:
     """Return the headers of a message; `Status` and `Description` are the server's own status.
 
-    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header.
+    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. A name is taken
+    as it is: the server replaces a forged `Nats-Request-Info`, but not one with a blank before it.
     """
     if not block:
         return {}
@@ -68,7 +69,7 @@ def headers_of(block: bytes) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if colon:
-            found[name.strip()] = value.strip()
+            found[name] = value.strip(" \t\r\n")
     return found
 
 

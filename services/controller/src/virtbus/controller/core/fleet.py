@@ -137,7 +137,9 @@ class Fleet:
             return False
         if known is not None:
             self.promises.take_back(known.record)
+            self._candidates.pop(known.record.node, None)
         self.promises.add(record)
+        self._candidates.pop(record.node, None)
         self.moving.pop(record.uid, None)
         self.refused.pop(record.uid, None)
         self.unplaced.pop(record.uid, None)
@@ -192,6 +194,7 @@ class Fleet:
         if held is None:
             return None
         self.promises.take_back(held.record)
+        self._candidates.pop(held.record.node, None)
         name = (held.record.namespace, held.record.name)
         if self.names.get(name) == uid:
             del self.names[name]
@@ -368,8 +371,6 @@ class Fleet:
     def candidates(self, now_s: float) -> list[Candidate]:
         """Return the nodes with their allocations, for placement."""
         known, fresh_s = self._candidates, now_s - SUSPECT_AFTER_S
-        while self.promises.changed:
-            known.pop(self.promises.changed.pop(), None)
         if now_s - self._silent_s > SILENT_FRESH_S:
             self._silent_s = now_s
             for node, seen in self.nodes.items():

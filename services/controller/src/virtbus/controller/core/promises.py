@@ -3,8 +3,6 @@
 A create considers every node. It must not scan every VM as well: 10,000 of them cost 10 ms.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from virtbus.controller.core.placement import memory_of
@@ -52,32 +50,13 @@ class Promises:
     """Loads by node; a node without VMs has no entry."""
 
     on: dict[str, Load] = field(default_factory=dict)
-    changed: set[str] = field(default_factory=set)
-    """Nodes with another load than `Fleet.candidates` has seen."""
-
-    @contextmanager
-    def during(self, record: VmRecord) -> Iterator[None]:
-        """Count a new record while it is written, so that a burst does not go to one node.
-
-        A reservation is not counted here: its sum on the bus is compared and set with the record.
-        """
-        if record.reserved:
-            yield
-            return
-        self.add(record)
-        try:
-            yield
-        finally:
-            self.take_back(record)
 
     def add(self, record: VmRecord) -> None:
         """Add a record to its node."""
         self.on.setdefault(record.node, Load()).count(record, 1)
-        self.changed.add(record.node)
 
     def take_back(self, record: VmRecord) -> None:
         """Subtract a record that was added."""
-        self.changed.add(record.node)
         load = self.on[record.node]
         load.count(record, -1)
         if not load.vms:

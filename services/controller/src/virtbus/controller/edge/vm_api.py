@@ -110,10 +110,9 @@ class VmApi:
     ) -> Committed:
         """Commit on the best node; a strict VM on the best that has capacity at that moment."""
         for node in nodes[:NODES_TRIED]:
-            there = record.model_copy(update={"node": node})
             try:
-                with self._fleet.promises.during(there):
-                    return await self._commits.create(there, admitted.secrets)
+                there = record.model_copy(update={"node": node})
+                return await self._commits.create(there, admitted.secrets)
             except NodeFullError as error:
                 log.debug("%s: %s", record.name, error)
         waits = record.model_copy(update={"node": UNPLACED})
