@@ -16,9 +16,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from virtbus.bus import client, declaration, process, server
-from virtbus.bus.ports import BusError
-from virtbus.bus.settings import ServiceSettings, load
+from virtbus.bus.client import connection
+from virtbus.bus.errors import BusError
+from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.runtime import process
+from virtbus.bus.runtime.settings import ServiceSettings, load
 from virtbus.cli.up.bus_disk import BusDisk
 from virtbus.schemas import wire
 from virtbus.schemas.ids import Id
@@ -89,11 +91,11 @@ async def serve(settings: Settings) -> None:
     async with server.running(
         files, nodes=nodes, host=settings.host, port=settings.port
     ) as running:
-        async with client.connect(running.settings("admin"), name="admin") as bus:
-            await declaration.ensure(bus)
+        async with connection.connect(running.settings("admin"), name="admin") as bus:
+            await stream_setup.ensure(bus)
             for node in nodes:
                 nonce = JoinNonce(nonce=secrets.token_hex(16))
-                await declaration.ensure_node(bus, node, wire.encode(nonce))
+                await stream_setup.ensure_node(bus, node, wire.encode(nonce))
             hand_out(files, settings.node)
             link_own(files, settings.node)
             process.notify("READY=1")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pydantic.fields import FieldInfo
 
-from virtbus.bus.settings import ServiceSettings
+from virtbus.bus.runtime.settings import ServiceSettings
 
 
 def settings_class(service: str) -> type[ServiceSettings]:

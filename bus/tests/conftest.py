@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.bus import declaration, server
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.runtime.bus_settings import BusSettings
 
 Connect = Callable[[str], AbstractAsyncContextManager[Bus]]
 """A connection under a name; all connections of one test share the server."""
@@ -30,9 +30,9 @@ async def declared(files: server.ServerFiles, *, port: int = -1) -> AsyncIterato
     """A real server with everything declared and the nodes n1 and n2 joined."""
     async with server.running(files, nodes=["n1", "n2"], port=port) as running:
         async with connect(running.settings("admin"), name="admin") as admin:
-            await declaration.ensure(admin)
+            await stream_setup.ensure(admin)
             for node in ("n1", "n2"):
-                await declaration.ensure_node(admin, node, NONCE)
+                await stream_setup.ensure_node(admin, node, NONCE)
         yield running
 
 

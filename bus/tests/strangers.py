@@ -8,9 +8,9 @@ from typing import Any
 
 import nats.aio.client
 
-from virtbus.bus import server
-from virtbus.bus.declaration import Sizes, node_consumers, streams
-from virtbus.bus.permissions import filled
+from virtbus.bus.provisioning import server
+from virtbus.bus.provisioning.permissions import filled
+from virtbus.bus.provisioning.stream_setup import Sizes, node_consumers, streams
 from virtbus.schemas.catalogue import CHANNELS
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"

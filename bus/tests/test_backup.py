@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from virtbus.bus.backup import Backup, BackupError, lines, parse, put_back, take
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.provisioning.backup import Backup, BackupError, lines, parse, put_back, take
 from virtbus.schemas import subjects
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone
 from virtbus.schemas.wire import encode

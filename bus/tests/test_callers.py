@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.owners import REQUEST_INFO, account_of
-from virtbus.bus.ports import HISTORY_BYTES, Endpoint, Message, Request, ServiceInfo
-from virtbus.bus.server import Server
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.owners import REQUEST_INFO, account_of
+from virtbus.bus.client.ports import HISTORY_BYTES, Endpoint, Message, Request, ServiceInfo
+from virtbus.bus.provisioning.server import Server
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.integration

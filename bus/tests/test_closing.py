@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import NatsLink
-from virtbus.bus.tasks import background
+from virtbus.bus.client.connection import NatsLink
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.tasks import background
 
 INFO = {"server_id": "x", "version": "2.12.0", "proto": 1, "headers": True, "max_payload": 1 << 20}
 

@@ -9,19 +9,13 @@ from pathlib import Path
 import pytest
 from bus.tests.three_servers import NODES, ThreeServers, three_servers
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import connect
-from virtbus.bus.cluster import Cluster
-from virtbus.bus.consumers import node_consumer
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import (
-    BusError,
-    Entry,
-    OutcomeUnknownError,
-    UnavailableError,
-    Watch,
-    WatchMark,
-)
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.consumers import node_consumer
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry, Watch, WatchMark
+from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.provisioning.cluster import Cluster
 
 pytestmark = pytest.mark.integration
 
@@ -39,9 +33,9 @@ async def declare(three: ThreeServers) -> None:
     async with connect(three.settings("admin"), name="admin") as admin, asyncio.timeout(60):
         while True:
             try:
-                await declaration.ensure(admin)
+                await stream_setup.ensure(admin)
                 for node in NODES:
-                    await declaration.ensure_node(admin, node, b"nonce")
+                    await stream_setup.ensure_node(admin, node, b"nonce")
             except (UnavailableError, OutcomeUnknownError):  # servers still find each other
                 await asyncio.sleep(0.1)
             else:
@@ -114,12 +108,12 @@ async def listed(watch: Watch) -> set[str]:
 
 
 async def test_a_watch_that_an_older_version_made_keeps_its_storage(three: ThreeServers) -> None:
-    config = dict(declaration.node_consumers("n9"))["KV_vm"]
+    config = dict(stream_setup.node_consumers("n9"))["KV_vm"]
     name = config["durable_name"]
     async with connect(three.settings("admin"), name="admin") as admin:
         body = {"stream_name": "KV_vm", "config": config, "action": ""}
         await admin.js_api(f"CONSUMER.CREATE.KV_vm.{name}.{config['filter_subject']}", body)
-        await declaration.ensure_node(admin, "n9", b"nonce")
+        await stream_setup.ensure_node(admin, "n9", b"nonce")
         there = await admin.js_api(f"CONSUMER.INFO.KV_vm.{name}")
         assert "mem_storage" not in there["config"]
 
@@ -147,7 +141,7 @@ async def once_led(admin: NatsBus) -> None:
     """Declare once the two servers have a leader."""
     while True:
         with suppress(OutcomeUnknownError):
-            await declaration.ensure(admin)
+            await stream_setup.ensure(admin)
 
 
 async def test_a_single_servers_store_is_refused_by_a_cluster(tmp_path: Path) -> None:
@@ -156,7 +150,7 @@ async def test_a_single_servers_store_is_refused_by_a_cluster(tmp_path: Path) ->
         server.running(files, port=-1) as running,
         connect(running.settings("admin"), name="admin") as admin,
     ):
-        await declaration.ensure(admin)
+        await stream_setup.ensure(admin)
     cluster = Cluster("127.0.0.1:16222", ("127.0.0.1:16222",))
     with pytest.raises(BusError, match="restore it there"):
         async with server.running(files, port=-1, cluster=cluster):

@@ -10,16 +10,11 @@ import pytest
 from bus.tests.test_cluster import declare
 from bus.tests.three_servers import ThreeServers, three_servers
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import (
-    BusError,
-    ConflictError,
-    Entry,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry
+from virtbus.bus.errors import BusError, ConflictError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning import server, stream_setup
 
 pytestmark = pytest.mark.integration
 
@@ -121,7 +116,7 @@ async def test_every_acknowledged_write_was_synced_to_the_disk_before(
     """A power cut therefore loses no acknowledged write (F17)."""
     trace = tmp_path / "trace"
     async with connect(nats.settings("admin"), name="c") as bus:
-        await declaration.ensure(bus)
+        await stream_setup.ensure(bus)
         await bus.put(_key(1), b"first")
         strace = await asyncio.create_subprocess_exec(
             *("strace", "-f", "-y", "-s", "1000", "-o", str(trace), "-p", str(nats.pid)),

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtbus.bus import codec, stamps
-from virtbus.bus.access import BusSettings
-from virtbus.bus.filters import matches
-from virtbus.bus.ids import uuid7
-from virtbus.bus.permissions import node_users
-from virtbus.bus.ports import BusError, Message
+from virtbus.bus.client import codec, timestamps
+from virtbus.bus.client.filters import matches
+from virtbus.bus.client.ports import Message
+from virtbus.bus.errors import BusError
+from virtbus.bus.provisioning.permissions import node_users
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, Kind
@@ -111,7 +112,7 @@ def test_a_filter_made_of_a_subject_matches_it(subject: str, data: st.DataObject
     ],
 )
 def test_server_times_keep_their_nanoseconds(text: str, expected_ns: int) -> None:
-    assert stamps.time_ns(text) == expected_ns
+    assert timestamps.time_ns(text) == expected_ns
 
 
 def test_credentials_are_read_again_and_their_faults_are_named(tmp_path: Path) -> None:

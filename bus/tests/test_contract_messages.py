@@ -5,15 +5,9 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus.codec import read_message
-from virtbus.bus.ports import (
-    Bus,
-    Endpoint,
-    OutcomeUnknownError,
-    Request,
-    ServiceInfo,
-    UnavailableError,
-)
+from virtbus.bus.client.codec import read_message
+from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.schemas.api import VmRef
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Event, Kind
@@ -250,7 +244,7 @@ async def test_a_request_brings_its_trace_along(bus: Bus, other: Bus) -> None:
     async def outer(_: Request) -> Any:
         await bus.request("virtbus.api.v1.vm.list", {}, timeout_s=5)
 
-    from virtbus.bus.tracing import continued
+    from virtbus.bus.client.tracing import continued
 
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     endpoints = [Endpoint("get", SUBJECT, outer), Endpoint("l", "virtbus.api.v1.vm.list", inner)]

@@ -4,16 +4,8 @@ import asyncio
 
 import pytest
 
-from virtbus.bus.ports import (
-    Bus,
-    ConflictError,
-    Entry,
-    EntryKind,
-    FullError,
-    Watch,
-    WatchMark,
-    Write,
-)
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, Watch, WatchMark, Write
+from virtbus.bus.errors import ConflictError, FullError
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 KEY = f"$KV.vm.n1.{UID}"

@@ -8,12 +8,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from virtbus.bus import client
-from virtbus.bus.link import Raw
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Entry, OutcomeUnknownError, UnavailableError, Watch, WatchMark
-from virtbus.bus.records import Records
-from virtbus.bus.server import Server
+from virtbus.bus.client import connection
+from virtbus.bus.client.link import Raw
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry, Watch, WatchMark
+from virtbus.bus.client.records import Records
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning.server import Server
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +65,7 @@ async def test_garbled_message_of_a_watch_makes_it_list_again(
 ) -> None:
     await controller.put(KEY, b"x")
     async with (
-        client.connect(nats.settings("controller"), name="w") as bus,
+        connection.connect(nats.settings("controller"), name="w") as bus,
         bus.watch("$KV.vm.>") as watch,
         asyncio.timeout(20),
     ):
@@ -106,6 +107,6 @@ async def _garbled_greeting(server: Server) -> AsyncIterator[str]:
 async def test_connection_whose_greeting_was_garbled_is_made_again(nats: Server) -> None:
     async with _garbled_greeting(nats) as url:
         settings = replace(nats.settings("controller"), url=url)
-        async with client.connect(settings, name="c") as bus:
+        async with connection.connect(settings, name="c") as bus:
             await bus.put(KEY, b"x")
             assert bus._link.generation == 1  # the corrupt one never counted

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.bus import health
-from virtbus.bus.server import Server, ServerFiles
+from virtbus.bus.client import health
+from virtbus.bus.provisioning.server import Server, ServerFiles
 
 SERVICE = """
 import asyncio, sys
-from virtbus.bus import process
-from virtbus.bus.settings import ServiceSettings
+from virtbus.bus.runtime import process
+from virtbus.bus.runtime.settings import ServiceSettings
 
 async def body():
     process.notify("READY=1")

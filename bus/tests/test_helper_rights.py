@@ -7,8 +7,8 @@ import pytest
 from bus.tests.strangers import UID, Stranger, every_subject, listening, stranger
 from nats.errors import NoRespondersError
 
-from virtbus.bus import server
-from virtbus.bus.client import connect
+from virtbus.bus.client.connection import connect
+from virtbus.bus.provisioning import server
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
 

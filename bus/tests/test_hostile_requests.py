@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus.answers import render_error
-from virtbus.bus.calls import data_of
-from virtbus.bus.codec import CONTENT_TYPE, ERROR_CODE, JSON, pack
-from virtbus.bus.hearing import hear
-from virtbus.bus.link import Raw
-from virtbus.bus.ports import Bus, BusError, Endpoint, Message, Request, ServiceInfo
+from virtbus.bus.client.answers import render_error
+from virtbus.bus.client.codec import CONTENT_TYPE, ERROR_CODE, JSON, pack
+from virtbus.bus.client.link import Raw
+from virtbus.bus.client.ports import Bus, Endpoint, Message, Request, ServiceInfo
+from virtbus.bus.client.requests import data_of
+from virtbus.bus.client.subscriptions import hear
+from virtbus.bus.errors import BusError
 from virtbus.schemas.api import VmCreate, VmRef
 from virtbus.schemas.errors import (
     MAX_DETAIL_CHARS,

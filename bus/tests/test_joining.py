@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from virtbus.bus import joining, server
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Entry, WatchMark
-from virtbus.bus.tasks import background
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry, WatchMark
+from virtbus.bus.provisioning import node_join, server
+from virtbus.bus.runtime.tasks import background
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ async def n9(nats: server.Server, controller: NatsBus) -> AsyncIterator[NatsBus]
     """A node that never joined, on a bus with a controller that sees it."""
     await nats.add_node(NODE)
     async with background() as tasks, connect(nats.settings(f"node-{NODE}"), name=NODE) as bus:
-        tasks.start(joining.keep(controller, lambda: [NODE]))
+        tasks.start(node_join.keep(controller, lambda: [NODE]))
         yield bus
 
 
@@ -45,7 +45,7 @@ async def test_a_new_node_gets_its_list_with_a_join_record(n9: NatsBus) -> None:
 async def test_a_deleted_consumer_is_made_again(
     n9: NatsBus, controller: NatsBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "VERIFY_S", 0.1)
+    monkeypatch.setattr(node_join, "VERIFY_S", 0.1)
     async with asyncio.timeout(18):
         before = await listed(n9)
         await controller.js_api(f"CONSUMER.DELETE.KV_vm.n-{NODE}-agent")
@@ -55,7 +55,7 @@ async def test_a_deleted_consumer_is_made_again(
 async def test_a_node_whose_join_record_was_purged_loses_its_consumers_and_may_join_again(
     nats: server.Server, controller: NatsBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "VERIFY_S", 0.1)
+    monkeypatch.setattr(node_join, "VERIFY_S", 0.1)
     await nats.add_node(NODE)
     shown = [NODE]
     async with (
@@ -63,11 +63,11 @@ async def test_a_node_whose_join_record_was_purged_loses_its_consumers_and_may_j
         background() as tasks,
         connect(nats.settings(f"node-{NODE}"), name=NODE) as bus,
     ):
-        tasks.start(joining.keep(controller, lambda: shown))
+        tasks.start(node_join.keep(controller, lambda: shown))
         before = await listed(bus)
         shown.clear()
         await controller.purge(f"$KV.vm.{NODE}._join")
-        while any(NODE in name for _, name in await joining._consumers(controller)):
+        while any(NODE in name for _, name in await node_join._consumers(controller)):
             await asyncio.sleep(0.05)
         shown.append(NODE)
         assert await listed(bus) == before

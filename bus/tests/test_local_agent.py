@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.bus import local_agent
-from virtbus.bus.local_agent import LocalAgent, word_in
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import WatchMark
-from virtbus.bus.tasks import Background, background
+from virtbus.bus.client import local_agent
+from virtbus.bus.client.local_agent import LocalAgent, word_in
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import WatchMark
+from virtbus.bus.runtime.tasks import Background, background
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.hosts import HostMarks, Instance

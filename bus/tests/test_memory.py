@@ -2,17 +2,9 @@
 
 import pytest
 
-from virtbus.bus.memory import Fault, MemoryBus, MemoryServer
-from virtbus.bus.ports import (
-    Bus,
-    ConflictError,
-    Entry,
-    EntryKind,
-    FullError,
-    OutcomeUnknownError,
-    UnavailableError,
-    WatchMark,
-)
+from virtbus.bus.client.memory_bus import Fault, MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.errors import ConflictError, FullError, OutcomeUnknownError, UnavailableError
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 KEY = f"$KV.vm.n1.{UID}"

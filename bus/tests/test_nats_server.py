@@ -10,23 +10,13 @@ from typing import Any
 import nats.aio.client
 import pytest
 
-from virtbus.bus import declaration, server
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import (
-    Bus,
-    BusError,
-    DeniedError,
-    Endpoint,
-    Entry,
-    FullError,
-    Request,
-    ServiceInfo,
-    UnavailableError,
-    WatchMark,
-)
-from virtbus.bus.refusals import ApiError
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.jetstream_errors import ApiError
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Bus, Endpoint, Entry, Request, ServiceInfo, WatchMark
+from virtbus.bus.errors import BusError, DeniedError, FullError, UnavailableError
+from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.integration
@@ -239,11 +229,11 @@ async def test_ensuring_twice_changes_nothing_and_drift_is_repaired(
 ) -> None:
     async with connect(nats.settings("admin"), name="admin") as admin:
         before = await admin.js_api("STREAM.INFO.EVT")
-        await declaration.ensure(admin)
-        assert await declaration.ensure_node(admin, "n1", b"another") == b"nonce-1"
+        await stream_setup.ensure(admin)
+        assert await stream_setup.ensure_node(admin, "n1", b"another") == b"nonce-1"
         assert (await admin.js_api("STREAM.INFO.EVT"))["config"] == before["config"]
-        sizes = declaration.Sizes(evt=512 * 1024 * 1024)
-        await declaration.ensure(admin, sizes=sizes)
+        sizes = stream_setup.Sizes(evt=512 * 1024 * 1024)
+        await stream_setup.ensure(admin, sizes=sizes)
         after = await admin.js_api("STREAM.INFO.EVT")
         assert after["config"]["max_bytes"] == sizes.evt
         assert after["state"] == before["state"]
@@ -259,7 +249,7 @@ async def test_facts_are_not_synced_one_by_one_and_a_stream_that_exists_stays(
         await admin.js_api("STREAM.DELETE.EVT")
         older = {**made, "persist_mode": "default", "max_bytes": 1024 * 1024}
         await admin.js_api("STREAM.CREATE.EVT", older)
-        await declaration.ensure(admin)
+        await stream_setup.ensure(admin)
         now = (await admin.js_api("STREAM.INFO.EVT"))["config"]
         assert now["max_bytes"] == made["max_bytes"]
         assert now.get("persist_mode", "default") == "default"
@@ -269,7 +259,7 @@ async def test_a_full_bucket_refuses_the_write_and_reports_its_fill(
     nats: server.Server, controller: NatsBus
 ) -> None:
     async with connect(nats.settings("admin"), name="admin") as admin:
-        await declaration.ensure(admin, sizes=declaration.Sizes(st=40 * 1024))
+        await stream_setup.ensure(admin, sizes=stream_setup.Sizes(st=40 * 1024))
     for number in range(3):
         await controller.put(f"$KV.st.n1.{UID[:-1]}{number}", b"x" * 12_000)
     assert 0.8 < await controller.fill("st") <= 1.0
@@ -305,7 +295,7 @@ async def test_an_orphaned_server_gives_way(files: server.ServerFiles) -> None:
 _OWNER = """
 import asyncio, sys
 from pathlib import Path
-from virtbus.bus import server
+from virtbus.bus.provisioning import server
 async def main():
     files = server.ServerFiles(Path(sys.argv[1]), Path(sys.argv[2]))
     async with server.running(files, port=-1) as running:
@@ -332,7 +322,7 @@ async def test_a_server_ends_when_its_owner_is_killed(files: server.ServerFiles)
 async def test_a_node_joins_a_running_server(nats: server.Server, controller: NatsBus) -> None:
     settings = await nats.add_node("n9")
     async with connect(nats.settings("admin"), name="admin") as admin:
-        await declaration.ensure_node(admin, "n9", b"n")
+        await stream_setup.ensure_node(admin, "n9", b"n")
     async with (
         connect(settings, name="n9") as joined,
         joined.node_watch("n9", "netd") as watch,

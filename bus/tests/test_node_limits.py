@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from bus.tests.strangers import UID, stranger
 
-from virtbus.bus import server
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.provisioning import server
 from virtbus.schemas import subjects
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

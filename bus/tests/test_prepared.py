@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.bus import authority, declaration, nkeys, server
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError, DeniedError, OutcomeUnknownError, UnavailableError
-from virtbus.bus.prepared import Plan, Prepared, parse_servers
-from virtbus.bus.reloading import reload_servers
-from virtbus.bus.tasks import background
+from virtbus.bus.client import nkeys
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError, DeniedError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning import certificate_authority, server, stream_setup
+from virtbus.bus.provisioning.bus_directory import Plan, Prepared, parse_servers
+from virtbus.bus.provisioning.config_reload import reload_servers
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.tasks import background
 from virtbus.cli.__main__ import main
 from virtbus.cli.wire.access import find
 from virtbus.cli.wire.connection import Connection, LinkError
@@ -66,7 +67,7 @@ async def declare(prepared: Prepared) -> None:
     async with asyncio.timeout(40), connect(settings(prepared, "admin"), name="a") as admin:
         while True:
             try:
-                await declaration.ensure(admin)
+                await stream_setup.ensure(admin)
             except (UnavailableError, OutcomeUnknownError):
                 await asyncio.sleep(0.2)
             else:
@@ -118,9 +119,11 @@ def test_each_violation_is_found(tmp_path: Path) -> None:
     config = prepared.folder(1) / "nats-server.conf"
     config.write_text(config.read_text() + 'http: "0.0.0.0:8222"\nno_auth_user: x\n')
     prepared.creds("admin").chmod(0o644)
-    authority.ensure_ca(tmp_path / "other")
+    certificate_authority.ensure_ca(tmp_path / "other")
     (prepared.folder(1) / "server.crt").unlink()
-    authority.ensure_server(tmp_path / "other", prepared.folder(1) / "server", ["elsewhere"])
+    certificate_authority.ensure_server(
+        tmp_path / "other", prepared.folder(1) / "server", ["elsewhere"]
+    )
     found = "\n".join(prepared.problems(server.binary()))
     for said in (
         "chmod 0600",
@@ -204,12 +207,12 @@ async def keep_writing(bus: NatsBus) -> None:
 async def test_a_server_of_another_bus_is_refused_with_the_cause(tmp_path: Path) -> None:
     """SEC-04: another CA, an expired certificate, another host's name; clients name the cause."""
     prepared = made(tmp_path, [["127.0.0.1"]], [])
-    authority.ensure_ca(tmp_path / "other")
+    certificate_authority.ensure_ca(tmp_path / "other")
     pair = prepared.folder(1) / "server"
 
     def again(ca: Path, name: str, days: int) -> None:
         pair.with_suffix(".crt").unlink()
-        authority.ensure_server(ca, pair, [name], days)
+        certificate_authority.ensure_server(ca, pair, [name], days)
 
     wrong = {
         "self.signed|unable to get local issuer": (tmp_path / "other", "127.0.0.1", 9),

@@ -7,9 +7,9 @@ from typing import Any
 
 PROGRAM = """
 import sys
-from virtbus.bus import process
-from virtbus.bus.ports import UnavailableError
-from virtbus.bus.settings import ServiceSettings
+from virtbus.bus.runtime import process
+from virtbus.bus.errors import UnavailableError
+from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.errors import Code, VirtbusError
 
 async def body():

@@ -6,10 +6,10 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import ProtocolError
 
-from virtbus.bus.link import Raw
-from virtbus.bus.nats_client import RECORD_BYTES, DirectClient
-from virtbus.bus.ports import FullError
-from virtbus.bus.protocol import MalformedError, headers_of, publication, take_messages
+from virtbus.bus.client.link import Raw
+from virtbus.bus.client.nats_client import RECORD_BYTES, DirectClient
+from virtbus.bus.client.nats_protocol import MalformedError, headers_of, publication, take_messages
+from virtbus.bus.errors import FullError
 
 Message = tuple[int, bytes, bytes, bytes, bytes]
 

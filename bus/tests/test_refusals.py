@@ -2,8 +2,8 @@
 
 import pytest
 
-from virtbus.bus.link import Raw
-from virtbus.bus.refusals import why_again
+from virtbus.bus.client.jetstream_errors import why_again
+from virtbus.bus.client.link import Raw
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from virtbus.bus.link import Raw
-from virtbus.bus.replies import Replies
+from virtbus.bus.client.link import Raw
+from virtbus.bus.client.replies import Replies
 
 
 async def test_one_reply_subject_does_not_reveal_the_next_one() -> None:

@@ -11,22 +11,14 @@ from typing import Any
 import pytest
 from bus.tests.test_nats_server import INFO, KEY, SUBJECT, UID
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import NatsLink, connect
-from virtbus.bus.link import LinkLostError, Raw
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import (
-    BusError,
-    ConflictError,
-    Endpoint,
-    Entry,
-    OutcomeUnknownError,
-    Request,
-    UnavailableError,
-    WatchMark,
-)
-from virtbus.bus.records import Records
-from virtbus.bus.tasks import background
+from virtbus.bus.client.connection import NatsLink, connect
+from virtbus.bus.client.link import LinkLostError, Raw
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Endpoint, Entry, Request, WatchMark
+from virtbus.bus.client.records import Records
+from virtbus.bus.errors import BusError, ConflictError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.runtime.tasks import background
 
 pytestmark = pytest.mark.integration
 
@@ -172,7 +164,7 @@ async def test_the_memory_bucket_is_declared_again_after_a_restart(
 ) -> None:
     await node.put("$KV.node.n1", b"alive", ttl_s=15)
     async with background() as tasks:
-        tasks.start(declaration.keep(controller))
+        tasks.start(stream_setup.keep(controller))
         await restarted(nats)
         await node.put("$KV.node.n1", b"alive", ttl_s=15)
     entry = await controller.get("$KV.node.n1")

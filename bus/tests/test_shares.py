@@ -2,8 +2,8 @@
 
 import random
 
-from virtbus.bus.mailbox import Mailbox
-from virtbus.bus.shares import Shares, Turns
+from virtbus.bus.client.fair_shares import Shares, Turns
+from virtbus.bus.client.mailbox import Mailbox
 
 
 def _greedy(shares: Shares, caller: str) -> int:

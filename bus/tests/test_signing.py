@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from virtbus.bus import backup
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Bus, EntryKind, Write
-from virtbus.bus.signing import RecordKeys, Signer, signing, unsigned
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Bus, EntryKind, Write
+from virtbus.bus.client.signing import RecordKeys, Signer, signing, unsigned
+from virtbus.bus.provisioning import backup
 from virtbus.documents.examples import full, minimal
 from virtbus.schemas import subjects
 from virtbus.schemas.hosts import SigningKey

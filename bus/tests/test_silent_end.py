@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from virtbus.bus import server
-from virtbus.bus.client import NatsLink
-from virtbus.bus.ports import UnavailableError
-from virtbus.bus.tasks import background
+from virtbus.bus.client.connection import NatsLink
+from virtbus.bus.errors import UnavailableError
+from virtbus.bus.provisioning import server
+from virtbus.bus.runtime.tasks import background
 
 pytestmark = pytest.mark.integration
 

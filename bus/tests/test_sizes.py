@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from virtbus.bus import client
-from virtbus.bus.codec import read_message
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Bus, FullError, Message, OversizeError, Write
-from virtbus.bus.refusals import answer_of
-from virtbus.bus.server import Server
+from virtbus.bus.client import connection
+from virtbus.bus.client.codec import read_message
+from virtbus.bus.client.jetstream_errors import answer_of
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Bus, Message, Write
+from virtbus.bus.errors import FullError, OversizeError
+from virtbus.bus.provisioning.server import Server
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.events import Event, Kind
 
@@ -60,7 +61,7 @@ async def test_the_bus_itself_refuses_a_status_above_the_readers_bound(
     nats: Server,
 ) -> None:
     """Stolen credentials of a node may be used by a program without checks."""
-    async with client.connect(nats.settings("node-n1"), name="n1") as node:
+    async with connection.connect(nats.settings("node-n1"), name="n1") as node:
         assert isinstance(node, NatsBus)
         for key in (subjects.vm_status("n1", UID), subjects.node_record("n1")):
             body = b"x" * (bounds.bound_of(key).read_bytes + bounds.HEADER_BYTES + 1)

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from virtbus.bus.backup import Backup, BackupError, lines, parse
-from virtbus.bus.specs import specs
+from virtbus.bus.provisioning.backup import Backup, BackupError, lines, parse
+from virtbus.bus.provisioning.specs import specs
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.wire import encode, validate

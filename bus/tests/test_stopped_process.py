@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Entry, Watch, WatchMark
-from virtbus.bus.watch import SILENCE_S
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry, Watch, WatchMark
+from virtbus.bus.client.watch import SILENCE_S
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from bus.tests.strangers import UID, Stranger, every_subject, listening, sequences, stranger
 
-from virtbus.bus import server
+from virtbus.bus.provisioning import server
 
 pytestmark = pytest.mark.integration
 

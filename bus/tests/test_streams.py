@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus import streams
-from virtbus.bus.flow import CHUNK_BYTES, UNCOUNTED_BYTES, BrokenStreamError, Flow
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.streams import (
+from virtbus.bus.client import streams
+from virtbus.bus.client.flow_control import CHUNK_BYTES, UNCOUNTED_BYTES, BrokenStreamError, Flow
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.streams import (
     INPUT_WINDOW_BYTES,
     Stream,
     StreamEndedError,

@@ -6,10 +6,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from virtbus.bus import tracing
-from virtbus.bus.codec import read_message
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Message
+from virtbus.bus.client import tracing
+from virtbus.bus.client.codec import read_message
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Message
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Span, Spans
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.provisioning import server, stream_setup
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.integration
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 async def configured(admin: NatsBus) -> list[dict[str, object]]:
     return [
         (await admin.js_api(f"STREAM.INFO.{config['name']}"))["config"]
-        for config in declaration.streams(declaration.Sizes(), 1)
+        for config in stream_setup.streams(stream_setup.Sizes(), 1)
     ]
 
 
@@ -37,10 +37,10 @@ async def test_a_bus_of_another_version_is_refused_unchanged_with_the_next_step(
         await declare_as(admin, version)
         before = await configured(admin)
         with pytest.raises(VirtbusError, match=says) as refused:
-            await declaration.ensure(admin)
+            await stream_setup.ensure(admin)
         assert refused.value.reason == reason
         with pytest.raises(VirtbusError, match=says):  # a controller ends before it serves
-            await asyncio.wait_for(declaration.keep(controller), 30)
+            await asyncio.wait_for(stream_setup.keep(controller), 30)
         assert await configured(admin) == before
 
 
@@ -55,5 +55,5 @@ async def test_a_repeated_declaration_changes_nothing(nats: server.Server) -> No
             return await asked(verb, body)
 
         admin.js_api = counted  # type: ignore[method-assign]
-        await declaration.ensure(admin)
+        await stream_setup.ensure(admin)
         assert (updates, await configured(admin)) == ([], before)

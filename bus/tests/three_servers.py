@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from virtbus.bus import server
-from virtbus.bus.access import BusSettings
-from virtbus.bus.cluster import Cluster
+from virtbus.bus.provisioning import server
+from virtbus.bus.provisioning.cluster import Cluster
+from virtbus.bus.runtime.bus_settings import BusSettings
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 NODES = ("n1", "n2")

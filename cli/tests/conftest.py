@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cli.tests.fakes import VERBS, Cli, Ended, Script, environment, run
 
-from virtbus.bus import server
-from virtbus.bus.client import connect
-from virtbus.bus.ports import Endpoint, ServiceInfo
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.ports import Endpoint, ServiceInfo
+from virtbus.bus.provisioning import server
 from virtbus.schemas.subjects import api
 from virtbus.schemas.version import VERSION
 

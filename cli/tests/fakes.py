@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from virtbus.bus import server
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Request
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Request
+from virtbus.bus.provisioning import server
 from virtbus.schemas.api import WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Event, Kind

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from cli.tests.fakes import UID, Cli, Script
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.declaration import ensure
+from virtbus.bus.client.connection import connect
+from virtbus.bus.provisioning.stream_setup import ensure
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas.api import BusRebuilt, NodeAudited, NodeFindings, RebuiltNode, RebuiltVm
 from virtbus.schemas.nodework import Finding
 from virtbus.schemas.subjects import vm_record, vm_secret

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from cli.tests.fakes import UID, Cli, Script
 
-from virtbus.bus.ports import Request
+from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import (
     NodeDetail,
     NodePage,

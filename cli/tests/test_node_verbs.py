@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
-from virtbus.bus.ports import Request
+from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import NodeDetail, NodeForgotten, NodeVm, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish

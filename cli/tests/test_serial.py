@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 from cli.tests.fakes import UID, Cli, Script, environment, run, start, vm_view
 
-from virtbus.bus.flow import WINDOW_BYTES
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.streams import Stream, accepting
+from virtbus.bus.client.flow_control import WINDOW_BYTES
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.streams import Stream, accepting
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import ConsoleOpen, LogsRead
 from virtbus.schemas.subjects import rpc

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cli.tests.fakes import READY, UID, Cli, Script, environment, start, vm_view
 
-from virtbus.bus.ports import Request
+from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import VmCreate, VmCreated, WatchReply
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import Code, Detail, VirtbusError

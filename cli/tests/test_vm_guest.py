@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import (
     GuestAsk,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli.tests.fakes import UID, Cli, Script, environment, run, start, vm_view
 
-from virtbus.bus.ports import Request
+from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import VmPage, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Event, Kind, Span

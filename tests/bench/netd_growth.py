@@ -7,9 +7,9 @@ import time
 from tests.bench.figures import Figure
 from tests.bench.stage import Stage
 
-from virtbus.bus import client
-from virtbus.bus.access import BusSettings
-from virtbus.bus.ids import uuid7
+from virtbus.bus.client import connection
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
 
 MANY = 300
 AROUND = 10
@@ -22,7 +22,7 @@ async def netd_growth(stage: Stage) -> list[Figure]:
     took: list[float] = []
     uids: list[str] = []
     releases: list[float] = []
-    async with client.connect(BusSettings(creds=creds), name="growth") as bus:
+    async with connection.connect(BusSettings(creds=creds), name="growth") as bus:
         try:
             for _ in range(MANY):
                 uid = uuid7()

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from virtbus.bus import client
-from virtbus.bus.access import BusSettings
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client import connection
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
 
 IMAGE = "guest"
 HALT = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
@@ -178,7 +178,7 @@ async def stage(guest: Path | None = None, **environment: str) -> AsyncIterator[
         await _ready(folder, process)
         creds = next(folder.rglob("bus.creds"))
         async with (
-            client.connect(BusSettings(creds=creds), name="bench") as bus,
+            connection.connect(BusSettings(creds=creds), name="bench") as bus,
             asyncio.TaskGroup() as group,
         ):
             watch = Watch(bus)

@@ -12,10 +12,10 @@ from tests.chaos.simulated import MIB, Simulated
 from tests.e2e import host
 from tests.e2e.platform import NODE, Platform, until
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.handshake import any_port
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.probes import any_port
+from virtbus.bus.runtime.bus_settings import BusSettings
 
 BUS_DISK_BYTES = 128 * MIB
 

@@ -9,7 +9,7 @@ from tests.chaos.field import Field
 from tests.chaos.lives import Lives, Wanted, as_wanted, insist
 from tests.e2e import host
 
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client.nats_bus import NatsBus
 
 LOOK_S = 0.5
 CONVERGED_S = 90.0

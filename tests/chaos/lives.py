@@ -14,9 +14,9 @@ from typing import Any
 
 from tests.e2e.platform import Json
 
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.errors import Retry, VirtbusError
 
 END_S = 180.0

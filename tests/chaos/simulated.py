@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.e2e import host
 from tests.e2e.platform import Platform, until
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState

@@ -15,7 +15,7 @@ from tests.chaos.simulated import Ballast
 from tests.e2e import host
 from tests.e2e.platform import NODE
 
-from virtbus.bus.ports import Message
+from virtbus.bus.client.ports import Message
 
 _WIRE = {
     Fault.CUT: State.CUT,

@@ -8,8 +8,8 @@ import pytest
 from tests.chaos.simulated import MIB, Ballast, Simulated, simulated
 from tests.e2e.platform import until
 
-from virtbus.bus.ids import uuid7
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.e2e

@@ -11,8 +11,8 @@ import pytest
 from tests.e2e import host
 from tests.e2e.platform import HALT, Json, Platform, address, until
 
-from virtbus.bus.ids import uuid7
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError

@@ -9,7 +9,7 @@ from tests.chaos.field import Field
 from tests.chaos.link import State
 from tests.e2e.platform import Json, until
 
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.ids import uuid7
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
 

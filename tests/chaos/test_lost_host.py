@@ -12,7 +12,7 @@ import pytest
 from tests.e2e import host
 from tests.e2e.platform import BRIDGE, HALT, Json, Platform, address, until
 
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.ids import uuid7
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e import host
 from tests.e2e.platform import HALT, Json, Platform, address, until
 
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas import subjects
 
 pytestmark = pytest.mark.e2e

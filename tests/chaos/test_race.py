@@ -12,9 +12,9 @@ from contextlib import suppress
 import pytest
 from tests.e2e.platform import NODE, Json, Platform, standing, until
 
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import NameClaim
 from virtbus.schemas.wire import read

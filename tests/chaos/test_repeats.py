@@ -12,7 +12,7 @@ from tests.chaos.lives import Lives, Wanted
 from tests.chaos.simulated import Simulated, simulated
 from tests.e2e.platform import NODE, until
 
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client.nats_bus import NatsBus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
 

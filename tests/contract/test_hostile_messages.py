@@ -12,8 +12,8 @@ from services.imaged.tests.test_service import serving as serving_imaged
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 from tests.hostile import UID, attack, heard, unheard
 
-from virtbus.bus.codec import pack
-from virtbus.bus.memory import MemoryServer
+from virtbus.bus.client.codec import pack
+from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.schemas import subjects
 
 pytestmark = pytest.mark.timeout(120)

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.imaged.service import VERBS
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.nodeagent.simulated_images import SimulatedImages

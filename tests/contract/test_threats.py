@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from virtbus.bus import permissions
+from virtbus.bus.provisioning import permissions
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "explanation" / "threats.md"

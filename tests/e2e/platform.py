@@ -19,11 +19,12 @@ from typing import Any
 from tests import census
 from tests.e2e import host
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError, Entry, EntryKind, WatchMark
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.nodeagent.edge.kvm_probe import usable
 from virtbus.schemas.api import NodePage, VmPage
 from virtbus.schemas.errors import VirtbusError

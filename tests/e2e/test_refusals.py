@@ -12,8 +12,8 @@ import msgpack
 import pytest
 from tests.e2e.platform import Json, Platform, Refused
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.e2e

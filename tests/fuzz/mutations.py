@@ -12,7 +12,14 @@ from tests.fuzz.ground import EVIL, NETWORK
 from tests.fuzz.pool import NAMESPACE, Pool
 from tests.fuzz.texts import hostile_text
 
-from virtbus.bus.codec import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON, MSGPACK, TRACEPARENT
+from virtbus.bus.client.codec import (
+    CONTENT_TYPE,
+    ERROR_CODE,
+    ERROR_TEXT,
+    JSON,
+    MSGPACK,
+    TRACEPARENT,
+)
 from virtbus.documents.examples import full, minimal
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.wire import MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NODES, encode

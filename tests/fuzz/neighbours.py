@@ -21,11 +21,11 @@ from services.imaged.tests.site_under_test import qcow2_image
 from services.kubebridge.tests.manifests import vm
 from tests.fuzz.pool import BRIDGE_PORT
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.errors import Retry, VirtbusError
 
 NAMESPACE = "good"

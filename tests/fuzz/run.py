@@ -22,8 +22,8 @@ from tests.fuzz.stalled import stalled
 from tests.fuzz.targets import targets
 from tests.fuzz.watching import Tenants, Watching
 
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
 from virtbus.schemas.errors import VirtbusError
 
 WARM_S = 3.0

@@ -15,7 +15,7 @@ from tests.fuzz.mutations import Message, drawn
 from tests.fuzz.pool import Pool
 from tests.fuzz.targets import Target, matches
 
-from virtbus.bus import permissions
+from virtbus.bus.provisioning import permissions
 
 AIMED_SHARE = 0.12
 """Shares of the turns; each has several messages."""

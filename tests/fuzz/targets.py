@@ -13,8 +13,8 @@ from tests.e2e.platform import NODE
 from tests.fuzz.ground import EVIL
 from tests.fuzz.pool import Pool
 
-from virtbus.bus import permissions
-from virtbus.bus.permissions import Role
+from virtbus.bus.provisioning import permissions
+from virtbus.bus.provisioning.permissions import Role
 from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
 
 TRUSTED = frozenset({permissions.ADMIN, permissions.CONTROLLER})

@@ -15,7 +15,7 @@ from tests.fuzz.schedule import Schedule, may_send
 from tests.fuzz.targets import targets
 from tests.fuzz.watching import CALLBACK_S
 
-from virtbus.bus import permissions
+from virtbus.bus.provisioning import permissions
 from virtbus.schemas.catalogue import CHANNELS, Plane
 
 SEED = 13

@@ -26,11 +26,11 @@ from tests.e2e import host as machine
 from tests.e2e.platform import GONE_S, Json, _accelerator, lasts, standing, tiny_image, until
 from tests.hosts.box import ROOT, Box, Boxes, boxes
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from tests.hosts.fleet import Fleet, Member
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.schemas.api import BusStatus
 from virtbus.schemas.errors import VirtbusError
 

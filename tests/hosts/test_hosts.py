@@ -18,8 +18,8 @@ from tests.hosts import pace
 from tests.hosts.fleet import Fleet, fleet
 from tests.hosts.killer import killing
 
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.runtime.ids import uuid7
 
 VMS = int(os.environ.get("VMS", "12"))
 SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

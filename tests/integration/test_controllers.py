@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import connect
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Entry, EntryKind, OutcomeUnknownError, UnavailableError, WatchMark
-from virtbus.bus.tasks import background
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.runtime.ids import uuid7
+from virtbus.bus.runtime.tasks import background
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState
@@ -143,7 +144,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Controllers, NatsB
         connect(running.settings("admin"), name="admin") as admin,
         connect(running.settings("client"), name="client") as client,
     ):
-        await declaration.ensure(admin)
+        await stream_setup.ensure(admin)
         fleet, controllers = Fleet(admin), Controllers(files, tmp_path)
         try:
             async with background() as tasks:

@@ -7,12 +7,12 @@ import pytest
 from tests.hostile import CONTROLS, UID, bodies
 from tests.integration.test_api import ask, controller, platform
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.codec import CONTENT_TYPE, JSON, pack
-from virtbus.bus.link import Raw
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.permissions import filled, node_rpc, observer
+from virtbus.bus.client.codec import CONTENT_TYPE, JSON, pack
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.link import Raw
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.provisioning.permissions import filled, node_rpc, observer
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import MAX_ERROR_BYTES
 

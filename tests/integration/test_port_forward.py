@@ -16,9 +16,9 @@ import pytest
 from cli.tests.fakes import UID, environment, run, start, vm_view
 from services.nodeagent.tests.pretended_node import record
 
-from virtbus.bus import server
-from virtbus.bus.client import connect
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.provisioning import server
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.doors import Displays, GuestDoors
 from virtbus.nodeagent.rpc import AgentRpc

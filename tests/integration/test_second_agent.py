@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import connect
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import EntryKind
-from virtbus.bus.refusals import answer_of
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.jetstream_errors import answer_of
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.hosts import Instance
@@ -185,8 +185,8 @@ async def site(base: Path) -> AsyncIterator[Site]:
         connect(nats.settings("admin"), name="test admin") as admin,
         connect(nats.settings("client"), name="test client") as client,
     ):
-        await declaration.ensure(admin)
-        await declaration.ensure_node(admin, NODE, encode(JoinNonce(nonce="the bus")))
+        await stream_setup.ensure(admin)
+        await stream_setup.ensure_node(admin, NODE, encode(JoinNonce(nonce="the bus")))
         environ = {
             "VIRTBUS_SERVER": nats.url,
             "VIRTBUS_CREDS": str(base / "run" / "controller.creds"),

@@ -12,11 +12,11 @@ from typing import cast
 import pytest
 from services.nodeagent.tests.pretended_node import record
 
-from virtbus.bus import server
-from virtbus.bus.client import connect
-from virtbus.bus.flow import WINDOW_BYTES
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.streams import Stream, opening
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.flow_control import WINDOW_BYTES
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.streams import Stream, opening
+from virtbus.bus.provisioning import server
 from virtbus.nodeagent.core.scrollback import ROOM_BYTES
 from virtbus.nodeagent.edge.console import FELL_BEHIND, Consoles
 from virtbus.nodeagent.rpc import AgentRpc

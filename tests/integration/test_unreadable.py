@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, uid
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import EntryKind
-from virtbus.bus.refusals import answer_of
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.jetstream_errors import answer_of
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.provisioning import server, stream_setup
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import JoinNonce
@@ -129,8 +129,8 @@ async def stage(tmp_path: Path) -> AsyncIterator[tuple[Stage, server.ServerFiles
             for who in ("admin", "client", f"node-{NODE}")
         ]
         admin, client, host = buses
-        await declaration.ensure(admin)
-        await declaration.ensure_node(admin, NODE, encode(JoinNonce(nonce="bus-1")))
+        await stream_setup.ensure(admin)
+        await stream_setup.ensure_node(admin, NODE, encode(JoinNonce(nonce="bus-1")))
         node = Node(tmp_path, resync_s=1.0, orphan_grace_s=3)
         made = Stage(admin, client, node)
         made.controllers = [controller(files, tmp_path / f"c{n}.log") for n in range(2)]

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.streams import Stream, accepting
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.streams import Stream, accepting
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestOs, GuestUser
 from virtbus.schemas.states import VmState

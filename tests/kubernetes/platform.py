@@ -20,12 +20,12 @@ from tests.load.servers import CONFIG, PASSWORD, USER, free_ports, names
 from tests.load.services import Service, running
 from tests.load.world import PREFIX, nodes_ready
 
-from virtbus.bus import handshake
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.declaration import ensure, ensure_node
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.server import binary
+from virtbus.bus.client import probes
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.provisioning.server import binary
+from virtbus.bus.provisioning.stream_setup import ensure, ensure_node
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.documents.manifests import NAMESPACE
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
@@ -119,7 +119,7 @@ class Platform:
     async def bus_ready(self) -> None:
         """Wait until the server accepts logins."""
         async with asyncio.timeout(READY_S):
-            while not await handshake.logs_in("127.0.0.1", self.port, USER, PASSWORD):
+            while not await probes.logs_in("127.0.0.1", self.port, USER, PASSWORD):
                 await asyncio.sleep(0.05)
 
     async def _nodes_ready(self) -> None:

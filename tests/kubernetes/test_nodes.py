@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from tests.kubernetes.cluster import Cluster
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.sources import Sources
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.runtime.clock import Sources
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller, slim
 from virtbus.kubebridge.core.objects.plain import stamp
 from virtbus.kubebridge.core.runtime.controller import BUS_NODE, NODE

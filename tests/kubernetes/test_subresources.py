@@ -21,8 +21,8 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.guest_under_test import BANNER, PICTURE, GuestUnderTest
 from tests.kubernetes.virtctl import VM, VMI, Virtctl
 
-from virtbus.bus.streams import Stream
-from virtbus.bus.tasks import background
+from virtbus.bus.client.streams import Stream
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.api.discovery import AGGREGATED, KUBEVIRT
 from virtbus.kubebridge.edge import cluster as kubernetes
 from virtbus.kubebridge.edge.web.documents import NO_GUESTFS

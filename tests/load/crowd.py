@@ -16,7 +16,7 @@ import libvirt
 from tests.bench.rawvirt import RawVirt
 from tests.bench.stage import IMAGE, Stage
 
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.nodeagent.edge.hypervisor import RESERVED_WORKERS, SLOT_S
 from virtbus.nodeagent.edge.libvirt_limits import Limits
 

@@ -9,7 +9,8 @@ from typing import Any
 from tests.load.population import Vm
 from tests.load.world import World
 
-from virtbus.bus.ports import BusError, Entry
+from virtbus.bus.client.ports import Entry
+from virtbus.bus.errors import BusError
 from virtbus.schemas.wire import decode
 
 SHOWN = 10

@@ -10,7 +10,7 @@ from nats.js.client import JetStreamContext
 from tests.load.population import closed_loop
 from tests.load.servers import PASSWORD, USER, Servers
 
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas import subjects
 
 RECORD_BYTES, STATUS_BYTES, CLAIM_BYTES, FACT_BYTES = 600, 330, 60, 480

@@ -21,7 +21,7 @@ from tests.kubernetes.cluster import Cluster as ControlPlane
 from tests.kubernetes.platform import SMOKE, Platform, bridged, until
 from tests.load.meters import cpu_s, line, memory_kib, percentiles
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope

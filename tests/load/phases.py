@@ -11,7 +11,7 @@ from tests.load.meters import percentiles
 from tests.load.population import Vm, closed_loop
 from tests.load.world import World
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 
 SETTLE_S = 1.0
 CHURN_IN_FLIGHT, CHURN_PAUSE_S = 8, 0.2

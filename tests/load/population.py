@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from virtbus.bus.ids import uuid7
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.errors import Code, VirtbusError
 
 RENEW_S = 10.0

@@ -17,9 +17,9 @@ from urllib.request import urlopen
 
 from tests.load.services import DIES_WITH_US
 
-from virtbus.bus import handshake
-from virtbus.bus.access import BusSettings
-from virtbus.bus.server import binary
+from virtbus.bus.client import probes
+from virtbus.bus.provisioning.server import binary
+from virtbus.bus.runtime.bus_settings import BusSettings
 
 USER, PASSWORD = "load", "load"
 READY_S = 20.0
@@ -141,7 +141,7 @@ async def serving(folder: Path, *, replicas: int, sync: str) -> AsyncIterator[Se
         servers.add("admin", "controller", "client")
         async with asyncio.timeout(READY_S):
             for port in ports:
-                while not await handshake.logs_in("127.0.0.1", port, USER, PASSWORD):
+                while not await probes.logs_in("127.0.0.1", port, USER, PASSWORD):
                     await asyncio.sleep(0.05)
         yield servers
 

@@ -16,16 +16,11 @@ from tests.load.population import Population
 from tests.load.servers import Servers, names, serving
 from tests.load.services import Service, running
 
-from virtbus.bus.client import connect
-from virtbus.bus.declaration import ensure, ensure_node
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import (
-    Entry,
-    EntryKind,
-    OutcomeUnknownError,
-    UnavailableError,
-    WatchMark,
-)
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning.stream_setup import ensure, ensure_node
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 

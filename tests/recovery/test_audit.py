@@ -8,8 +8,8 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 from tests.recovery.test_rebuild import ask, controller, node_says
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.ports import Request
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.ports import Request
 from virtbus.nodeagent import audit
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.simulated import SimulatedNode

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
-from virtbus.bus import backup
-from virtbus.bus.memory import MemoryBus
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.provisioning import backup
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings
 from virtbus.nodeagent.core.ports import DomainState

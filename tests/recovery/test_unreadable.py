@@ -7,7 +7,7 @@ from services.kubebridge.tests.test_given import credential, secret
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 from tests.recovery.test_rebuild import ask, controller, on_bus, rebuild
 
-from virtbus.bus import backup
+from virtbus.bus.provisioning import backup
 from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.vm import JoinNonce

@@ -14,23 +14,21 @@ from typing import Any
 
 from tests.sim.wire import SimLink, SimServer
 
-from virtbus.bus.filters import matches
-from virtbus.bus.link import LinkLostError
-from virtbus.bus.mailbox import Mailbox
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.permissions import Role
-from virtbus.bus.ports import (
+from virtbus.bus.client.filters import matches
+from virtbus.bus.client.link import LinkLostError
+from virtbus.bus.client.mailbox import Mailbox
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.memory_stream import Shelf
+from virtbus.bus.client.ports import Entry, Watch, WatchMark
+from virtbus.bus.errors import (
     BusError,
     DeniedError,
-    Entry,
     FullError,
     OutcomeUnknownError,
     UnavailableError,
-    Watch,
-    WatchMark,
 )
-from virtbus.bus.shelf import Shelf
-from virtbus.bus.sources import Sources
+from virtbus.bus.provisioning.permissions import Role
+from virtbus.bus.runtime.clock import Sources
 
 CAPACITY = 65_536
 WRITE_TIMEOUT_S = 5.0

@@ -13,7 +13,15 @@ from tests.sim.hostports import Threads
 from tests.sim.loop import Process
 from tests.sim.machine import Host
 
-from virtbus.bus.ports import Endpoint, Entry, EntryKind, Gate, Request, ServiceInfo, WatchMark
+from virtbus.bus.client.ports import (
+    Endpoint,
+    Entry,
+    EntryKind,
+    Gate,
+    Request,
+    ServiceInfo,
+    WatchMark,
+)
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat

@@ -14,7 +14,7 @@ from tests.sim.loop import Process
 from tests.sim.machine import Host
 from tests.sim.wire import Gone
 
-from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.client.mailbox import Mailbox
 from virtbus.nodeagent.core.instance import Me
 from virtbus.nodeagent.core.ports import ConsoleViewer, DomainEvent, DomainFacts, HostFacts
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry

@@ -13,7 +13,7 @@ from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
 from tests.sim.wire import SimServer
 
-from virtbus.bus.ports import Entry, EntryKind
+from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry

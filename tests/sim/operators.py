@@ -7,7 +7,7 @@ from tests.sim.bus import SimBus
 from tests.sim.users import PAUSE_S, TIMEOUT_S, Plan
 from tests.sim.world import World, client_role
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tests.sim.observer import Observer, Wanted
 
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord, Reserved

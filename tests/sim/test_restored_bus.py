@@ -13,7 +13,7 @@ from tests.sim.run import running
 from tests.sim.users import Plan, User
 from tests.sim.world import World, client_role
 
-from virtbus.bus.ports import Entry, EntryKind
+from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.schemas import subjects
 from virtbus.schemas.quarantine import NodeQuarantined
 from virtbus.schemas.wire import validate

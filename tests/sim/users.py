@@ -10,7 +10,7 @@ from tests.sim.bus import SimBus
 from tests.sim.observer import Observer, Wanted
 from tests.sim.world import World, client_role
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from tests.sim.loop import Process, VirtualLoop
 
-from virtbus.bus.filters import matches
-from virtbus.bus.link import Raw, Receive
-from virtbus.bus.memory_link import MemoryLink, MemoryServer
-from virtbus.bus.ports import UnavailableError
-from virtbus.bus.records import stream_of
-from virtbus.bus.shelf import Shelf
+from virtbus.bus.client.filters import matches
+from virtbus.bus.client.link import Raw, Receive
+from virtbus.bus.client.memory_link import MemoryLink, MemoryServer
+from virtbus.bus.client.memory_stream import Shelf
+from virtbus.bus.client.records import stream_of
+from virtbus.bus.errors import UnavailableError
 
 
 @dataclass

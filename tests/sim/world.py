@@ -23,9 +23,9 @@ from tests.sim.machine import Disk, Host
 from tests.sim.observer import Observer
 from tests.sim.wire import SimLink, SimServer
 
-from virtbus.bus import permissions
-from virtbus.bus.local_agent import LocalAgent
-from virtbus.bus.permissions import Role
+from virtbus.bus.client.local_agent import LocalAgent
+from virtbus.bus.provisioning import permissions
+from virtbus.bus.provisioning.permissions import Role
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings as ControllerSettings
 from virtbus.nodeagent.instance import Ownership

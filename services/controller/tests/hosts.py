@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from services.controller.tests.fleets import node, status
 from services.controller.tests.virtual import World
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.ports import Entry, EntryKind, WatchMark
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.runtime.tasks import background
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.states import VmState

@@ -11,8 +11,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.errors import BusError
 
 CALLS = ("get", "put", "purge", "batch")
 

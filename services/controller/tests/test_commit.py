@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import record, uid
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.edge.commit import Commits, Committed

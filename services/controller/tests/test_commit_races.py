@@ -24,8 +24,8 @@ from services.controller.tests.test_commit import (
     swept,
 )
 
-from virtbus.bus.memory import Fault, MemoryBus, MemoryServer
-from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.bus.client.memory_bus import Fault, MemoryBus, MemoryServer
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.controller.edge.commit import Commits
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError

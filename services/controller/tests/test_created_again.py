@@ -7,7 +7,7 @@ from services.controller.tests.fleets import uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.ports import EntryKind
 from virtbus.schemas import subjects
 
 

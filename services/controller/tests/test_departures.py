@@ -11,8 +11,8 @@ from services.controller.tests.hosts import Guests, Host
 from services.controller.tests.test_vm_api import refused
 from services.controller.tests.virtual import World, run, world
 
-from virtbus.bus.memory import Fault
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.memory_bus import Fault
+from virtbus.bus.client.ports import EntryKind
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeDetail
 from virtbus.schemas.states import VmState

@@ -12,10 +12,11 @@ from services.controller.tests.fleets import uid
 from services.controller.tests.test_departures import FREE, POWERED_OFF, Site
 from services.controller.tests.virtual import World, run, world_on
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import BusError, Entry, EntryKind, WatchMark
-from virtbus.bus.sources import Sources
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.clock import Sources
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import node, record, status, uid
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Entry, EntryKind
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Entry, EntryKind
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.endings import Endings

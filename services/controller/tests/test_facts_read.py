@@ -3,8 +3,8 @@
 from services.controller.tests.fleets import uid
 from services.controller.tests.virtual import World, run, world
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.ports import StoredMessage
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.ports import StoredMessage
 from virtbus.schemas import subjects
 
 

@@ -11,7 +11,7 @@ from services.controller.tests.test_departures import FREE, Site, site
 from services.controller.tests.test_vm_api import refused
 from services.controller.tests.virtual import run, world
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.edge.fencing import Answer, FenceAgent, command
 from virtbus.controller.edge.lease import Tenure
 

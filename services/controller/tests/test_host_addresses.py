@@ -7,7 +7,7 @@ from services.controller.tests.fleets import node, spec
 from services.controller.tests.test_vm_api import played
 from services.controller.tests.virtual import World
 
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.edge.host_addresses import PER_HOST
 from virtbus.schemas import subjects

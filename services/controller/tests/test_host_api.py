@@ -7,7 +7,7 @@ from services.controller.tests.test_node_api import again, detail
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.placement import kind_of
 from virtbus.schemas import subjects
 from virtbus.schemas.hosts import HostMarks, HostRecord, Instance

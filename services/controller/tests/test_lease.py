@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from services.controller.tests.virtual import run, settle
 
-from virtbus.bus.memory import Fault, MemoryBus, MemoryServer
-from virtbus.bus.ports import EntryKind
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import Fault, MemoryBus, MemoryServer
+from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.edge.lease import LOOK_S, MARGIN_S, TTL_S, LeaseLostError, Leases, Tenure
 from virtbus.schemas import subjects
 

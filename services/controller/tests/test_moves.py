@@ -11,8 +11,8 @@ from services.controller.tests.test_commit import (
     swept,
 )
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import ConflictError
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.moves import Moves

@@ -8,8 +8,8 @@ from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world_on
 
-from virtbus.bus.memory import MemoryServer
-from virtbus.bus.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.client.memory_bus import MemoryServer
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeDetail
 from virtbus.schemas.node import NodeWish

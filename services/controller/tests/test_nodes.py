@@ -10,7 +10,7 @@ from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.test_vm_api import played
 from services.controller.tests.virtual import World, settle
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.nodes import (
     DOWN_AFTER_S,
     ROWS,

@@ -6,8 +6,8 @@ import pytest
 from services.controller.tests.fleets import uid
 from services.controller.tests.virtual import World, run, settle, world
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.memory_link import MemoryLink
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.memory_link import MemoryLink
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 

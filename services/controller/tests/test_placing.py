@@ -7,8 +7,8 @@ from services.controller.tests.fleets import GIB, node, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.placement import MEMORY_RESERVE_BYTES, QEMU_OVERHEAD_BYTES
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope

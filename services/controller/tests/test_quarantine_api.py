@@ -9,7 +9,7 @@ from services.controller.tests.virtual import settle
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 from tests.recovery.test_rebuild import ask, controller, on_bus
 
-from virtbus.bus.memory import MemoryBus
+from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.controller.core.held import is_held
 from virtbus.controller.edge import quarantine
 from virtbus.nodeagent.core.ports import DomainState

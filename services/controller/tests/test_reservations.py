@@ -9,8 +9,8 @@ from services.controller.tests.test_placing import HALF, alive, create, placed
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import EntryKind
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import memory_of
 from virtbus.controller.edge.commit import Commits

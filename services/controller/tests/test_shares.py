@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from bus.tests.strangers import UID, Stranger, stranger
 
-from virtbus.bus import declaration, server
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.provisioning import server, stream_setup
 from virtbus.controller.core.shares import excess, limit
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
@@ -20,7 +20,7 @@ from virtbus.controller.edge.shares import Shares
 from virtbus.schemas import subjects
 
 MIB = 2**20
-SIZES = declaration.Sizes(st=64 * MIB, evt=64 * MIB)
+SIZES = stream_setup.Sizes(st=64 * MIB, evt=64 * MIB)
 BODY = b"x" * 40_000
 
 
@@ -52,7 +52,7 @@ async def nats(tmp_path: Path) -> AsyncIterator[server.Server]:
     files = server.ServerFiles(tmp_path / "state", tmp_path / "run")
     async with server.running(files, nodes=["n1", "n2"], port=-1) as running:
         async with connect(running.settings("admin"), name="admin") as admin:
-            await declaration.ensure(admin, sizes=SIZES)
+            await stream_setup.ensure(admin, sizes=SIZES)
         yield running
 
 

@@ -6,7 +6,7 @@ import pytest
 from services.controller.tests.fleets import uid
 from services.controller.tests.virtual import World, run, settle, world
 
-from virtbus.bus.backup import take
+from virtbus.bus.provisioning.backup import take
 from virtbus.controller.core.admission import admit
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref

@@ -9,9 +9,9 @@ from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.test_vm_api import refused
 from services.controller.tests.virtual import World, run, settle, world_on
 
-from virtbus.bus.memory import MemoryServer
-from virtbus.bus.ports import EntryKind
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryServer
+from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.unreadable import CONDITION
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.api import BusStatus

@@ -17,8 +17,8 @@ from services.controller.tests.test_unreadable import (
 from services.controller.tests.test_vm_api import refused
 from services.controller.tests.virtual import World, run
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Entry, EntryKind
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.rebuilding import Known, Step, step_of
 from virtbus.controller.core.unreadable import CONDITION, Damaged, Unreadable

@@ -8,8 +8,9 @@ import pytest
 from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.virtual import World, run, settle, world
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.ports import Entry, OutcomeUnknownError
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.ports import Entry
+from virtbus.bus.errors import OutcomeUnknownError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState

@@ -8,7 +8,7 @@ from services.controller.tests.fleets import uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty
 from virtbus.schemas.errors import Code, Retry, VirtbusError

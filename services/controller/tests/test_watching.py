@@ -10,7 +10,7 @@ from services.controller.tests.fleets import GIB, node, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world
 
-from virtbus.bus.codec import REQUEST_INFO
+from virtbus.bus.client.codec import REQUEST_INFO
 from virtbus.controller.edge.telling import BEAT_S
 from virtbus.controller.edge.watching import PAGE, RENEW_S, Position
 from virtbus.schemas import subjects

@@ -9,8 +9,8 @@ from typing import Any
 
 from services.controller.tests.fleets import node
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.runtime.tasks import background
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects

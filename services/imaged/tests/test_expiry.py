@@ -13,7 +13,7 @@ from services.imaged.tests.records import record, uid, volume
 from services.imaged.tests.site_under_test import Node, NodeMaker, Web, qcow2_image
 from services.imaged.tests.test_service import Desk, serving
 
-from virtbus.bus.memory import MemoryServer
+from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.imaged.core.expiry import Keep, NameUse, expired
 from virtbus.imaged.core.links import Link, file_name
 from virtbus.imaged.core.listing import PAGE_BYTES, keys_of, page_of

@@ -13,11 +13,11 @@ from aiohttp import web
 from services.imaged.tests.records import NODE, UID, record, uid, volume
 from services.imaged.tests.site_under_test import MIB, Web, qcow2_image
 
-from virtbus.bus import declaration
-from virtbus.bus import server as bus_server
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.provisioning import server as bus_server
+from virtbus.bus.provisioning import stream_setup
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.events import Kind
@@ -38,8 +38,8 @@ def files(tmp_path: Path) -> bus_server.ServerFiles:
 async def controller(files: bus_server.ServerFiles) -> AsyncIterator[NatsBus]:
     async with bus_server.running(files, nodes=[NODE], port=-1) as running:
         async with connect(running.settings("admin"), name="admin") as admin:
-            await declaration.ensure(admin)
-            await declaration.ensure_node(admin, NODE, b"nonce")
+            await stream_setup.ensure(admin)
+            await stream_setup.ensure_node(admin, NODE, b"nonce")
         async with connect(running.settings("controller"), name="controller") as bus:
             yield bus
 

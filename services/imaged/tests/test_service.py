@@ -12,7 +12,7 @@ from aiohttp import web
 from services.imaged.tests.records import NODE, UID, empty, record, uid, volume
 from services.imaged.tests.site_under_test import LOOPBACK, MIB, Web, qcow2_image
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.imaged import requests
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings

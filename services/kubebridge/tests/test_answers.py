@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.kubebridge.core.objects.refusals import bad_request
 from virtbus.kubebridge.edge.cluster import Answer, UnreachableError
 from virtbus.kubebridge.edge.web.answers import RefusedError, in_status

@@ -10,9 +10,9 @@ from services.kubebridge.tests.api_server import ApiServer, Name, api_server
 from services.kubebridge.tests.manifests import put, vm
 from services.kubebridge.tests.world import view
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.node.labels import SCHEDULABLE
 from virtbus.kubebridge.core.runtime.controller import BUS_VM, KUBEVIRT, VM, VMI
 from virtbus.kubebridge.edge import cluster

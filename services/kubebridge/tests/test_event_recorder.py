@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import RecordEvent
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.kubebridge.edge.runtime import event_recorder

@@ -7,7 +7,7 @@ import pytest
 from services.kubebridge.tests.manifests import put, vm, vmi
 from services.kubebridge.tests.world import NOW, reconcile_vm
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.kubebridge.core.objects.plain import Object
 from virtbus.kubebridge.core.runtime.controller import VM, VMI, Key, RecordEvent
 from virtbus.kubebridge.core.translation.defaults import of_vm

@@ -8,9 +8,9 @@ from typing import Any
 from services.kubebridge.tests.manifests import UID
 from services.kubebridge.tests.world import view
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import GUEST_AGENT, Key
 from virtbus.kubebridge.edge.guest_agents import NORMAL, Delays, GuestAgents
 from virtbus.kubebridge.edge.runtime.views import Views

@@ -4,8 +4,8 @@ import pytest
 from services.kubebridge.tests.manifests import UID
 from services.kubebridge.tests.world import view
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.kubebridge.edge.web.guests import Guests
 from virtbus.schemas import subjects

@@ -10,8 +10,8 @@ import pytest
 from services.kubebridge.tests.manifests import find, put, vm
 from services.kubebridge.tests.world import NOW, reconcile_vm, vmi_of
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.kubebridge.core.runtime.controller import Patch, RecordEvent
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.mapping import vm_field_causes

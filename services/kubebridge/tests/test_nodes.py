@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.node.labels import (
     HEARTBEAT,
     OURS,

@@ -9,9 +9,9 @@ import pytest
 from services.kubebridge.tests.manifests import UID, put, vmi
 from services.kubebridge.tests.world import CLUSTER, NOW, view
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.installation.controller import status
 from virtbus.kubebridge.core.objects.plain import Object
 from virtbus.kubebridge.core.runtime.controller import (

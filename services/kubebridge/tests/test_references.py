@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.kubebridge.tests.faulty import Faulty, served
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import CONFIG_MAP, VMI, Key
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.edge.runtime.references import References

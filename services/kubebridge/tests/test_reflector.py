@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from services.kubebridge.tests.faulty import Faulty, served
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import CONFIG_MAP
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.edge.runtime.reflector import Reflector

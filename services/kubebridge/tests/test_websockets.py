@@ -8,9 +8,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from services.kubebridge.tests.manifests import UID
 from services.kubebridge.tests.world import view
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.streams import accepting
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.streams import accepting
 from virtbus.kubebridge.core.runtime.calls import Stream
 from virtbus.kubebridge.edge.web import websockets
 from virtbus.kubebridge.edge.web.guests import WINDOW_BYTES, Guests

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import VM, VMI, Key
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.kubebridge.edge.runtime.workqueue import REST_S, Lane, WorkQueue

@@ -5,7 +5,7 @@ from services.netd.tests.pretended_host import Host, make_record
 from services.netd.tests.test_service import A, serving
 from tests.hostile import attack, unheard
 
-from virtbus.bus.memory import MemoryServer
+from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.netd.service import teardown
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from services.netd.tests.pretended_host import Host, eventually, make_record
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.ports import (
     DomainChange,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.memory_link import MemoryLink
-from virtbus.bus.ports import BusError
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.memory_link import MemoryLink
+from virtbus.bus.errors import BusError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Domains, Node, eventually, record, uid
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.nodeagent.commands import BEGUN, KEPT
 from virtbus.nodeagent.core.ports import DomainChange, Ending
 from virtbus.schemas import subjects

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
-from virtbus.bus.memory import MemoryBus
+from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import NetPhase, NetReady

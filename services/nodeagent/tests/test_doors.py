@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from virtbus.bus.flow import Flow
-from virtbus.bus.streams import Stream
+from virtbus.bus.client.flow_control import Flow
+from virtbus.bus.client.streams import Stream
 from virtbus.nodeagent.edge import doors
 from virtbus.nodeagent.edge.doors import Displays, GuestDoors
 from virtbus.nodeagent.streams import Carry

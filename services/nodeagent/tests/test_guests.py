@@ -13,7 +13,7 @@ import libvirt
 import pytest
 from services.nodeagent.tests.pretended_node import record
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.nodeagent.core.guest_answers import MOST_BYTES, MOST_ITEMS, MOST_PARTS, guest_info
 from virtbus.nodeagent.edge import libvirt_displays, libvirt_links
 from virtbus.nodeagent.edge.console import Consoles

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Entry, UnavailableError
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Entry
+from virtbus.bus.errors import UnavailableError
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 from virtbus.nodeagent.vm import actions
 from virtbus.nodeagent.vm import status as nodestatus

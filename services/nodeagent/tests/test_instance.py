@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.nodeagent import instance as module
 from virtbus.nodeagent.core.instance import Me
 from virtbus.nodeagent.instance import Ownership

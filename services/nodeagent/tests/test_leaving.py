@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import ConflictError, OutcomeUnknownError, Request
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Request
+from virtbus.bus.errors import ConflictError, OutcomeUnknownError
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.nodeagent.vm import status as statuses

@@ -12,7 +12,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record
 from services.nodeagent.tests.test_leaving import KEY, A, gone, released
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.schemas import subjects
 
 CALLS = ("get", "put", "purge", "request")

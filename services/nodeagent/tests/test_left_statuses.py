@@ -2,7 +2,7 @@
 
 from services.nodeagent.tests.pretended_node import NODE, uid
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.nodeagent.left_statuses import LOOKED_KEPT, LeftStatuses
 
 

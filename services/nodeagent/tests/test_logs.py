@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from services.nodeagent.tests.pretended_node import record
 
-from virtbus.bus import streams
-from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.client import streams
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.vm.actor import VmActor

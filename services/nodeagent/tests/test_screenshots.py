@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import ServiceInfo
-from virtbus.bus.streams import opening
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import ServiceInfo
+from virtbus.bus.client.streams import opening
 from virtbus.nodeagent import streams
 from virtbus.nodeagent.core.ports import Console
 from virtbus.nodeagent.streams import Doors, Streams

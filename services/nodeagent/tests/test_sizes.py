@@ -4,8 +4,8 @@ from pathlib import Path
 
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.vm.status import StatusWriter
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.image import ImageFormat, ImageInfo

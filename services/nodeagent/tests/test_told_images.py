@@ -5,9 +5,9 @@ from typing import Any
 
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually
 
-from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import UnavailableError
-from virtbus.bus.tasks import background
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.errors import UnavailableError
+from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.told_images import ToldImages
 from virtbus.schemas import subjects
 from virtbus.schemas.image import MAX_IMAGE_KEYS, image_key

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import HOST, NODE, Node, eventually, record, uid
 
-from virtbus.bus.memory import MemoryBus
-from virtbus.bus.ports import Entry
+from virtbus.bus.client.memory_bus import MemoryBus
+from virtbus.bus.client.ports import Entry
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.core.ports import DomainChange, Ending
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.model import SCHEMA_VERSION

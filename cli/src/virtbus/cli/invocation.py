@@ -14,7 +14,7 @@ from virtbus.cli.wire import access
 from virtbus.cli.wire.session import REQUEST_TIMEOUT_S, Session
 
 if TYPE_CHECKING:
-    from virtbus.bus.access import BusSettings
+    from virtbus.bus.runtime.bus_settings import BusSettings
 
 P = ParamSpec("P")
 STYLES = ("table", "json", "yaml")
@@ -42,7 +42,9 @@ class Invocation:
 
     def admin(self) -> "BusSettings":
         """Return the bus as its admin: --creds, or the file that `virtbus up` wrote for root."""
-        from virtbus.bus.access import BusSettings  # few verbs need the services' own client
+        from virtbus.bus.runtime.bus_settings import (
+            BusSettings,  # few verbs need the services' own client
+        )
 
         server = self._server or os.environ.get("VIRTBUS_SERVER", "")
         run_dir = Path(os.environ.get("VIRTBUS_RUN_DIR") or access.DEFAULT_RUN_DIR)
@@ -51,7 +53,9 @@ class Invocation:
 
     def client(self) -> "BusSettings":
         """Return bus and user of `session` for the services' own client; raises CliError."""
-        from virtbus.bus.access import BusSettings  # few verbs need the services' own client
+        from virtbus.bus.runtime.bus_settings import (
+            BusSettings,  # few verbs need the services' own client
+        )
 
         found = access.find(self._server, self._creds, os.environ)
         return BusSettings(

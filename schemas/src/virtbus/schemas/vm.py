@@ -270,7 +270,7 @@ class VmRecord(Fact):
     traceparent: str | None = None
     sec_digest: str | None = None
     signature: str = ""
-    """The controllers' signature over all other fields; `virtbus.bus.signing` adds it."""
+    """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 
     @property
     def ending(self) -> bool:

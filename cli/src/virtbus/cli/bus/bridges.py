@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from virtbus.bus.permissions import bridge
-from virtbus.bus.prepared import Prepared
+from virtbus.bus.provisioning.bus_directory import Prepared
+from virtbus.bus.provisioning.permissions import bridge
 from virtbus.cli.bus.nodes import reload
 from virtbus.cli.bus.place import copy_hint, directory, knows, refusals, written
 from virtbus.cli.failures import unavailable

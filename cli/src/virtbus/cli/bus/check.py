@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from virtbus.bus import declaration
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
-from virtbus.bus.prepared import Prepared
-from virtbus.bus.server import binary
+from virtbus.bus.client.connection import connect
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
+from virtbus.bus.provisioning import stream_setup
+from virtbus.bus.provisioning.bus_directory import Prepared
+from virtbus.bus.provisioning.server import binary
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.bus.place import directory, refusals
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, local
@@ -51,7 +51,7 @@ async def _declared(settings: BusSettings) -> None:
         until_s = asyncio.get_running_loop().time() + DECLARE_S
         while True:
             try:
-                await declaration.ensure(admin)
+                await stream_setup.ensure(admin)
             except (UnavailableError, OutcomeUnknownError):
                 # the servers are still electing a leader
                 if asyncio.get_running_loop().time() > until_s:

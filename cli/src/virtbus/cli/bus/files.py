@@ -14,8 +14,8 @@ from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 
 if TYPE_CHECKING:
-    from virtbus.bus.backup import Backup
-    from virtbus.bus.natsbus import NatsBus
+    from virtbus.bus.client.nats_bus import NatsBus
+    from virtbus.bus.provisioning.backup import Backup
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None
     recent deletes, the desired state of hosts, and the VMs' secrets (cloud-init user data) in plain
     text. Only its owner can read it; keep it so. An existing FILE is replaced at the end.
     """
-    from virtbus.bus.backup import take
+    from virtbus.bus.provisioning.backup import take
 
     taken = _with_bus(invocation, lambda bus: take(bus, secrets=not without_secrets))
     size = _write(file, taken)
@@ -72,7 +72,7 @@ def restore(invocation: Invocation, *, file: Path) -> None:
     the lost bus hold their VMs until `virtbus bus rebuild`. That command prefers a host's copy if
     it is newer than the backup: for VMs that were moved, changed or deleted since.
     """
-    from virtbus.bus.backup import BackupError, parse, put_back
+    from virtbus.bus.provisioning.backup import BackupError, parse, put_back
 
     try:
         with file.open("rb") as content:
@@ -90,8 +90,8 @@ def restore(invocation: Invocation, *, file: Path) -> None:
 
 def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]") -> T:
     """Return the result of `work` on a connection as the bus's admin."""
-    from virtbus.bus.client import connect
-    from virtbus.bus.ports import BusError
+    from virtbus.bus.client.connection import connect
+    from virtbus.bus.errors import BusError
 
     async def run() -> T:
         async with connect(invocation.admin(), name="backup") as bus:
@@ -106,7 +106,7 @@ def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]")
 
 def _write(path: Path, taken: "Backup") -> int:
     """Write the file atomically, readable by its owner only; return its size in bytes."""
-    from virtbus.bus.backup import lines
+    from virtbus.bus.provisioning.backup import lines
 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -5,7 +5,14 @@ from typing import Any
 
 import click
 
-from virtbus.bus.prepared import CLIENT_PORT, ROUTE_PORT, STORE, Plan, Prepared, parse_servers
+from virtbus.bus.provisioning.bus_directory import (
+    CLIENT_PORT,
+    ROUTE_PORT,
+    STORE,
+    Plan,
+    Prepared,
+    parse_servers,
+)
 from virtbus.cli.bus.place import refusals, written
 from virtbus.cli.failures import usage
 from virtbus.cli.invocation import Invocation, local

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.ports import DeniedError, UnavailableError
-from virtbus.bus.prepared import Plan, Prepared
-from virtbus.bus.reloading import reload_servers
+from virtbus.bus.errors import DeniedError, UnavailableError
+from virtbus.bus.provisioning.bus_directory import Plan, Prepared
+from virtbus.bus.provisioning.config_reload import reload_servers
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.bus.place import WAIT_S, answers, copy_hint, directory, knows, refusals, written
 from virtbus.cli.failures import unavailable
 from virtbus.cli.invocation import Invocation, local

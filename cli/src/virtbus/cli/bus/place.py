@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.ports import BusError, DeniedError, UnavailableError
-from virtbus.bus.prepared import Plan, Prepared
+from virtbus.bus.client.connection import connect
+from virtbus.bus.errors import BusError, DeniedError, UnavailableError
+from virtbus.bus.provisioning.bus_directory import Plan, Prepared
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.failures import CliError, Exit
 from virtbus.schemas.errors import VirtbusError
 

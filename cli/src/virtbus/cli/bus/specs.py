@@ -34,8 +34,8 @@ def command(invocation: Invocation, *, file: Path, folder: Path) -> None:
     with its secrets, so only its owner can read it. It holds no uid, no node, no address and no
     disk.
     """
-    from virtbus.bus.backup import BackupError, parse
-    from virtbus.bus.specs import specs
+    from virtbus.bus.provisioning.backup import BackupError, parse
+    from virtbus.bus.provisioning.specs import specs
     from virtbus.schemas.wire import encode_json
 
     try:

@@ -78,8 +78,8 @@ def instance() -> Finding:
 
 def nats_server() -> Finding:
     """Find the embedded server's program."""
-    from virtbus.bus.ports import BusError
-    from virtbus.bus.server import binary
+    from virtbus.bus.errors import BusError
+    from virtbus.bus.provisioning.server import binary
 
     try:
         return ok("nats-server", str(binary()))

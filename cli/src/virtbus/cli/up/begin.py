@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def node_name(state: Path) -> str:
     """Return this host's node id: from the environment, the state folder, or the hostname."""
-    from virtbus.bus.settings import node_id  # imports pydantic
+    from virtbus.bus.runtime.settings import node_id  # imports pydantic
 
     return os.environ.get("VIRTBUS_NODE") or node_id(state)
 
@@ -64,7 +64,7 @@ def preflight(place: Place, *, force: bool) -> None:
 def run(place: Place, bus: "Callable[[Terminal], AbstractAsyncContextManager[Keeper]]") -> None:
     """Run until a signal arrives."""
     # heavy imports: they would only slow down --help and errors
-    from virtbus.bus.logs import setup
+    from virtbus.bus.runtime.logs import setup
     from virtbus.cli.up.run import up
     from virtbus.cli.up.terminal import Terminal
 

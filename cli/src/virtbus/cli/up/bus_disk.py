@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
-from virtbus.bus.server import ServerFiles
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.provisioning.server import ServerFiles
 from virtbus.cli.up.plan import rest_s
 from virtbus.cli.up.room import Room, Step, step
 from virtbus.schemas import subjects

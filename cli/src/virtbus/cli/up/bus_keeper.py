@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from virtbus.bus.client import connect
-from virtbus.bus.cluster import Cluster
-from virtbus.bus.declaration import ensure, ensure_node, trust_host
-from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
-from virtbus.bus.server import DEFAULT_PORT, Server, ServerFiles, binary, running
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.errors import BusError
+from virtbus.bus.provisioning.cluster import Cluster
+from virtbus.bus.provisioning.server import DEFAULT_PORT, Server, ServerFiles, binary, running
+from virtbus.bus.provisioning.stream_setup import ensure, ensure_node, trust_host
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.up.bus_disk import BusDisk
 from virtbus.cli.up.plan import ALL, STEADY_S, Place, rest_s

@@ -11,7 +11,7 @@ from virtbus.cli.up import begin
 from virtbus.cli.up.plan import ALL, BUS_ONLY, Place, choose
 
 if TYPE_CHECKING:
-    from virtbus.bus.cluster import Cluster
+    from virtbus.bus.provisioning.cluster import Cluster
 
 DEFAULT_PORT = 4222
 LOCALHOST = "127.0.0.1"
@@ -121,6 +121,6 @@ def _cluster(listen: str | None, routes: str | None, port: int) -> "Cluster | No
             "virtbus up --listen 10.0.0.1 --cluster 10.0.0.1:6222"
             " --routes 10.0.0.1:6222,10.0.0.2:6222,10.0.0.3:6222",
         )
-    from virtbus.bus.cluster import Cluster  # imports the bus
+    from virtbus.bus.provisioning.cluster import Cluster  # imports the bus
 
     return Cluster(listen, members)

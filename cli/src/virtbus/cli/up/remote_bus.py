@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.ports import BusError, DeniedError
+from virtbus.bus.client.connection import connect
+from virtbus.bus.errors import BusError, DeniedError
+from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.failures import CliError, Exit, usage
 from virtbus.cli.up.plan import Place
 from virtbus.cli.wire.access import parse_url

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Protocol
 
-from virtbus.bus import state_version
-from virtbus.bus.process import notify
-from virtbus.bus.server import ServerFiles
+from virtbus.bus.provisioning.server import ServerFiles
+from virtbus.bus.runtime import state_version
+from virtbus.bus.runtime.process import notify
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.up import banner
 from virtbus.cli.up.child import Child

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import output
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb

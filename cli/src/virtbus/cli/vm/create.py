@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from virtbus.bus.ids import uuid7
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import known, units
 from virtbus.cli.failures import CliError, Exit, unknown, usage
 from virtbus.cli.invocation import Invocation, verb

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.client import connect
-from virtbus.bus.flow import CHUNK_BYTES
-from virtbus.bus.ports import Bus, BusError
-from virtbus.bus.streams import Stream, carry, opening
-from virtbus.bus.tasks import Background
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.flow_control import CHUNK_BYTES
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.streams import Stream, carry, opening
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.tasks import Background
 from virtbus.cli.failures import CliError, Exit
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamOpen

@@ -94,7 +94,7 @@ async def _stdio(invocation: Invocation, subject: str, uid: str, port: int) -> N
 async def _listen(
     invocation: Invocation, subject: str, uid: str, forwards: list[Forward], address: str
 ) -> None:
-    from virtbus.bus.tasks import background
+    from virtbus.bus.runtime.tasks import background
     from virtbus.cli.vm import forwarding
 
     listeners = {"tcp": forwarding.listen_tcp, "udp": forwarding.listen_udp}

@@ -1,6 +1,6 @@
 """A VM's console and log as streams (ADR 0023), in msgpack, with the CLI's own client.
 
-`virtbus.bus.streams` is the other client of the same protocol, for programs with an event loop.
+`virtbus.bus.client.streams` is the other client of this protocol, for programs with an event loop.
 """
 
 import os
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from virtbus.bus.flow import SIGN_S, SILENT_S, WINDOW_BYTES, BrokenStreamError, Flow
+from virtbus.bus.client.flow_control import SIGN_S, SILENT_S, WINDOW_BYTES, BrokenStreamError, Flow
 from virtbus.cli.failures import CliError, Exit, unavailable
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import Message

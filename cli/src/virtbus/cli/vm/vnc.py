@@ -46,7 +46,7 @@ def command(invocation: Invocation, *, name: str, port: int, address: str, names
 
 
 async def _listen(invocation: Invocation, subject: str, uid: str, local: tuple[str, int]) -> None:
-    from virtbus.bus.tasks import background  # the services' own client costs start-up time
+    from virtbus.bus.runtime.tasks import background  # the services' own client costs start-up time
     from virtbus.cli.vm import forwarding
     from virtbus.schemas.streams import StreamOpen
 

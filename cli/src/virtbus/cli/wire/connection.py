@@ -185,7 +185,7 @@ def _options(address: Address, access: Access, nonce: str) -> dict[str, object]:
         "echo": False,
     }
     if access.nkey_seed and not address.user:
-        from virtbus.bus import nkeys  # costs more than the rest of the start
+        from virtbus.bus.client import nkeys  # costs more than the rest of the start
 
         try:
             return options | {

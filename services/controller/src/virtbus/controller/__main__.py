@@ -1,7 +1,9 @@
 """`virtbus-controller`: connects settings, bus and service."""
 
-from virtbus.bus import client, declaration, joining, process, tracing
-from virtbus.bus.settings import load
+from virtbus.bus.client import connection, tracing
+from virtbus.bus.provisioning import node_join, stream_setup
+from virtbus.bus.runtime import process
+from virtbus.bus.runtime.settings import load
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings
 from virtbus.schemas.ids import UNPLACED
@@ -9,13 +11,13 @@ from virtbus.schemas.ids import UNPLACED
 
 async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
-    async with client.connect(settings.bus(), name="controller") as bus:
+    async with connection.connect(settings.bus(), name="controller") as bus:
         with tracing.recording("controller", UNPLACED, bus.emit, settings.otlp_endpoint):
             await Controller(
                 bus,
                 settings,
-                lambda: declaration.keep(bus),
-                lambda nodes: joining.keep(bus, nodes),
+                lambda: stream_setup.keep(bus),
+                lambda nodes: node_join.keep(bus, nodes),
             ).run()
 
 

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from virtbus.bus.joining import Nodes
-from virtbus.bus.ports import Bus, Endpoint, Handler, Request, ServiceInfo
-from virtbus.bus.process import notify
-from virtbus.bus.signing import signing
+from virtbus.bus.client.ports import Bus, Endpoint, Handler, Request, ServiceInfo
+from virtbus.bus.client.signing import signing
+from virtbus.bus.provisioning.node_join import Nodes
+from virtbus.bus.runtime.process import notify
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits

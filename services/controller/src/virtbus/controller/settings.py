@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from virtbus.bus.settings import ServiceSettings
+from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.controller.core.placement import CPU_OVERCOMMIT
 from virtbus.schemas.vm import Overcommit
 

@@ -3,9 +3,10 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from virtbus.bus import client, process, state_version, tracing
-from virtbus.bus.local_agent import LocalAgent, word_in
-from virtbus.bus.settings import load
+from virtbus.bus.client import connection, tracing
+from virtbus.bus.client.local_agent import LocalAgent, word_in
+from virtbus.bus.runtime import process, state_version
+from virtbus.bus.runtime.settings import load
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
@@ -19,7 +20,7 @@ async def serve(settings: Settings) -> None:
     lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
     asyncio.get_running_loop().set_default_executor(lookups)
     state_version.check(settings.state_dir)
-    async with client.connect(settings.bus(), name="imaged") as bus:
+    async with connection.connect(settings.bus(), name="imaged") as bus:
         with tracing.recording("imaged", settings.node, bus.emit, settings.otlp_endpoint):
             agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
             await agent.begin()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
 from virtbus.imaged.flights import Listener
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError

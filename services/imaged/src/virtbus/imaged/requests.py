@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from virtbus.bus.ports import Request
+from virtbus.bus.client.ports import Request
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.facts import Facts
 from virtbus.imaged.flights import Asker

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from virtbus.bus import process
-from virtbus.bus.ports import (
+from virtbus.bus.client.ports import (
     Bus,
     Endpoint,
     Entry,
@@ -17,6 +16,7 @@ from virtbus.bus.ports import (
     ServiceInfo,
     WatchMark,
 )
+from virtbus.bus.runtime import process
 from virtbus.imaged.core.expiry import Keep
 from virtbus.imaged.core.wanted import brings_secret, refs_of
 from virtbus.imaged.disks import Disks

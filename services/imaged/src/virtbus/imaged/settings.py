@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field, IPvAnyNetwork
 
-from virtbus.bus.settings import CONFIG_DIR, ServiceSettings
+from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
 from virtbus.imaged.core.limits import Limits
 from virtbus.schemas.quantity import Bytes
 

@@ -1,4 +1,4 @@
-"""The interface of `virtbus.bus.tracing.span`, and an implementation that does nothing."""
+"""The interface of `virtbus.bus.client.tracing.span`, and an implementation that does nothing."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Spans(Protocol):
-    """`virtbus.bus.tracing.span`."""
+    """`virtbus.bus.client.tracing.span`."""
 
     def __call__(
         self, name: str, *, uid: str = "", parent: str | None = None

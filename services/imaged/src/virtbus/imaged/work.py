@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from virtbus.bus.backoff import delays
+from virtbus.bus.runtime.backoff import delays
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.facts import Facts
 from virtbus.imaged.spans import Spans

@@ -1,7 +1,8 @@
 """Entry point of `virtbus-kubebridge`: connects settings, bus, cluster and service."""
 
-from virtbus.bus import client, process, tracing
-from virtbus.bus.settings import load
+from virtbus.bus.client import connection, tracing
+from virtbus.bus.runtime import process
+from virtbus.bus.runtime.settings import load
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.service import Bridge, name_of
 from virtbus.kubebridge.settings import Settings
@@ -11,7 +12,7 @@ from virtbus.schemas.ids import UNPLACED
 async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
     async with (
-        client.connect(settings.bus(), name="kubebridge") as bus,
+        connection.connect(settings.bus(), name="kubebridge") as bus,
         cluster.connect(settings.kubeconfig, settings.kube_context) as kubernetes,
     ):
         with tracing.recording("kubebridge", UNPLACED, bus.emit, settings.otlp_endpoint):

@@ -6,8 +6,8 @@ from collections.abc import Coroutine, Iterator
 from contextlib import closing
 from typing import Any
 
-from virtbus.bus.ports import Bus
-from virtbus.bus.process import notify
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.runtime.process import notify
 from virtbus.kubebridge.core.runtime.controller import BUS_VM, NAMESPACE, SECRET, VM, VMI
 from virtbus.kubebridge.edge import admission, controllers
 from virtbus.kubebridge.edge.certificates import Certificates, Where

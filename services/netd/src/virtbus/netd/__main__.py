@@ -3,9 +3,10 @@
 import asyncio
 import sys
 
-from virtbus.bus import client, process, state_version, tracing
-from virtbus.bus.local_agent import LocalAgent, word_in
-from virtbus.bus.settings import load
+from virtbus.bus.client import connection, tracing
+from virtbus.bus.client.local_agent import LocalAgent, word_in
+from virtbus.bus.runtime import process, state_version
+from virtbus.bus.runtime.settings import load
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
 
@@ -13,7 +14,7 @@ from virtbus.netd.settings import Settings
 async def serve(settings: Settings) -> None:
     """Connect, and serve while this host's agent holds the node, until cancelled."""
     state_version.check(settings.state_dir)
-    async with client.connect(settings.bus(), name="netd") as bus:
+    async with connection.connect(settings.bus(), name="netd") as bus:
         with tracing.recording("netd", settings.node, bus.emit, settings.otlp_endpoint):
             agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
             await agent.begin()

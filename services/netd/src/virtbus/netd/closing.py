@@ -4,7 +4,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from virtbus.bus.ports import Entry, EntryKind
+from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.netd.core.reach import MAX_ADDRESSES, usable
 from virtbus.netd.edge.bus_servers import server_addresses
 from virtbus.netd.edge.host_bridge import HostBridge

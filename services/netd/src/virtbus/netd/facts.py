@@ -5,8 +5,8 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from virtbus.bus import tracing
-from virtbus.bus.ports import Bus
+from virtbus.bus.client import tracing
+from virtbus.bus.client.ports import Bus
 from virtbus.netd.core.finding import Finding
 from virtbus.netd.edge.handover import Handover
 from virtbus.schemas import subjects
@@ -21,7 +21,7 @@ PART = "net"
 
 
 class Spans(Protocol):
-    """`virtbus.bus.tracing.span`."""
+    """`virtbus.bus.client.tracing.span`."""
 
     def __call__(
         self, name: str, *, uid: str = "", parent: str | None = None

@@ -5,8 +5,7 @@ import contextlib
 import logging
 import sys
 
-from virtbus.bus import process
-from virtbus.bus.ports import (
+from virtbus.bus.client.ports import (
     Bus,
     Endpoint,
     Entry,
@@ -17,6 +16,7 @@ from virtbus.bus.ports import (
     Watch,
     WatchMark,
 )
+from virtbus.bus.runtime import process
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import Doors
 from virtbus.netd.closing import Closing

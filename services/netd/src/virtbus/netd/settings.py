@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from virtbus.bus.settings import ServiceSettings
+from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.offer import Site
 from virtbus.netd.core.reach import Reach
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from virtbus.bus.backoff import delays
+from virtbus.bus.runtime.backoff import delays
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.facts import Facts, Spans
 from virtbus.schemas.errors import Code, Retry, VirtbusError

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from virtbus.bus import client, process, tracing
-from virtbus.bus.ports import Bus
-from virtbus.bus.settings import load
-from virtbus.bus.tasks import background
+from virtbus.bus.client import connection, tracing
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.runtime import process
+from virtbus.bus.runtime.settings import load
+from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
@@ -70,7 +71,7 @@ async def serve(settings: Settings) -> None:
     """Connect to libvirt and the bus, and serve until cancelled."""
     async with AsyncExitStack() as stack:
         files = await stack.enter_async_context(_state(settings))
-        bus = await stack.enter_async_context(client.connect(settings.bus(), name="nodeagent"))
+        bus = await stack.enter_async_context(connection.connect(settings.bus(), name="nodeagent"))
         stack.enter_context(
             tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
         )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.nodeagent.core.ports import DomainFacts, HostFacts
 from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.uid_table import (

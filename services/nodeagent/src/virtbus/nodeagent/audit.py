@@ -12,8 +12,9 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 
-from virtbus.bus.backoff import delays
-from virtbus.bus.ports import BusError, Endpoint, Request
+from virtbus.bus.client.ports import Endpoint, Request
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.left_statuses import purge_status

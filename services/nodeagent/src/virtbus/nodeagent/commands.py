@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from weakref import WeakValueDictionary
 
-from virtbus.bus import tracing
-from virtbus.bus.ports import Endpoint, Request
-from virtbus.bus.service import refuse_late
+from virtbus.bus.client import tracing
+from virtbus.bus.client.endpoints import refuse_late
+from virtbus.bus.client.ports import Endpoint, Request
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import UP

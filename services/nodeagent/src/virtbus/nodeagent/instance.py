@@ -11,16 +11,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
-from virtbus.bus.ports import (
-    Bus,
-    BusError,
-    ConflictError,
-    Entry,
-    EntryKind,
-    FullError,
-    UnavailableError,
-)
-from virtbus.bus.process import notify
+from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.errors import BusError, ConflictError, FullError, UnavailableError
+from virtbus.bus.runtime.process import notify
 from virtbus.nodeagent.core.instance import Me, Signs, Step, judge, replaced
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError

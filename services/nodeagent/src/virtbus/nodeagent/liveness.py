@@ -5,8 +5,9 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.hearing import hear
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.subscriptions import hear
+from virtbus.bus.errors import BusError
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.settings import Settings

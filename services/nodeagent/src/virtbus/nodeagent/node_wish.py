@@ -2,7 +2,7 @@
 
 import logging
 
-from virtbus.bus.ports import Entry, EntryKind
+from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.nodeagent.core.ports import RecordFiles
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeWish

@@ -7,7 +7,7 @@ held here. The requester writes its record to the bus, and then the VM continues
 import asyncio
 import logging
 
-from virtbus.bus.ports import Endpoint, Request
+from virtbus.bus.client.ports import Endpoint, Request
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.uid_table import ABSENT

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator
 
-from virtbus.bus.ports import Endpoint, Request
+from virtbus.bus.client.ports import Endpoint, Request
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.machine import Phase

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from virtbus.bus.owners import check_owner
-from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
+from virtbus.bus.client.owners import check_owner
+from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info
 from virtbus.nodeagent.core.ports import Console, GuestAgents
 from virtbus.nodeagent.streams import Doors, Streams

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.hearing import hear
-from virtbus.bus.ports import Endpoint, WatchMark
-from virtbus.bus.process import notify
+from virtbus.bus.client.ports import Endpoint, WatchMark
+from virtbus.bus.client.subscriptions import hear
+from virtbus.bus.runtime.process import notify
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands

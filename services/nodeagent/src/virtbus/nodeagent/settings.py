@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from virtbus.bus.settings import ServiceSettings
+from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.quantity import Bytes
 
 GIB = 1024**3

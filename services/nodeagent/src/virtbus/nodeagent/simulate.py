@@ -13,9 +13,10 @@ from typing import ClassVar, cast
 
 from pydantic import Field
 
-from virtbus.bus import client, process
-from virtbus.bus.ports import Bus
-from virtbus.bus.settings import load
+from virtbus.bus.client import connection
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.runtime import process
+from virtbus.bus.runtime.settings import load
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.driver_file import scratch, test_host
@@ -98,7 +99,7 @@ async def _node(
     async with AsyncExitStack() as stack:
         async with joining:
             bus = await stack.enter_async_context(
-                client.connect(settings.bus(), name=f"simulated {node}")
+                connection.connect(settings.bus(), name=f"simulated {node}")
             )
             hypervisor = await stack.enter_async_context(
                 LibvirtHypervisor(uri, starts_at_once=STARTS_AT_ONCE, calls=Inline())

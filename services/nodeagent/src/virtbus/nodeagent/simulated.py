@@ -12,7 +12,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from virtbus.bus.ports import Bus, Endpoint, Entry, Gate, Request, ServiceInfo, Watch, WatchMark
+from virtbus.bus.client.ports import (
+    Bus,
+    Endpoint,
+    Entry,
+    Gate,
+    Request,
+    ServiceInfo,
+    Watch,
+    WatchMark,
+)
 from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
 from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects

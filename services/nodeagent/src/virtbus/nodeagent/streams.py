@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from virtbus.bus.ports import Bus, Endpoint, Request
-from virtbus.bus.streams import Stream, accepting
+from virtbus.bus.client.ports import Bus, Endpoint, Request
+from virtbus.bus.client.streams import Stream, accepting
 from virtbus.nodeagent.core.ports import Console, ConsoleViewer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError

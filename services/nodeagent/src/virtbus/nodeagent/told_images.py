@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from virtbus.bus.ports import Bus, BusError, EntryKind
+from virtbus.bus.client.ports import Bus, EntryKind
+from virtbus.bus.errors import BusError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeImages

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from virtbus.bus.ports import Bus, Gate
+from virtbus.bus.client.ports import Bus, Gate
 from virtbus.nodeagent.core.ports import (
     DiskFiles,
     Hypervisor,

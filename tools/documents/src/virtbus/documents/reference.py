@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from virtbus.bus.settings import ServiceSettings
+from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.controller import settings as controller
 from virtbus.documents.wire import FOLDER, models
 from virtbus.imaged import settings as imaged

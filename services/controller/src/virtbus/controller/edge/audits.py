@@ -2,7 +2,8 @@
 
 import asyncio
 
-from virtbus.bus.ports import Bus, BusError, Request
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings

@@ -4,7 +4,8 @@ import hashlib
 import logging
 from dataclasses import dataclass
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Write
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, Write
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.claims import (
     CommitStep,
     NameStep,

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.ports import Bus, BusError, ConflictError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.leaving import Places, leaving, let_go, runs_after, stays
 from virtbus.controller.edge.commit import Commits, Fenced

@@ -5,7 +5,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Iterator
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.suspects import Suspects
 from virtbus.controller.core.vm_keys import Claimed

@@ -1,6 +1,6 @@
 """Emits events of VMs and nodes on `virtbus.evt` after each change, without waiting."""
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Event, Kind
 from virtbus.schemas.vm import VmRecord

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from virtbus.bus.ports import Bus, BusError, Entry, EntryKind, WatchMark
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.stands import unreadable
 from virtbus.controller.edge.watching import Watches

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.node_api import NodeApi

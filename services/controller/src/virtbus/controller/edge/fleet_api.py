@@ -5,14 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from virtbus.bus.ports import (
-    HISTORY_BYTES,
-    Bus,
-    BusError,
-    Request,
-    StoredMessage,
-    StreamReport,
-)
+from virtbus.bus.client.ports import HISTORY_BYTES, Bus, Request, StoredMessage, StreamReport
+from virtbus.bus.errors import BusError
 from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.lease import Tenure
 from virtbus.schemas import subjects

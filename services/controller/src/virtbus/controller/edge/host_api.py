@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, EntryKind, Request
-from virtbus.bus.service import refuse_late
+from virtbus.bus.client.endpoints import refuse_late
+from virtbus.bus.client.ports import Bus, EntryKind, Request
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.approval import approval
 from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet

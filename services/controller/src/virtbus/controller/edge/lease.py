@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind
-from virtbus.bus.tasks import background
+from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.runtime.tasks import background
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.lease import Lease

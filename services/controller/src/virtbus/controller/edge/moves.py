@@ -4,7 +4,8 @@ import hashlib
 import logging
 from typing import NamedTuple
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Write
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, Write
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.leaving import moved
 from virtbus.controller.edge.commit import MARKER_TTL_S, Fenced, guarded

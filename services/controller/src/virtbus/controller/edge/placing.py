@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from virtbus.bus.ports import Bus, BusError, ConflictError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.placement import Demand, demand_of, place
 from virtbus.controller.core.promises import takes_room

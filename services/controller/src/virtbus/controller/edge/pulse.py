@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import BRAKE_ALARM
 from virtbus.controller.edge.facts import Facts

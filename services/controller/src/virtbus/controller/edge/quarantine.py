@@ -7,7 +7,8 @@ may be repeated: the node holds an adopted VM until its record is on the bus.
 import asyncio
 import logging
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, Request
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.held import is_held

@@ -10,17 +10,9 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 
-from virtbus.bus.ports import (
-    Bus,
-    BusError,
-    ConflictError,
-    Entry,
-    EntryKind,
-    OversizeError,
-    Request,
-    WatchMark,
-)
-from virtbus.bus.signing import RecordKeys
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request, WatchMark
+from virtbus.bus.client.signing import RecordKeys
+from virtbus.bus.errors import BusError, ConflictError, OversizeError
 from virtbus.controller.core.changes import deleting
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.fleet import Fleet, Held

@@ -6,7 +6,8 @@ everything.
 
 import logging
 
-from virtbus.bus.ports import Bus, ConflictError, EntryKind, Write
+from virtbus.bus.client.ports import Bus, EntryKind, Write
+from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import Unreadable, UnreadableError, removed
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S, Commits

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from virtbus.bus.ports import Bus, ConflictError, Entry, UnavailableError, Write
+from virtbus.bus.client.ports import Bus, Entry, Write
+from virtbus.bus.errors import ConflictError, UnavailableError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import demand_of, memory_of, room
 from virtbus.controller.core.promises import NOTHING

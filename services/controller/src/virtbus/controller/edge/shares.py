@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
 from virtbus.controller.core.shares import LOOK_AT, Excess, excess
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure

@@ -1,7 +1,7 @@
 """Stores the spans that clients report, so that a trace starts at the user."""
 
-from virtbus.bus.hearing import hear
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.subscriptions import hear
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind, Span, Spans
 from virtbus.schemas.ids import UNPLACED, check_uid

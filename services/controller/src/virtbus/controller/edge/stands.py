@@ -1,6 +1,6 @@
 """Classifies the leader's values at the keys of VMs and names, including unreadable ones."""
 
-from virtbus.bus.ports import Entry, EntryKind
+from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.claims import Standing, standing
 from virtbus.controller.core.rebuilding import Known
 from virtbus.controller.core.unreadable import Unreadable, UnreadableError

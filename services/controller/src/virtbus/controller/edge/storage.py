@@ -8,15 +8,9 @@ cause, every write goes through `guarded`.
 import asyncio
 import logging
 
-from virtbus.bus.hearing import hear
-from virtbus.bus.ports import (
-    Bus,
-    BusError,
-    Handler,
-    OutcomeUnknownError,
-    Request,
-    UnavailableError,
-)
+from virtbus.bus.client.ports import Bus, Handler, Request
+from virtbus.bus.client.subscriptions import hear
+from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.storage import BusStorage

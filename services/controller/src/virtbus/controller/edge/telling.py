@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from virtbus.bus.answers import render
-from virtbus.bus.ports import Rendered, Request
+from virtbus.bus.client.answers import render
+from virtbus.bus.client.ports import Rendered, Request
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.view import matches

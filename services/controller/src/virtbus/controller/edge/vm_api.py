@@ -5,10 +5,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from virtbus.bus import tracing
-from virtbus.bus.owners import check_owner, owner_of
-from virtbus.bus.ports import Bus, ConflictError, Request
-from virtbus.bus.service import in_time, refuse_late
+from virtbus.bus.client import tracing
+from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.owners import check_owner, owner_of
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import changes, pages
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from virtbus.bus.ports import Bus, OutcomeUnknownError, Request, UnavailableError
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmCommand

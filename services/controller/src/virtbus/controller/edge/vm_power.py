@@ -1,6 +1,6 @@
 """`virtbus.api.v1.vm.{start,stop,restart,pause,unpause}`: changes of the power state."""
 
-from virtbus.bus.ports import Request
+from virtbus.bus.client.ports import Request
 from virtbus.controller.core import changes
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.leaving import up

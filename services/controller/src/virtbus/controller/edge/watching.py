@@ -8,8 +8,8 @@ each watch of its namespace and of all namespaces (ADR 0028).
 import asyncio
 from dataclasses import dataclass
 
-from virtbus.bus.owners import account_of, owner_of
-from virtbus.bus.ports import Bus, Request
+from virtbus.bus.client.owners import account_of, owner_of
+from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.pace import Pace

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from virtbus.bus.threads import to_end
+from virtbus.bus.runtime.threads import to_end
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from aiohttp import web
 
-from virtbus.bus.shares import Shares
-from virtbus.bus.threads import to_end
+from virtbus.bus.client.fair_shares import Shares
+from virtbus.bus.runtime.threads import to_end
 from virtbus.kubebridge.core.objects.bounds import check_values, values_at_most
 from virtbus.kubebridge.core.objects.plain import part, text
 from virtbus.kubebridge.core.validation.admission import answer

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
 
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
 from virtbus.kubebridge.core.node.labels import SILENT, takes
 from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.schemas.api import NodePage

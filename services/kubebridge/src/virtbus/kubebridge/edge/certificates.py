@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from virtbus.bus.sources import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, items, part, text
 from virtbus.kubebridge.core.runtime.controller import (
     API_SERVICE,

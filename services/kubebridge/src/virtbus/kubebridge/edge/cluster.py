@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from virtbus.bus.sources import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Sources
 from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge import login
 from virtbus.kubebridge.edge.login import ApiClient

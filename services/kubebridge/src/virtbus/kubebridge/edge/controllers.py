@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
 from virtbus.kubebridge.core.installation import controller as installation
 from virtbus.kubebridge.core.node import labels
 from virtbus.kubebridge.core.runtime.controller import (

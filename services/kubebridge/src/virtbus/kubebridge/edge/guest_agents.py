@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
 from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, Listeners, Watch
 from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.kubebridge.edge.runtime.workqueue import Lane

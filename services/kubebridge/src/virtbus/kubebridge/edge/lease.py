@@ -8,7 +8,7 @@ another one has it. A bridge without permission for Leases works without one.
 import asyncio
 import logging
 
-from virtbus.bus.sources import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import at, micro_stamp, text
 from virtbus.kubebridge.core.runtime.controller import LEASE
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json

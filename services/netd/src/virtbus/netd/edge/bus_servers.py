@@ -3,8 +3,8 @@
 import socket
 from urllib.parse import urlsplit
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
 
 
 def server_addresses(settings: BusSettings) -> set[str]:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Protocol
 
-from virtbus.bus.streams import Stream, carry
+from virtbus.bus.client.streams import Stream, carry
 from virtbus.nodeagent.streams import Carry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import PortOpen

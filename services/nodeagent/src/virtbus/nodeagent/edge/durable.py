@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from virtbus.bus.threads import to_end
+from virtbus.bus.runtime.threads import to_end
 from virtbus.schemas.errors import Code, VirtbusError
 
 _PARTS = itertools.count()

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from virtbus.bus.local_agent import FILE
+from virtbus.bus.client.local_agent import FILE
 from virtbus.nodeagent.core.instance import Me
 from virtbus.nodeagent.edge.durable import replace
 from virtbus.schemas.hosts import HostMarks

@@ -22,8 +22,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from virtbus.bus import state_version
-from virtbus.bus.settings import NODE_FILE
+from virtbus.bus.runtime import state_version
+from virtbus.bus.runtime.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.command_file import read_commands, write_commands
 from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir, writing

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.intent import grace_s
 from virtbus.nodeagent.vm.machine import LEAVING, UNEXPLAINED, Action, Event

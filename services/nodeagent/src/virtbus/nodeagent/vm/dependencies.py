@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
 from virtbus.nodeagent.core.told import contradiction
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError

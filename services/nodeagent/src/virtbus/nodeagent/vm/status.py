@@ -3,8 +3,9 @@
 import asyncio
 import logging
 
-from virtbus.bus.backoff import delays
-from virtbus.bus.ports import Bus, BusError, ConflictError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.vm.machine import Phase
 from virtbus.nodeagent.vm.observation import READY, WAS_UP, Observed
 from virtbus.nodeagent.vm.state import ActorState

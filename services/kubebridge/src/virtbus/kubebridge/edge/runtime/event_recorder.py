@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from virtbus.bus.sources import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, micro_stamp, text
 from virtbus.kubebridge.core.runtime.controller import EVENT, RecordEvent
 from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json

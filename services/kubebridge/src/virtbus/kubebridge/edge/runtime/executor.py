@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
 from virtbus.kubebridge.core.objects.plain import Object, at, text
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,

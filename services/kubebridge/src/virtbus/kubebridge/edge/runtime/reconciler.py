@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
 from virtbus.kubebridge.core.objects.plain import text
 from virtbus.kubebridge.core.runtime.controller import (
     Await,

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from virtbus.bus.backoff import delays
-from virtbus.bus.sources import REAL, Sources
-from virtbus.bus.tasks import Background, background
+from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.clock import REAL, Sources
+from virtbus.bus.runtime.tasks import Background, background
 from virtbus.kubebridge.core.objects.plain import key, text
 from virtbus.kubebridge.core.runtime.controller import Key, Kind, key_of
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope

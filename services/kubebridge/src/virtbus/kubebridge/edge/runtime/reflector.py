@@ -8,8 +8,8 @@ again, and missing objects are gone. It retries after 429, 5xx and timeouts.
 import asyncio
 import logging
 
-from virtbus.bus.backoff import delays
-from virtbus.bus.sources import REAL, Sources
+from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.clock import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, key, text
 from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge.cluster import EVERYTHING, Answer, Cluster, Event, Scope

@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from virtbus.bus.backoff import delays
-from virtbus.bus.ports import Bus, BusError, UnavailableError
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, UnavailableError
+from virtbus.bus.runtime.backoff import delays
 from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.kubebridge.core.translation.mapping import CLUSTER
 from virtbus.kubebridge.edge.runtime.store import ENDED_MAX

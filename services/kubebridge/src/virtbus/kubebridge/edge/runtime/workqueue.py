@@ -9,8 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from virtbus.bus.ports import BusError
-from virtbus.bus.sources import REAL, Sources
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.clock import REAL, Sources
 from virtbus.kubebridge.core.runtime.controller import Key, Kind
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.schemas.errors import VirtbusError

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from virtbus.bus.ports import BusError
+from virtbus.bus.errors import BusError
 from virtbus.kubebridge.core.objects.refusals import Refusal, of_bus, of_http, unavailable
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.schemas.errors import VirtbusError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from virtbus.bus.shares import Shares
-from virtbus.bus.tasks import Background, background
+from virtbus.bus.client.fair_shares import Shares
+from virtbus.bus.runtime.tasks import Background, background
 
 MOST = 1024
 """Most connections, at some 60 KB each. A console is one of them, from an API server."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from virtbus.bus.tasks import background
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.edge.web.answers import Handler
 from virtbus.kubebridge.edge.web.connections import Connections
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from virtbus.bus.ports import Bus
-from virtbus.bus.streams import Stream, opening
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.streams import Stream, opening
 from virtbus.kubebridge.core.objects.refusals import of_http
 from virtbus.kubebridge.core.runtime import calls as deeds
 from virtbus.kubebridge.edge.web import websockets

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.client.ports import Bus
 from virtbus.kubebridge.edge.cluster import Cluster
 from virtbus.kubebridge.edge.web.answers import in_status
 from virtbus.kubebridge.edge.web.asking import Asking

@@ -8,7 +8,7 @@ import asyncio
 
 from aiohttp import WSMsgType, web
 
-from virtbus.bus.streams import Stream
+from virtbus.bus.client.streams import Stream
 from virtbus.kubebridge.core.objects.refusals import bad_request
 from virtbus.kubebridge.core.runtime import calls as deeds
 from virtbus.kubebridge.edge.web.answers import RefusedError

@@ -5,8 +5,9 @@ import hashlib
 import logging
 from collections.abc import Callable
 
-from virtbus.bus import tracing
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.client import tracing
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
 from virtbus.nodeagent.core.ports import RecordFiles
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.dependencies import Dependency

@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from virtbus.bus import tracing
-from virtbus.bus.backoff import delays
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.client import tracing
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.machine import Event
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S

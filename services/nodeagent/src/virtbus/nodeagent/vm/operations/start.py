@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus import tracing
-from virtbus.bus.backoff import delays
+from virtbus.bus.client import tracing
+from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
 from virtbus.nodeagent.core.slots import nic_devices

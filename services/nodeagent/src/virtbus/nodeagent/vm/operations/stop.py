@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from virtbus.bus import tracing
+from virtbus.bus.client import tracing
 from virtbus.nodeagent.core.ports import Hypervisor
 from virtbus.nodeagent.vm.machine import Event
 from virtbus.schemas.errors import VirtbusError

@@ -1,0 +1,115 @@
+"""Encodes envelopes and decodes answers. It does not import pydantic, so the CLI starts fast.
+
+`virtbus.schemas` decodes foreign bytes (`open_envelope`, `wire.decode`). This module only decodes
+answers of services that the client itself called.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+
+from virtbus.bus.client.ports import Message
+from virtbus.bus.errors import BusError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    Model = TypeVar("Model", bound=BaseModel)
+
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+CONTENT_TYPE = "Content-Type"
+TRACEPARENT = "traceparent"
+ERROR_CODE = "Nats-Service-Error-Code"
+ERROR_TEXT = "Nats-Service-Error"
+REQUEST_INFO = "Nats-Request-Info"
+"""The header that the server adds to each request from another account."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a pydantic model as a map, for msgpack's `default`."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_defaults=True, by_alias=True)
+    msg = f"a {type(value).__name__} cannot be sent"
+    raise TypeError(msg)
+
+
+def pack(value: Any) -> bytes:
+    """Return msgpack bytes of nested plain values and models; lone surrogates become "?"."""
+    packed: bytes = msgpack.packb(value, default=_plain, unicode_errors="replace")
+    return packed
+
+
+def unpack_answer(body: bytes, content_type: str) -> Any:
+    """Return the value of an answer's body.
+
+    Raises:
+        BusError: the body does not match its Content-Type.
+    """
+    if not body:
+        return None
+    try:
+        if content_type == JSON:
+            return json.loads(body)
+        return msgpack.unpackb(body, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        msg = "the answer cannot be read; do client and service have the same version?"
+        raise BusError(msg) from error
+
+
+def type_of(subject: str) -> str:
+    """Return the CloudEvents `type` of a subject: `virtbus.vm.create.v1`."""
+    match subject.split("."):
+        case ["virtbus", "api", version, *rest]:
+            return ".".join(("virtbus", *rest, version))
+        case ["virtbus", "evt", _, _, *rest]:
+            return ".".join(("virtbus", *rest, "v1"))
+        case ["virtbus", "node", _, "ready" | "progress" as plane, _, *rest]:
+            return ".".join(("virtbus", plane, *rest, "v1"))
+        case ["virtbus", "node", _, "rpc" | "tele" as plane, *rest]:
+            return ".".join(("virtbus", plane, *rest, "v1"))
+        case ["virtbus", *rest]:
+            return ".".join(("virtbus", *rest[:2], "v1"))
+        case _:
+            return ""
+
+
+def envelope(
+    subject: str,
+    value: Any,
+    *,
+    message_id: str,
+    source: str,
+    timeout_ms: int | None = None,
+    at_ns: int = 0,
+) -> bytes:
+    """Return `value` in an envelope with CloudEvents names, as msgpack.
+
+    A request has `timeout_ms`. Any other message has the time `at_ns` (Unix).
+    """
+    frame: dict[str, Any] = {
+        "id": message_id,
+        "source": source,
+        "type": type_of(subject),
+        "subject": subject,
+        "data": value,
+    }
+    if timeout_ms is None:
+        frame["time"] = datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+    else:
+        frame["timeout_ms"] = max(1, timeout_ms)
+    return pack(frame)
+
+
+def read_message(model: "type[Model]", message: Message) -> "Model":
+    """Return the validated data of a core message or stored event.
+
+    Raises:
+        VirtbusError: 400 or 413, as `virtbus.schemas.wire.read`.
+    """
+    from virtbus.schemas.envelope import open_envelope
+    from virtbus.schemas.wire import validate
+
+    return validate(model, open_envelope(message.body).data)

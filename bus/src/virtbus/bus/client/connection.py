@@ -1,0 +1,366 @@
+"""The connection to NATS: only this module and `nats_client` import `nats`.
+
+nats-py's own reconnect is off. Its pending buffer stores requests that already failed, and its
+watches and closed clients never recover (docs/explanation/architecture.md). So every lost
+connection leads to a new client, with the subscriptions made again.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from virtbus.bus.client import connect_options
+from virtbus.bus.client.import_shim import lean_import
+from virtbus.bus.client.link import LinkLostError, Raw, Receive
+from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.nats_client import DirectClient, shut
+from virtbus.bus.client.replies import Replies
+from virtbus.bus.errors import BusError, DeniedError, UnavailableError
+from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.tasks import background
+
+with lean_import():
+    import nats.errors
+    from nats.aio.subscription import Subscription as NatsSubscription
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_S = 2.0
+"""Time limit of one client while connecting; it tries several times within it."""
+FLUSH_S = 5
+CLOSE_S, GIVE_UP_S = 2.0, 0.3
+"""Time to send pending data: of a client that was connected, and of one that was not."""
+LOOK_S = 1.0
+"""Interval of checks whether a client is closed: its closed_cb is not always called."""
+_VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
+
+
+class _Subscribed:
+    """A requested subscription, and its handle on the current client."""
+
+    def __init__(self, link: "NatsLink", subject: str, queue: str, receive: Receive) -> None:
+        self._link = link
+        self.subject = subject
+        self.queue = queue
+        self.receive = receive
+        self.live: NatsSubscription | None = None
+
+    async def close(self) -> None:
+        await self._link.forget(self)
+
+
+class NatsLink:
+    """A supervised nats-py client; implements the Link protocol. `run` is its background task."""
+
+    def __init__(self, settings: BusSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._client: DirectClient | None = None
+        self._generation, self._clustered = 0, False
+        self._subscribed: set[_Subscribed] = set()
+        self._replies = Replies()
+        self._changed: set[Callable[[], None]] = set()
+        self._up = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._refused: set[str] = set()
+        self._fault = ""
+        self._mux = ""
+        self._prefix = settings.inbox_prefix
+        self._servers = settings.servers
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def clustered(self) -> bool:
+        return self._clustered
+
+    @property
+    def fault(self) -> str:
+        """Return the reason of the last failed attempt, for people."""
+        return self._fault
+
+    def inbox(self) -> str:
+        return f"{self._prefix}.{secrets.token_hex(11)}"
+
+    def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
+        self._changed.add(notify)
+        return lambda: self._changed.discard(notify)
+
+    async def up(self, timeout_s: float) -> None:
+        if self._client is not None:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._up.wait()
+        except TimeoutError:
+            msg = f"the bus at {', '.join(self._servers)} does not answer: {self._fault}"
+            raise UnavailableError(msg) from None
+
+    async def send(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        reply: str = "",
+    ) -> None:
+        client = self._client
+        if client is None:
+            msg = f"no connection to the bus: {self._fault}"
+            raise UnavailableError(msg)
+        try:
+            await client.send(subject, body, reply, headers or {})
+        except (nats.errors.Error, OSError) as error:
+            if not client.is_connected and client is self._client:
+                self._lost.set()
+            msg = f"cannot send: {error}"
+            raise UnavailableError(msg) from error
+
+    async def ask(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Raw:
+        def send(token: str) -> Awaitable[None]:
+            return self.send(subject, body, headers=headers, reply=self._mux + token)
+
+        return await self._replies.to(subject, send, timeout_s=timeout_s)
+
+    async def open(self, subject: str, receive: Receive, *, queue: str = "") -> _Subscribed:
+        subscribed = _Subscribed(self, subject, queue, receive)
+        self._subscribed.add(subscribed)
+        try:
+            await self._announce(subscribed)
+        except BaseException:  # cancelled or denied: leave no subscription behind
+            await self.forget(subscribed)
+            raise
+        return subscribed
+
+    async def _announce(self, subscribed: _Subscribed) -> None:
+        """Subscribe on the server and wait until it is effective."""
+        client, subject = self._client, subscribed.subject
+        if client is None:
+            return
+        self._refused.discard(subject.lower())
+        try:
+            await self._subscribe(client, subscribed)
+            await self._barrier(client)  # otherwise an earlier request would get 503
+        except TimeoutError:
+            self._fault = f"no PONG in {FLUSH_S} s"
+            self._lost.set()
+        except (nats.errors.Error, OSError) as error:
+            log.debug("subscription deferred until the next connection: %s", error)
+        if subject.lower() in self._refused:
+            msg = f"the credentials do not allow to subscribe to {subject}"
+            raise DeniedError(msg)
+
+    async def forget(self, subscribed: _Subscribed) -> None:
+        """End a subscription."""
+        self._subscribed.discard(subscribed)
+        live, subscribed.live = subscribed.live, None
+        if live is not None:  # possibly of a client that is connecting now
+            with suppress(nats.errors.Error, OSError):
+                await live.unsubscribe()
+
+    # --- supervision ----------------------------------------------------------------------
+    async def first(self) -> None:
+        """Make the first connection.
+
+        Raises:
+            UnavailableError: none within `connect_timeout_s`.
+            DeniedError: the server rejects these credentials.
+        """
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                for delay_s in delays(0.1, 1.0):
+                    if await self._attempt():
+                        return
+                    if "certificate verify failed" in self._fault and len(self._servers) == 1:
+                        msg = f"the bus at {self._servers[0]} is not trusted: {self._fault}"
+                        raise DeniedError(msg)
+                    if "authorization" in self._fault:
+                        msg = "the bus refuses these credentials: are they of this server?"
+                        raise DeniedError(msg)
+                    await asyncio.sleep(delay_s)
+        except TimeoutError:
+            msg = f"the bus at {', '.join(self._servers)} does not answer: {self._fault}"
+            raise UnavailableError(msg) from None
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        try:
+            while True:
+                await self._end()
+                log.warning("bus lost: %s", self._fault, extra={"code": "bus_lost"})
+                await self._close()
+                for delay_s in delays(0.05, 3.0):
+                    if await self._attempt():
+                        break
+                    await asyncio.sleep(delay_s)
+                log.info("bus connected", extra={"code": "bus_connected"})
+        finally:
+            await self._close()
+
+    async def _end(self) -> None:
+        """Return when the client has ended, even if it did not report that.
+
+        nats-py flushes while it closes. If the server is gone, the flush raises, and the callbacks
+        after it are never called.
+        """
+        while self._client is not None and self._client.is_connected and not self._lost.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._lost.wait()
+
+    async def _close(self) -> None:
+        client = self._client
+        self._drop()
+        if client is not None:
+            await shut(client, CLOSE_S)
+
+    def _drop(self) -> None:
+        self._client = None
+        self._up.clear()
+        for subscribed in self._subscribed:
+            subscribed.live = None
+        self._replies.fail(LinkLostError, "the connection ended before the answer came")
+        self._notify()
+
+    def _notify(self) -> None:
+        for notify in tuple(self._changed):
+            notify()
+
+    async def _attempt(self) -> bool:
+        """Make one new client, connected and subscribed.
+
+        Return False with `_fault` set on failure.
+        """
+        lost = asyncio.Event()
+        try:
+            settings = self._settings.resolved()
+            client = _client(settings)
+            self._servers = settings.servers
+        except (BusError, ValueError) as error:  # credentials are missing, or being replaced
+            self._fault = str(error)
+            return False
+        self._prefix = settings.inbox_prefix
+        self._mux = f"{self._prefix}.{secrets.token_hex(11)}."
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                await self._greet(client, settings, lost)
+                await client.listen(f"{self._mux}*", self._answered)
+                for subscribed in tuple(self._subscribed):
+                    await self._subscribe(client, subscribed)
+                await self._barrier(client)
+            if not lost.is_set():
+                self._client, self._lost = client, lost
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            self._fault = str(error).lower() or self._fault or "no answer in time"
+        finally:
+            if self._client is not client:
+                await shut(client, GIVE_UP_S)
+        if self._client is not client:
+            return False
+        self._clustered = bool(client._server_info.get("cluster"))
+        self._generation += 1
+        self._up.set()
+        self._notify()
+        return True
+
+    async def _greet(
+        self, client: DirectClient, settings: BusSettings, lost: asyncio.Event
+    ) -> None:
+        """Log in; `lost` is set once the connection has ended. Raises nats-py's exceptions."""
+
+        async def on_error(error: Exception) -> None:
+            self._heard(error)
+
+        async def on_closed() -> None:
+            lost.set()
+
+        await client.connect(
+            settings.servers,
+            name=self._name,
+            **connect_options.options(settings),
+            inbox_prefix=settings.inbox_prefix,
+            **connect_options.patience(settings),
+            error_cb=on_error,
+            closed_cb=on_closed,
+        )
+        if not client.is_connected:
+            # The first PONG was garbled: the client stays in "connecting" and never sends.
+            msg = "the greeting was garbled"
+            raise nats.errors.Error(msg)
+
+    @staticmethod
+    async def _barrier(client: DirectClient) -> None:
+        """Return when the server has processed everything that was sent.
+
+        nats-py's flush sends its PING before data that its flusher still holds. One turn of the
+        loop lets the flusher run first.
+        """
+        await asyncio.sleep(0)
+        # Shielded: a cancelled flush leaves a future that ends nats-py's read loop at its PONG.
+        await asyncio.shield(client.flush(FLUSH_S))
+
+    async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
+        one.live = await client.listen(one.subject, one.receive, one.queue)
+        # an orphaned subscription would take messages from its queue group
+        if one not in self._subscribed:
+            await self.forget(one)
+
+    def _answered(self, raw: Raw) -> None:
+        self._replies.came(raw.subject.rpartition(".")[2], raw)
+
+    def _heard(self, error: Exception) -> None:
+        """Handle nats-py's error_cb: an exception here would end its read loop."""
+        self._fault = str(error) or type(error).__name__
+        found = _VIOLATION.search(self._fault)
+        if found is None:
+            log.debug("nats: %s", self._fault)
+            return
+        verb, subject = found.groups()
+        log.warning("denied: %s to %s", verb, subject, extra={"code": "bus_denied"})
+        if verb == "subscription":
+            self._refused.add(subject)
+            return
+        self._replies.fail(DeniedError, f"the credentials do not allow {subject}", subject)
+
+
+def _client(settings: BusSettings) -> DirectClient:
+    client = DirectClient()
+    if settings.nkey_seed:  # nats-py would need PyNaCl for it, and the seed in a file
+        client._public_nkey = connect_options.public_key(settings)
+    return client
+
+
+@asynccontextmanager
+async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]:
+    """Connect for as long as the context is open; the server shows `name`.
+
+    Raises:
+        UnavailableError: no server within `settings.connect_timeout_s`.
+        DeniedError: the server rejects the credentials.
+    """
+    link = NatsLink(settings, name)
+    await link.first()
+    async with background() as tasks:
+        supervisor = tasks.start(link.run())
+        bus = NatsBus(link, settings.resolved(), name, tasks, supervisor)
+        try:
+            yield bus
+        finally:
+            await bus.aclose()

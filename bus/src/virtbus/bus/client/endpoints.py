@@ -1,0 +1,309 @@
+"""Answers requests as a NATS service (ADR-32), with bounded concurrency.
+
+nats-py's own services run one request at a time per endpoint and cannot omit the queue group. So
+this module uses subscribe and respond.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from virtbus.bus.client.answers import Answers, refusal_of
+from virtbus.bus.client.codec import TRACEPARENT
+from virtbus.bus.client.discovery import Discovery, Tally
+from virtbus.bus.client.fair_shares import Shares, Turns
+from virtbus.bus.client.link import Link, Raw, Subscription
+from virtbus.bus.client.owners import account_of
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.client.tracing import continued
+from virtbus.bus.errors import UnavailableError
+from virtbus.bus.runtime.tasks import Background, background
+from virtbus.schemas.envelope import Envelope, open_envelope
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_MS = 30_000
+"""The deadline of a request without one."""
+STOP_S = 1.0
+"""Time that running requests have to finish when the service stops."""
+HELD_BYTES = 64 * 1024 * 1024
+"""Size limit of requests that a service processes or queues.
+
+Decoded they take a few times as much.
+"""
+ASKED_BYTES = 1024
+"""Memory of a request in addition to its body."""
+
+
+def open_request(body: bytes, most_values: int) -> Envelope:
+    """Return the envelope of a request; raise VirtbusError 400 if it is malformed."""
+    try:
+        return open_envelope(body, most_values)
+    except VirtbusError:
+        raise
+    except ValueError as error:
+        raise VirtbusError(
+            Code.INVALID, "malformed", "the envelope's attributes are not CloudEvents'"
+        ) from error
+
+
+def refuse_late(deadline_s: float) -> None:
+    """Raise VirtbusError 504 after a request's deadline: the requester no longer waits."""
+    if asyncio.get_running_loop().time() > deadline_s:
+        raise _late()
+
+
+@asynccontextmanager
+async def in_time(deadline_s: float) -> AsyncIterator[None]:
+    """Cancel the body at a request's deadline, and raise VirtbusError 504 instead.
+
+    Use it for work that another instance may refuse after the deadline, and that must then not be
+    done here.
+    """
+    limit = asyncio.timeout_at(deadline_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise _late() from None
+        raise
+
+
+def _late() -> VirtbusError:
+    return VirtbusError(
+        Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
+    )
+
+
+_INBOXES = ("_INBOX", "_R_.")
+
+
+def is_confined(reply: str) -> bool:
+    """Return True if an answer goes to an inbox or nowhere.
+
+    A service has more rights than its requesters: an answer to `$KV…` would be a write (BUS-06).
+    """
+    return not reply or reply.startswith(_INBOXES)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request with its arrival time (on the loop's clock), account and size.
+
+    `raw` is emptied once it is decoded: a watch may wait for hours.
+    """
+
+    raw: Raw
+    received_s: float
+    account: str
+    size_bytes: int
+
+
+class Served:
+    """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429.
+
+    Slots, places in the queue and bytes are shared fairly among accounts.
+    """
+
+    def __init__(
+        self, link: Link, endpoint: Endpoint, tasks: Background, held: Shares | None = None
+    ) -> None:
+        self._link = link
+        self._endpoint = endpoint
+        self._tasks = tasks
+        self._held = held or Shares(HELD_BYTES)
+        self._slots = Shares(endpoint.limit)
+        self._places = Shares(endpoint.backlog)
+        self._backlog: Turns[_Asked] = Turns()
+        self.tally = Tally(endpoint.name, endpoint.subject, endpoint.queue or "")
+
+    def receive(self, raw: Raw) -> None:
+        if not is_confined(raw.reply):
+            self.tally.refused("403: no inbox")
+            log.warning(
+                "dropped a request on %s: invalid reply subject %s",
+                raw.subject,
+                raw.reply,
+                extra={"code": "reply_refused"},
+            )
+            return
+        now_s, size_bytes = asyncio.get_running_loop().time(), ASKED_BYTES + len(raw.body)
+        asked = _Asked(raw, now_s, account_of(raw.headers), size_bytes)
+        if not self._accept(asked):
+            self.tally.refused("429: over backlog")
+            after_ms = max(100, int(self.tally.mean_s * 1000 * self._endpoint.backlog))
+            self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
+
+    def _accept(self, asked: _Asked) -> bool:
+        """Start or queue it; return False if its account, or all together, have too many."""
+        account, size_bytes = asked.account, asked.size_bytes
+        if not self._held.take(account, size_bytes):
+            return False
+        if self._slots.take(account):
+            self._tasks.start(self._work(asked))
+        elif self._places.take(account):
+            self._backlog.add(account, asked)
+        else:
+            self._held.release(account, size_bytes)
+            return False
+        return True
+
+    async def _busy(self, raw: Raw, after_ms: int) -> None:
+        error = VirtbusError(
+            Code.EXHAUSTED,
+            "busy",
+            f"too many requests wait; try again in {after_ms} ms",
+            after_ms=after_ms,
+        )
+        await self._refuse(Answers(self._link, raw), error)
+
+    async def _work(self, first: _Asked) -> None:
+        """Process this request, then queued ones, until no account may use the slot."""
+        asked: _Asked | None = first
+        while asked is not None:
+            parked = False
+            try:
+                parked = await self._one(asked)
+            finally:
+                if not parked:
+                    self._release(asked)
+            asked = self._next() if self._places.held else None
+
+    def _release(self, asked: _Asked) -> None:
+        self._slots.release(asked.account)
+        self._held.release(asked.account, asked.size_bytes)
+
+    def _next(self) -> _Asked | None:
+        """Return the next request in turn, with a slot."""
+        for account in self._backlog.callers():
+            if self._slots.take(account):
+                self._places.release(account)
+                return self._backlog.take(account)
+        return None
+
+    async def _one(self, asked: _Asked) -> bool:
+        """Answer one request; return True if it is parked. Never raises."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        answers = Answers(self._link, asked.raw)
+        failure = ""
+        try:
+            parked = await self._handle(asked, answers)
+            if parked is not None:
+                parked.add_done_callback(partial(self._unpark, asked, answers, started_s))
+                return True
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Shared work was cancelled, for example because its VM is deleted.
+            message = "the work that the request waited for was abandoned; repeat it"
+            given_up = VirtbusError(Code.UNAVAILABLE, "given_up", message)
+            failure = await self._failed(answers, given_up)
+        except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
+            failure = await self._failed(answers, error)
+        self.tally.done(loop.time() - started_s, failure)
+        return False
+
+    def _unpark(
+        self, asked: _Asked, answers: Answers, started_s: float, parked: "asyncio.Future[None]"
+    ) -> None:
+        """End a parked request: free its slot for a waiting one, and report its error."""
+        self._release(asked)
+        if parked.cancelled():
+            return
+        took_s = asyncio.get_running_loop().time() - started_s
+        error = parked.exception()
+        if error is None:
+            self.tally.done(took_s, "")
+        elif isinstance(error, Exception):
+            self._tasks.start(self._unparked(answers, error, took_s))
+        waiting = self._next() if self._places.held else None
+        if waiting is not None:
+            self._tasks.start(self._work(waiting))
+
+    async def _unparked(self, answers: Answers, error: Exception, took_s: float) -> None:
+        self.tally.done(took_s, await self._failed(answers, error))
+
+    async def _handle(self, asked: _Asked, answers: Answers) -> "asyncio.Future[None] | None":
+        request = _request(asked, answers, self._endpoint.most_values)
+        asked.raw = Raw(request.subject)
+        with continued(request.traceparent):
+            value = await self._endpoint.handler(request)
+        if isinstance(value, asyncio.Future):
+            return value
+        try:
+            await answers.last(value)
+        except UnavailableError as error:  # a requester that cannot be reached asks again
+            log.debug("answer of %s lost: %s", self._endpoint.name, error)
+        return None
+
+    async def _failed(self, answers: Answers, error: Exception) -> str:
+        """Report a failure to the requester; return the text for the tally."""
+        refusal = refusal_of(error, self._endpoint.subject)
+        await self._refuse(answers, refusal)
+        return f"{refusal.code}: {refusal.reason}"
+
+    async def _refuse(self, answers: Answers, refusal: VirtbusError) -> None:
+        """Send an error, or a shorter one; never raises."""
+        brief = VirtbusError(Code.INTERNAL, "internal", "the refusal could not be sent")
+        for told in (refusal, brief):
+            try:
+                await answers.refuse(told)
+            except UnavailableError as error:  # a requester that cannot be reached asks again
+                log.debug("answer of %s lost: %s", self._endpoint.name, error)
+            except Exception:
+                log.exception(
+                    "error for %s could not be sent",
+                    self._endpoint.name,
+                    extra={"code": "answer_failed"},
+                )
+                continue
+            return
+
+
+def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
+    """Return the decoded request; raise VirtbusError 400 if it is malformed, 504 if it is late."""
+    raw = asked.raw
+    frame = open_request(raw.body, most_values)
+    deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
+    refuse_late(deadline_s)
+    return Request(
+        raw.subject,
+        frame.data,
+        frame.id,
+        deadline_s,
+        raw.reply,
+        raw.headers.get(TRACEPARENT),
+        answers.as_json,
+        answers.stream,
+        asked.account,
+    )
+
+
+@asynccontextmanager
+async def serving(
+    link: Link, info: ServiceInfo, endpoints: Sequence[Endpoint]
+) -> AsyncIterator[None]:
+    """Answer while the context is open; at its end running requests get STOP_S to finish."""
+    async with background() as tasks:
+        held = Shares(HELD_BYTES)
+        served = [Served(link, endpoint, tasks, held) for endpoint in endpoints]
+        discovery = Discovery(link, info, [one.tally for one in served], tasks)
+        subscriptions: list[Subscription] = []
+        try:
+            for endpoint, one in zip(endpoints, served, strict=True):
+                subscriptions.append(
+                    await link.open(endpoint.subject, one.receive, queue=endpoint.queue or "")
+                )
+            subscriptions += await discovery.open()
+            yield
+        finally:
+            for subscription in subscriptions:
+                await subscription.close()
+            await tasks.settle(STOP_S)

@@ -1,0 +1,158 @@
+"""Stores events in the background, in order of emission, off the reply path.
+
+The stream holds the events of all nodes and refuses a message id that it has seen. So the id for
+the server is random: no other sender can have used it. It makes our own retries harmless. The
+event's own id is in its body; emitters and readers compare that one.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from virtbus.bus.client.records import Records
+from virtbus.bus.errors import (
+    BusError,
+    DeniedError,
+    FullError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.ids import uuid7
+
+log = logging.getLogger(__name__)
+
+CAPACITY = 16_384
+"""About 16 MB: the events of two controllers in a burst of 10,000 creates."""
+AT_ONCE = 256
+SAME_S = 600.0
+"""Within this time, a process stores an event with the same subject and id only once."""
+REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """An event in the queue."""
+
+    subject: str
+    body: bytes
+    message_id: str
+    """The event's own id; a repeated step uses the same one."""
+    headers: dict[str, str]
+    stored_id: str
+    """The message id for the server."""
+
+
+def stored_id(subject: str, message_id: str) -> str:
+    """Return the id by which the stream recognises a retry.
+
+    It is random if nodes write to the stream, too. Only controllers write dead letters: the first
+    of several controllers that report the same one is stored.
+    """
+    return uuid7() if shared(subject) else message_id
+
+
+def shared(subject: str) -> bool:
+    """Return True for a stream that nodes may write to."""
+    return subject.startswith("virtbus.evt.")
+
+
+class Told:
+    """Recently emitted events, so that a repeated step is one event."""
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        self._at_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def again(self, subject: str, message_id: str, now_s: float) -> bool:
+        """Return True if the same event was emitted within SAME_S."""
+        key = subject, message_id
+        if now_s - self._at_s.get(key, -SAME_S) < SAME_S:
+            return True
+        self._at_s[key] = now_s
+        self._at_s.move_to_end(key)
+        if len(self._at_s) > self._limit:
+            self._at_s.popitem(last=False)
+        return False
+
+
+class Facts:
+    """A bounded queue and the task that empties it. Over capacity the oldest are dropped."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._queue: deque[Fact] = deque()
+        self._wake = asyncio.Event()
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._told = Told()
+        self.dropped = 0
+
+    def add(self, fact: Fact) -> None:
+        """Queue an event, unless it was emitted recently."""
+        if self._told.again(fact.subject, fact.message_id, asyncio.get_running_loop().time()):
+            return
+        if len(self._queue) >= CAPACITY:
+            self._queue.popleft()
+            self._drop("the queue is full")
+        self._queue.append(fact)
+        self._idle.clear()
+        self._wake.set()
+
+    def _drop(self, why: str) -> None:
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 …: keeps the log short
+            log.warning(
+                "%d events dropped so far: %s", self.dropped, why, extra={"code": "facts_dropped"}
+            )
+
+    async def pump(self) -> None:
+        """Store events until cancelled, in the order of emission unless one is retried."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                for _ in range(min(len(self._queue), AT_ONCE - self._under_way)):
+                    self._under_way += 1
+                    group.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Store one event after the other while there are any: a burst needs no task for each."""
+        try:
+            while self._queue:
+                await self._store(self._queue.popleft())
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def _store(self, fact: Fact) -> None:
+        """Retry until stored; the id makes a retry harmless (the stream's dedupe window)."""
+        for delay_s in delays(0.1, 5.0):
+            try:
+                await self._records.store(
+                    fact.subject, fact.body, fact.headers, message_id=fact.stored_id
+                )
+            except (UnavailableError, OutcomeUnknownError) as error:
+                log.debug("event %s not stored yet, will be retried: %s", fact.subject, error)
+            except (DeniedError, FullError) as error:
+                self._drop(str(error))
+                return
+            except BusError as error:
+                self._drop(str(error))
+                return
+            else:
+                return
+            await asyncio.sleep(delay_s)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` until all are stored; log how many were not."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning(
+                "%d events not stored at exit", len(self._queue), extra={"code": "facts_left"}
+            )

@@ -1,0 +1,98 @@
+"""The health check of a container: `python -m virtbus.bus.client.health CREDS [--alive FILE] …`.
+
+It logs in to the bus with the service's own credentials and checks the service's files and sockets.
+The exit code is 0, or 1 with the reason.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from virtbus.bus.client import probes
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+
+MAX_AGE_S = 12.0
+"""Four of the intervals in which a service touches its file."""
+TIMEOUT_S = 4.0
+SO_ACCEPTCON = 0x10000
+"""Flag of a listening socket in /proc/net/unix (linux/net.h)."""
+
+
+async def unhealthy(arguments: argparse.Namespace) -> str:
+    """Return why the service is not healthy; empty if it is."""
+    if arguments.ready is not None and not arguments.ready.exists():
+        return f"{arguments.ready} is not written yet"
+    if arguments.alive is not None and (why := _stale(arguments.alive)):
+        return why
+    if arguments.socket is not None and (why := _unserved(arguments.socket)):
+        return why
+    try:
+        settings = BusSettings(creds=arguments.creds).resolved()
+    except BusError as error:
+        return str(error)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await _bus(settings, arguments.asks)
+    except TimeoutError:
+        return f"{settings.url} does not answer within {TIMEOUT_S:g} s"
+
+
+def _stale(path: Path) -> str:
+    try:
+        age_s = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return "the service is not ready yet"
+    return f"the event loop has not run for {age_s:.0f} s" if age_s > MAX_AGE_S else ""
+
+
+def _unserved(path: Path) -> str:
+    """Check a socket without connecting: the service would log a silent peer.
+
+    A socket is listed by the name it was bound to, which netd renames (`wrapper.part`).
+    """
+    for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines():
+        fields = line.split()
+        if Path(fields[-1]).with_suffix(path.suffix) == path and int(fields[3], 16) & SO_ACCEPTCON:
+            return ""
+    return f"nobody listens on {path}"
+
+
+async def _bus(settings: BusSettings, subject: str) -> str:
+    who = (settings.user, settings.password)
+    for url in settings.servers:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "127.0.0.1", parts.port or 4222
+        if not await probes.logs_in(host, port, *who):
+            continue
+        inbox = f"{settings.inbox_prefix}.health"
+        if subject and not await probes.is_heard(host, port, *who, subject, inbox):
+            return f"nobody listens on {subject}"
+        return ""
+    return f"no login as {settings.user} at {settings.url}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
+    one = argparse.ArgumentParser(prog="virtbus.bus.client.health")
+    one.add_argument("creds", type=Path, help="credentials of the service")
+    one.add_argument("--ready", type=Path, help="file that has to exist")
+    one.add_argument("--alive", type=Path, help="file that the service touches every 3 s")
+    one.add_argument("--socket", type=Path, help="unix socket that has to be listened on")
+    one.add_argument("--asks", default="", help="subject on which the service has to listen")
+    return one
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check once; return the exit code."""
+    why = asyncio.run(unhealthy(parser().parse_args(argv)))
+    if why:
+        sys.stdout.write(f"{why}\n")
+    return 1 if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

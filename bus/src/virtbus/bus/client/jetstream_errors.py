@@ -1,0 +1,93 @@
+"""Translates JetStream's error codes into exceptions (ADR-7)."""
+
+import json
+import re
+from typing import Any
+
+from virtbus.bus.client.link import Raw
+from virtbus.bus.errors import BusError, ConflictError, DeniedError, FullError, UnavailableError
+
+WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+STORE_FAILED = 10077
+STREAM_NOT_FOUND = 10059
+NO_MESSAGE = 10037
+CONSUMER_NOT_FOUND = 10014
+CONSUMER_DIFFERS = 10012
+"""Also returned for an existing consumer with another storage, which cannot be changed."""
+NO_PEERS = 10005
+"""The cluster has fewer servers than the stream's replicas."""
+_FULL = frozenset({10023, 10047, 10054, 10122})
+"""Insufficient resources, no space left, message over max_msg_size, bucket limits."""
+
+
+_IN_FLIGHT = frozenset({10158, 10164})
+"""The cluster has not decided on this message id yet, or on another write of its subject."""
+_NOBODY = "nobody answers for this stream: an election, or it does not exist"
+_ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
+
+
+class ApiError(BusError):
+    """An error of JetStream without a more specific class. `code` is JetStream's own."""
+
+    def __init__(self, http: int, code: int, text: str) -> None:
+        super().__init__(f"{text} ({http}/{code})")
+        self.http = http
+        self.code = code
+        self.text = text
+
+
+class QueuedError(ApiError):
+    """A message of this subject is in the work queue already: success for the sender."""
+
+
+def why_again(raw: Raw) -> str:
+    """Return why this answer is inconclusive and the request must be repeated; or "".
+
+    JetStream states the type of its answer before the error. Stored values never begin like JSON,
+    because they are msgpack maps. So a stored value cannot be mistaken for an error.
+    """
+    if raw.status == "503":
+        return _NOBODY
+    error = _ERROR.match(raw.body[:256])
+    if error is None:
+        return ""
+    http, code = (int(number) for number in error.groups())
+    if code in _IN_FLIGHT:
+        return "an earlier write of this key is not decided yet"
+    return _NOBODY if http == 503 and code != STORE_FAILED else ""
+
+
+def answer_of(raw: Raw) -> dict[str, Any]:
+    """Return the JSON answer of a JetStream call.
+
+    Raises:
+        UnavailableError: no responder (503: election, or no such stream).
+        ConflictError, FullError, ApiError: the call was refused.
+    """
+    if raw.status == "503":
+        raise UnavailableError(_NOBODY)
+    try:
+        answer: dict[str, Any] = json.loads(raw.body)
+    except ValueError as error:
+        msg = "JetStream's answer cannot be read"
+        raise BusError(msg) from error
+    failure = answer.get("error")
+    if failure:
+        raise refusal(
+            int(failure.get("code", 0)),
+            int(failure.get("err_code", 0)),
+            str(failure.get("description", "")),
+        )
+    return answer
+
+
+def refusal(http: int, code: int, text: str) -> BusError:
+    """Return the exception for an error answer."""
+    if code in WRONG_LAST_SEQUENCE:
+        return ConflictError(text)
+    if code == STORE_FAILED and "per subject" in text:
+        return QueuedError(http, code, text)
+    if code in _FULL or (code == STORE_FAILED and "exceeded" in text):
+        return FullError(text)
+    kind = {403: DeniedError, 503: UnavailableError}.get(http)
+    return kind(text) if kind is not None else ApiError(http, code, text)

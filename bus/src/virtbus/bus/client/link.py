@@ -1,0 +1,104 @@
+"""The interface of a connection for the parts of the bus; it names no library."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from virtbus.bus.errors import BusError
+
+
+class LinkLostError(BusError):
+    """The connection ended after something was sent and before the answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A received message. `status` is the server's (`100` heartbeat, `404`, `503`), or empty."""
+
+    subject: str
+    body: bytes = b""
+    reply: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        return self.headers.get("Status", "")
+
+
+Receive = Callable[[Raw], None]
+"""Takes a message; must not block or raise."""
+
+
+class Subscription(Protocol):
+    """An open subscription; it survives reconnects."""
+
+    async def close(self) -> None:
+        """End it; nothing more is delivered."""
+
+
+class Link(Protocol):
+    """A supervised connection: a lost one is rebuilt, with every subscription.
+
+    `generation` counts connections, so that a watch notices a new one.
+    """
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def clustered(self) -> bool:
+        """Return True if the server is a member of a cluster."""
+
+    async def up(self, timeout_s: float) -> None:
+        """Wait for a connection; raise UnavailableError if there is none in time."""
+
+    async def send(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        reply: str = "",
+    ) -> None:
+        """Pass a message to the connection.
+
+        Raises:
+            UnavailableError: there is none; nothing was sent.
+            FullError: larger than the server's max_payload.
+        """
+
+    async def ask(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Raw:
+        """Return the first answer, with any status.
+
+        Raises:
+            UnavailableError, FullError: as `send`.
+            LinkLostError: sent, then the connection ended.
+            DeniedError: the credentials do not allow this subject.
+            TimeoutError: no answer in time.
+        """
+
+    async def open(self, subject: str, receive: Receive, *, queue: str = "") -> Subscription:
+        """Subscribe; if connected, the subscription is effective on return.
+
+        Raises:
+            DeniedError: the credentials do not allow it.
+        """
+
+    def inbox(self) -> str:
+        """Return a new literal subject below our inbox prefix."""
+
+    def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
+        """Call `notify` whenever the connection is lost or made.
+
+        Return a function that ends that.
+        """

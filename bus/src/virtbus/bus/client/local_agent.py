@@ -1,0 +1,126 @@
+"""Follows this host's agent: imaged and netd work only while it acts for the node.
+
+Their credentials open the node's consumers on any host. So they wait for the local agent's file
+`<run_dir>/instance`, and compare it with the node's key on the bus before each list.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from virtbus.bus.client.ports import Bus, EntryKind
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.process import notify
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.hosts import Instance
+from virtbus.schemas.subjects import node_instance
+from virtbus.schemas.wire import read
+
+log = logging.getLogger(__name__)
+
+FILE = "instance"
+LOOK_S = 0.1
+TOLD_AFTER_S = 5.0
+PROVE_S = 10.0
+SETTLES_S = 2.0
+"""Longer than an agent needs between writing its key and its file."""
+
+
+def word_in(run_dir: Path) -> Callable[[], str]:
+    """Return a function that reads the local agent's file; empty before the agent's first start."""
+
+    def said() -> str:
+        try:
+            return (run_dir / FILE).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    return said
+
+
+class LocalAgent:
+    """Watches whether the agent of this host acts for the node."""
+
+    def __init__(self, bus: Bus, node: str, said: Callable[[], str]) -> None:
+        self._bus = bus
+        self._node = node
+        self._key = node_instance(node)
+        self._said = said
+
+    async def gate(self) -> None:
+        """Return once the local agent holds the node; raise BusError if that is unknown."""
+        loop = asyncio.get_running_loop()
+        begun_s, told = loop.time(), False
+        while not await self._holds():
+            if not told:
+                notify("READY=1\nSTATUS=waits for the agent of this host")
+            if not told and loop.time() - begun_s > TOLD_AFTER_S:
+                told = True
+                text = "waits for the agent of this host: it does not hold the node"
+                log.warning(text, extra={"code": "agent_awaited"})
+            await asyncio.sleep(LOOK_S)
+
+    async def begin(self) -> None:
+        """Wait as `gate`, even while the bus is unreachable."""
+        while True:
+            try:
+                return await self.gate()
+            except BusError as error:
+                log.info("cannot read the node's key: %s", error, extra={"code": "agent_awaited"})
+                await asyncio.sleep(SETTLES_S)
+
+    async def keep(self) -> None:
+        """Watch the key; never returns.
+
+        Raises:
+            VirtbusError: 409 `second_instance`: another host holds the node.
+        """
+        loop = asyncio.get_running_loop()
+        proved_s = loop.time()
+        while True:
+            await asyncio.sleep(SETTLES_S / 2)
+            if self._word()[:1] == ["refused"]:
+                raise _lost()
+            if loop.time() - proved_s < PROVE_S:
+                continue
+            proved_s = loop.time()
+            if await self._other() and await self._settled():
+                raise _lost()
+
+    async def _settled(self) -> bool:
+        await asyncio.sleep(SETTLES_S)
+        return await self._other()
+
+    async def _other(self) -> bool:
+        """Return True if the key names another instance than the local agent's file."""
+        try:
+            holder = await self._holder()
+        except BusError:
+            return False
+        word = self._word()
+        return bool(holder) and word[:1] == ["held"] and word[1:] != [holder]
+
+    async def _holds(self) -> bool:
+        word = self._word()
+        return word[:1] == ["held"] and word[1:] == [await self._holder()]
+
+    def _word(self) -> list[str]:
+        """Return `held` and the instance id, or `refused`; empty before the agent's first start."""
+        return self._said().partition("\n")[0].split()
+
+    async def _holder(self) -> str:
+        """Return the holder; empty if there is none, or it is unreadable: its agent rewrites it."""
+        entry = await self._bus.get(self._key)
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return ""
+        try:
+            held = read(Instance, entry.value)
+        except VirtbusError:
+            return ""
+        return held.instance if held.node == self._node else ""
+
+
+def _lost() -> VirtbusError:
+    message = "the agent of this host does not hold the node; this service waits for it"
+    return VirtbusError(Code.CONFLICT, "second_instance", message)

@@ -1,0 +1,165 @@
+"""`ports.Bus` over a connection: one collaborator for each kind of traffic."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from virtbus.bus.client.codec import envelope
+from virtbus.bus.client.consumers import NodeConsumer, OwnConsumer
+from virtbus.bus.client.event_writer import Fact, Facts, stored_id
+from virtbus.bus.client.link import Link, Raw
+from virtbus.bus.client.mailbox import Mailbox
+from virtbus.bus.client.ports import Endpoint, Gate, Message, ServiceInfo, StoredMessage, Watch
+from virtbus.bus.client.records import Records
+from virtbus.bus.client.requests import Calls, headers_out
+from virtbus.bus.client.stored_sizes import fact_body
+from virtbus.bus.client.watch import watching
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.clock import REAL
+from virtbus.bus.runtime.tasks import Background
+
+log = logging.getLogger(__name__)
+
+SUBSCRIBE_CAPACITY = 2048
+SUBSCRIBE_BYTES = 16 * 1024 * 1024
+FLUSH_FACTS_S = 2.0
+
+
+class NatsBus:
+    """One connection; made by `client.connect`. `ports.Bus` documents each method."""
+
+    def __init__(
+        self,
+        link: Link,
+        settings: BusSettings,
+        name: str,
+        tasks: Background,
+        supervisor: asyncio.Task[None],
+    ) -> None:
+        self.sources = REAL
+        self._link = link
+        self._name = name
+        self._records = Records(link, settings)
+        self._calls = Calls(link, name)
+        self._facts = Facts(self._records)
+        self._tasks = tasks
+        self._supervisor = supervisor
+        self._pump = tasks.start(self._facts.pump())
+        self._closed = False
+        self.get = self._records.get
+        self.put = self._records.put
+        self.purge = self._records.purge
+        self.batch = self._records.batch
+        self.fill = self._records.fill
+        self.report = self._records.report
+        self.extent = self._records.extent
+        self.trim = self._records.trim
+        self.request = self._calls.request
+        self.request_stream = self._calls.request_stream
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def clustered(self) -> bool:
+        """Return True if the server is a member of a cluster: streams then have three replicas."""
+        return self._link.clustered
+
+    @property
+    def generation(self) -> int:
+        """Return the number of connections made. After a change, the server may have restarted."""
+        return self._link.generation
+
+    async def renewed(self, generation: int) -> int:
+        """Wait for a connection later than `generation`; return its number."""
+        changed = asyncio.Event()
+        forget = self._link.on_change(changed.set)
+        try:
+            while self._link.generation <= generation or not self._link.connected:
+                changed.clear()
+                await changed.wait()
+        finally:
+            forget()
+        return self._link.generation
+
+    @property
+    def dropped_facts(self) -> int:
+        """Return the number of events lost to overflow or refusal since the start."""
+        return self._facts.dropped
+
+    def _said(self, subject: str, value: Any, message_id: str) -> bytes:
+        at_ns = self.sources.time_ns()
+        return envelope(subject, value, message_id=message_id, source=self._name, at_ns=at_ns)
+
+    async def publish(self, subject: str, value: Any) -> None:
+        body = self._said(subject, value, self.sources.uuid7())
+        try:
+            await self._link.send(subject, body, headers=headers_out())
+        except BusError as error:
+            log.debug("%s dropped: %s", subject, error)
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
+        messages: Mailbox[Message] = Mailbox(
+            SUBSCRIBE_CAPACITY,
+            capacity_bytes=SUBSCRIBE_BYTES,
+            size_of=lambda message: len(message.body),
+        )
+
+        def receive(raw: Raw) -> None:
+            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
+
+        subscription = await self._link.open(subject, receive)
+        try:
+            yield messages
+        finally:
+            await subscription.close()
+
+    def serve(
+        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
+    ) -> AbstractAsyncContextManager[None]:
+        from virtbus.bus.client.endpoints import serving
+
+        return serving(self._link, info, endpoints)
+
+    def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
+        source = OwnConsumer(self._records.call, filters, self._name)
+        return watching(self._link, source, " ".join(filters))
+
+    def node_watch(
+        self, node: str, service: str, gate: Gate | None = None
+    ) -> AbstractAsyncContextManager[Watch]:
+        source = NodeConsumer(self._records.call, node, service)
+        return watching(self._link, source, f"{node}/{service}", gate)
+
+    def emit(self, subject: str, value: Any, *, message_id: str) -> None:
+        body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
+        known_as = stored_id(subject, message_id)
+        self._facts.add(Fact(subject, body, message_id, headers_out(), known_as))
+
+    def history(
+        self, subject_filter: str, *, after: int = 0, limit: int = 500
+    ) -> Awaitable[list[StoredMessage]]:
+        return self._records.history(subject_filter, after=after, limit=limit)
+
+    async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Call JetStream's API once (`STREAM.CREATE.KV_vm`), for the declaration.
+
+        Raises:
+            ApiError: the call was refused, with JetStream's code.
+        """
+        return await self._records.call(f"$JS.API.{verb}", body)
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._facts.flush(FLUSH_FACTS_S if self._link.connected else 0.0)
+        finally:
+            self._tasks.cancel()
+            await self._tasks.settle(3.0)

@@ -1,0 +1,112 @@
+"""Reads messages from the bytes of a NATS connection, and writes publications."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from virtbus.bus.errors import FullError
+
+LINE_BYTES = 4096
+"""The longest line before a message that the server sends (`max_control_line`)."""
+_CRLF = b"\r\n"
+_VERSION = "NATS/1.0"
+_NO_BREAKS = str.maketrans("\r\n", "  ")
+_NO_SUBJECT = re.compile(r"[ \t\r\n]")
+
+Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
+"""Takes a message: subscription id, subject, reply subject, header block and body."""
+
+
+class MalformedError(ValueError):
+    """Received bytes are not the protocol's, or a subject cannot be sent."""
+
+
+def take_messages(block: bytes, deliver: Deliver) -> tuple[int, int]:
+    """Deliver the complete messages at the beginning of `block`.
+
+    Return the bytes that they have, and the bytes that the next message has. It has 0 if it is no
+    message but another line, or a part of a line.
+
+    Raises:
+        MalformedError: a line begins like a message and is none.
+    """
+    at = 0
+    while block.startswith((b"MSG ", b"HMSG "), at):
+        end = block.find(_CRLF, at, at + LINE_BYTES)
+        if end < 0:
+            break
+        fields = block[at:end].split()
+        headed = fields[0] == b"HMSG"
+        reply = b""
+        if len(fields) == 5 + headed:
+            reply = fields.pop(3)
+        try:
+            sid, total_bytes = int(fields[2]), int(fields[3 + headed])
+            header_bytes = int(fields[3]) if headed else 0
+        except (ValueError, IndexError):
+            raise MalformedError(bytes(fields[0]).decode()) from None
+        start = end + 2
+        stop = start + total_bytes
+        if not 0 <= header_bytes <= total_bytes or len(fields) != 4 + headed:
+            raise MalformedError(bytes(fields[0]).decode())
+        if stop + 2 > len(block):
+            return at, stop + 2 - at
+        body = start + header_bytes
+        deliver(sid, fields[1], reply, block[start:body], block[body:stop])
+        at = stop + 2
+    return at, 0
+
+
+def headers_of(block: bytes) -> dict[str, str]:
+    """Return the headers of a message; `Status` and `Description` are the server's own status.
+
+    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. A name is taken
+    as it is: the server replaces a forged `Nats-Request-Info`, but not one with a blank before it.
+    """
+    if not block:
+        return {}
+    first, *lines = block.decode("utf-8", "replace").split("\r\n")
+    found = _status(first) if len(first) > len(_VERSION) else {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon:
+            found[name] = value.strip(" \t\r\n")
+    return found
+
+
+def _status(line: str) -> dict[str, str]:
+    status, _, description = line[len(_VERSION) :].strip().partition(" ")
+    if not status.isdigit():
+        return {}
+    return {"Status": status} | ({"Description": description} if description else {})
+
+
+def publication(
+    subject: str, body: bytes, reply: str, headers: Mapping[str, str], most_bytes: int
+) -> bytes:
+    """Return the bytes that publish a message.
+
+    Raises:
+        MalformedError: a subject would end its line, and begin another command.
+        FullError: header block and body have more than `most_bytes`.
+    """
+    if not subject or _NO_SUBJECT.search(subject + reply):
+        msg = f"no subject: {subject!r:.256} or {reply!r:.256}"
+        raise MalformedError(msg)
+    block = _block(headers) if headers else b""
+    total_bytes = len(block) + len(body)
+    if total_bytes > most_bytes:
+        msg = f"{total_bytes} bytes are more than the bus takes ({most_bytes})"
+        raise FullError(msg)
+    if not block:
+        return f"PUB {subject} {reply} {total_bytes}\r\n".encode() + body + _CRLF
+    line = f"HPUB {subject} {reply} {len(block)} {total_bytes}\r\n"
+    return b"".join((line.encode(), block, body, _CRLF))
+
+
+def _block(headers: Mapping[str, str]) -> bytes:
+    """Return the header block; a line break in a value becomes a space."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+        pairs = [f"{name}: {value}".translate(_NO_BREAKS) for name, value in headers.items()]
+        lines = "".join([f"{pair}\r\n" for pair in pairs])
+    return f"{_VERSION}\r\n{lines}\r\n".encode()

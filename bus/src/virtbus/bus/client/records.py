@@ -1,0 +1,394 @@
+"""Records over JetStream: reads from the leader, writes that end done, refused or unknown."""
+
+import asyncio
+import base64
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from virtbus.bus.client.jetstream_errors import (
+    NO_MESSAGE,
+    ApiError,
+    QueuedError,
+    answer_of,
+    why_again,
+)
+from virtbus.bus.client.link import Link, LinkLostError, Raw
+from virtbus.bus.client.ports import (
+    HISTORY_BYTES,
+    ConsumerReport,
+    Entry,
+    EntryKind,
+    Extent,
+    StoredMessage,
+    StreamReport,
+    Write,
+)
+from virtbus.bus.client.stored_sizes import check_written
+from virtbus.bus.client.timestamps import time_ns
+from virtbus.bus.errors import ConflictError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.runtime.backoff import Attempts
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.ids import uuid7
+
+log = logging.getLogger(__name__)
+
+EXPECT = "Nats-Expected-Last-Subject-Sequence"
+EXPECT_OVER = "Nats-Expected-Last-Subject-Sequence-Subject"
+MESSAGE_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+OPERATION = "KV-Operation"
+_MARKER = "Nats-Marker-Reason"
+_PURGE = {OPERATION: "PURGE"}
+"""Buckets keep one message a key, so a marker replaces the value without a rollup.
+
+Buckets that nodes write do not allow rollups: `Nats-Rollup: all` would empty them.
+"""
+
+
+def stream_of(subject: str) -> str:
+    """Return the stream that holds a subject or filter: `$KV.vm.>` is in KV_vm."""
+    tokens = subject.split(".")
+    if tokens[0] == "$KV" and len(tokens) > 1:
+        return f"KV_{tokens[1]}"
+    if tokens[0] == "virtbus" and len(tokens) > 1 and tokens[1] in {"evt", "dlq"}:
+        return tokens[1].upper()
+    msg = f"{subject} is in no stream"
+    raise ValueError(msg)
+
+
+def kind_of(headers: Mapping[str, str]) -> EntryKind:
+    """Return PURGE for a purge, a delete, or the server's own marker after a TTL."""
+    if _MARKER in headers or headers.get(OPERATION) in {"PURGE", "DEL"}:
+        return EntryKind.PURGE
+    return EntryKind.PUT
+
+
+def said(kind: EntryKind, body: bytes) -> tuple[bytes, bytes]:
+    """Return an entry's value and reason, from the body of its message."""
+    return (body, b"") if kind is EntryKind.PUT else (b"", body)
+
+
+def ttl_header(ttl_s: float) -> str:
+    """Return `Nats-TTL` in whole seconds, at least one (ADR-43)."""
+    return f"{max(1, math.ceil(ttl_s))}s"
+
+
+def _headers_of(block: str) -> dict[str, str]:
+    """Return the headers of a stored message (base64 of a NATS/1.0 block)."""
+    lines = base64.b64decode(block).decode("utf-8", "replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Records whether an earlier attempt may have had an effect."""
+
+    before: bool = False
+
+
+class Records:
+    """Writes and reads of one connection."""
+
+    def __init__(self, link: Link, settings: BusSettings) -> None:
+        self._link = link
+        self._settings = settings
+
+    async def call(
+        self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Call JetStream's API; repeat without a responder, until the deadline."""
+        payload = json.dumps(body).encode() if body is not None else b""
+        raw = await self._persist(subject, payload, {}, timeout_s=timeout_s)
+        return answer_of(raw)
+
+    async def _persist(
+        self,
+        subject: str,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        timeout_s: float | None = None,
+        sent: "_Sent | None" = None,
+    ) -> Raw:
+        """Ask until an answer is conclusive.
+
+        A retry has the same headers, so the same Nats-Msg-Id: a write is stored once. `sent`
+        records whether an earlier attempt may have had an effect.
+
+        Raises:
+            UnavailableError: no attempt had an effect.
+            OutcomeUnknownError: one may have had an effect.
+        """
+        sent = sent or _Sent()
+        failure = ""
+        attempts = Attempts(timeout_s or self._settings.write_timeout_s)
+        async for left_s in attempts:
+            try:
+                await self._link.up(left_s)
+                raw = await self._link.ask(
+                    subject, body, headers=headers, timeout_s=attempts.left_s
+                )
+                failure = why_again(raw)
+                if not failure:
+                    return raw
+            except LinkLostError as error:
+                sent.before, failure = True, str(error)
+            except UnavailableError as error:
+                failure = str(error)
+            except TimeoutError:
+                sent.before, failure = True, "no answer in time"
+        if sent.before:
+            msg = f"{subject}: {failure}; it may have happened, repeat it with the same id"
+            raise OutcomeUnknownError(msg)
+        msg = f"{subject}: {failure}"
+        raise UnavailableError(msg)
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        expect_over: str | None = None,
+        ttl_s: float | None = None,
+    ) -> int:
+        headers = self._expectation(expect, expect_over)
+        if ttl_s is not None:
+            headers[TTL] = ttl_header(ttl_s)
+        return await self.store(key, value, headers)
+
+    async def purge(
+        self,
+        key: str,
+        *,
+        expect: int | None = None,
+        marker_ttl_s: float | None = None,
+        why: bytes = b"",
+    ) -> int:
+        headers = self._expectation(expect, None) | _PURGE
+        if marker_ttl_s is not None:
+            headers[TTL] = ttl_header(marker_ttl_s)
+        return await self.store(key, why, headers)
+
+    async def store(
+        self, key: str, value: bytes, headers: dict[str, str], *, message_id: str = ""
+    ) -> int:
+        """Store one message and return its sequence."""
+        check_written(key, value)
+        headers = {**headers, MESSAGE_ID: message_id or uuid7()}
+        sent = _Sent()
+        try:
+            answer = answer_of(await self._persist(key, value, headers, sent=sent))
+        except QueuedError:
+            entry = await self.get(key)
+            return entry.revision if entry is not None else 0
+        except ConflictError:
+            # The server checks revisions before duplicates: the conflict of a retried write may be
+            # with its own first attempt, which has our message id.
+            if sent.before:
+                last, stored = await self._last(key)
+                if last is not None and stored.get(MESSAGE_ID) == headers[MESSAGE_ID]:
+                    return last.revision
+            raise
+        try:
+            return int(answer["seq"])
+        except (KeyError, TypeError, ValueError):
+            msg = f"{key}: the answer to the write cannot be read; repeat it with the same id"
+            raise OutcomeUnknownError(msg) from None
+
+    @staticmethod
+    def _expectation(expect: int | None, expect_over: str | None) -> dict[str, str]:
+        if expect is None:
+            return {}
+        headers = {EXPECT: str(expect)}
+        if expect_over is not None:
+            headers[EXPECT_OVER] = expect_over
+        return headers
+
+    async def get(self, key: str) -> Entry | None:
+        entry, _ = await self._last(key)
+        return entry
+
+    async def _last(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
+        """Return the last message of a key and its headers."""
+        if self._settings.node:
+            return await self._last_direct(key)
+        try:
+            answer = await self.call(
+                f"$JS.API.STREAM.MSG.GET.{stream_of(key)}", {"last_by_subj": key}
+            )
+        except ApiError as error:
+            if error.code == NO_MESSAGE:
+                return None, {}
+            raise
+        message = answer["message"]
+        headers = _headers_of(message["hdrs"]) if message.get("hdrs") else {}
+        kind = kind_of(headers)
+        value, why = said(kind, base64.b64decode(message.get("data", "")))
+        entry = Entry(
+            key=message["subject"],
+            value=value,
+            revision=int(message["seq"]),
+            kind=kind,
+            time_ns=time_ns(message.get("time", "")),
+            why=why,
+        )
+        return entry, headers
+
+    async def _last_direct(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
+        """Read with a node's permissions: only this call names the key in its subject."""
+        raw = await self._persist(f"$JS.API.DIRECT.GET.{stream_of(key)}.{key}", b"", {})
+        if raw.status == "404":
+            return None, {}
+        headers = raw.headers
+        sequence = headers.get("Nats-Sequence", "0")
+        if not sequence.isdecimal():
+            msg = f"{key}: the answer to the read cannot be read; ask again"
+            raise UnavailableError(msg)
+        kind = kind_of(headers)
+        value, why = said(kind, raw.body)
+        entry = Entry(
+            key=headers.get("Nats-Subject", key),
+            value=value,
+            revision=int(sequence),
+            kind=kind,
+            time_ns=time_ns(headers.get("Nats-Time-Stamp", "")),
+            why=why,
+        )
+        return entry, headers
+
+    async def batch(self, writes: Sequence[Write]) -> int:
+        """Store a batch (ADR-50): no message is stored before the last one commits."""
+        if not writes:
+            msg = "an empty batch"
+            raise ValueError(msg)
+        for write in writes:
+            check_written(write.key, write.value or b"")
+        identity = uuid7()
+        last = len(writes)
+        raw = Raw("")
+        for number, write in enumerate(writes, start=1):
+            headers = self._expectation(write.expect, write.expect_over)
+            headers |= {"Nats-Batch-Id": identity, "Nats-Batch-Sequence": str(number)}
+            if write.value is None:
+                headers |= _PURGE
+            if write.ttl_s is not None:
+                headers[TTL] = ttl_header(write.ttl_s)
+            body = write.why if write.value is None else write.value
+            if number < last:
+                raw = await self._ask_once(write.key, body, headers)
+                if raw.body:
+                    answer_of(raw)
+            else:
+                headers["Nats-Batch-Commit"] = "1"
+                raw = await self._ask_once(write.key, body, headers)
+        return int(answer_of(raw)["seq"])
+
+    async def _ask_once(self, subject: str, body: bytes, headers: dict[str, str]) -> Raw:
+        """Send one message of a batch; a retry would break its order."""
+        try:
+            await self._link.up(self._settings.write_timeout_s)
+            return await self._link.ask(
+                subject, body, headers=headers, timeout_s=self._settings.write_timeout_s
+            )
+        except (LinkLostError, TimeoutError) as error:
+            if "Nats-Batch-Commit" in headers:
+                msg = f"the batch's end at {subject} was not answered; read, then decide"
+                raise OutcomeUnknownError(msg) from error
+            msg = f"the batch was not accepted at {subject}"
+            raise UnavailableError(msg) from error
+
+    async def fill(self, bucket: str) -> float:
+        info = await self.call(f"$JS.API.STREAM.INFO.KV_{bucket}")
+        most = int(info["config"].get("max_bytes", -1))
+        return int(info["state"]["bytes"]) / most if most > 0 else 0.0
+
+    async def extent(self, subject_filter: str) -> Extent:
+        info = await self.call(f"$JS.API.STREAM.INFO.{stream_of(subject_filter)}")
+        state = info["state"]
+        return Extent(
+            first=int(state["first_seq"]),
+            last=int(state["last_seq"]),
+            messages=int(state["messages"]),
+            bytes=int(state["bytes"]),
+            max_bytes=max(0, int(info["config"].get("max_bytes", -1))),
+        )
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        body = {"filter": subject_filter} | ({"keep": keep} if keep else {})
+        await self.call(f"$JS.API.STREAM.PURGE.{stream_of(subject_filter)}", body)
+
+    async def report(self) -> list[StreamReport]:
+        answer = await self.call("$JS.API.STREAM.LIST", {})
+        return [await self._reported(info) for info in answer.get("streams") or []]
+
+    async def _reported(self, info: dict[str, Any]) -> StreamReport:
+        name, config, state = info["config"]["name"], info["config"], info["state"]
+        consumers = await self.call(f"$JS.API.CONSUMER.LIST.{name}", {})
+        most = int(config.get("max_bytes", -1))
+        return StreamReport(
+            name=name,
+            messages=int(state["messages"]),
+            fill=int(state["bytes"]) / most if most > 0 else 0.0,
+            replicas=int(config["num_replicas"]),
+            consumers=tuple(
+                ConsumerReport(one["name"], int(one["num_pending"]), int(one["num_waiting"]))
+                for one in consumers.get("consumers") or []
+            ),
+            current=_current(info),
+        )
+
+    async def history(
+        self, subject_filter: str, *, after: int = 0, limit: int = 500
+    ) -> list[StoredMessage]:
+        """Read by one DIRECT.GET batch (ADR-31); the server ends it with status 204."""
+        found: list[StoredMessage] = []
+        done = asyncio.Event()
+
+        def receive(raw: Raw) -> None:
+            if raw.status:
+                done.set()
+            elif "Nats-Sequence" in raw.headers:
+                found.append(
+                    StoredMessage(
+                        raw.headers.get("Nats-Subject", ""),
+                        raw.body,
+                        int(raw.headers["Nats-Sequence"]),
+                        time_ns(raw.headers.get("Nats-Time-Stamp", "")),
+                    )
+                )
+
+        inbox = self._link.inbox()
+        query = {
+            "batch": limit,
+            "max_bytes": HISTORY_BYTES,
+            "next_by_subj": subject_filter,
+            "seq": after + 1,
+        }
+        subscription = await self._link.open(inbox, receive)
+        try:
+            await self._link.send(
+                f"$JS.API.DIRECT.GET.{stream_of(subject_filter)}",
+                json.dumps(query).encode(),
+                reply=inbox,
+            )
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                await done.wait()
+        except TimeoutError:
+            msg = "the history was not answered in time"
+            raise UnavailableError(msg) from None
+        finally:
+            await subscription.close()
+        return found
+
+
+def _current(info: dict[str, Any]) -> int:
+    """Return the number of current replicas of a stream: the leader, and those that keep up."""
+    cluster = info.get("cluster") or {}
+    others = cluster.get("replicas") or []
+    return 1 + sum(bool(one.get("current")) and not one.get("offline") for one in others)

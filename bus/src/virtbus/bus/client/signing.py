@@ -1,0 +1,190 @@
+"""Signs records: a controller's connection signs each record that it writes (ADR 0032).
+
+The signature is an HMAC-SHA-256 of node, uid and all other bytes of the record, including its
+epoch. A host stores it with the record, so a rebuild can verify that a controller wrote it. The
+keys are in `$KV.sec._signing`, which only controllers read, and in backups with secrets.
+"""
+
+import asyncio
+import base64
+import hmac
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark, Write
+from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.hosts import SigningKey
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+SEED_BYTES = 32
+RETRY_S = 1.0
+_TEXT_BYTES = 52
+"""Key id, a colon, 32 bytes in base64 without padding."""
+_FIELD = b"\xa9signature\xd9" + bytes([_TEXT_BYTES])
+"""The last pair of a signed record in msgpack: a key of 9 bytes, a text of 52."""
+_TOMBSTONE = b"\xa9tombstone\xc3"
+_FIXMAP, _FIXMAP_MOST, _MAP16 = 0x80, 15, 0xDE
+
+
+class Signer:
+    """One key."""
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SEED_BYTES:
+            msg = f"a key has {SEED_BYTES} bytes"
+            raise ValueError(msg)
+        self._seed = seed
+        self.id = hmac.digest(seed, b"virtbus key", "sha256").hex()[:8]
+
+    def sealed(self, node: str, uid: str, value: bytes) -> bytes:
+        """Return the encoded record with its signature; an earlier one is replaced."""
+        bare = unsigned(value)
+        return _counted(bare, 1) + _FIELD + self._text(node, uid, bare).encode()
+
+    def made(self, record: VmRecord) -> bool:
+        """Return True if the record has a valid signature of this key."""
+        bare = encode(record.model_copy(update={"signature": ""}))
+        right = self._text(record.node, record.uid, bare)
+        return hmac.compare_digest(record.signature.encode(errors="replace"), right.encode())
+
+    def _text(self, node: str, uid: str, bare: bytes) -> str:
+        said = f"virtbus record\n{node}\n{uid}\n".encode() + bare
+        signature = base64.urlsafe_b64encode(hmac.digest(self._seed, said, "sha256"))
+        return f"{self.id}:{signature.decode().rstrip('=')}"
+
+
+def unsigned(value: bytes) -> bytes:
+    """Return an encoded record without its signature."""
+    end = len(_FIELD) + _TEXT_BYTES
+    return _counted(value[:-end], -1) if value[-end:].startswith(_FIELD) else value
+
+
+def _counted(value: bytes, more: int) -> bytes:
+    """Return a msgpack map whose header counts `more` further pairs."""
+    if value[0] == _MAP16:
+        count, rest = int.from_bytes(value[1:3], "big") + more, value[3:]
+    else:
+        count, rest = value[0] - _FIXMAP + more, value[1:]
+    if count <= _FIXMAP_MOST:
+        return bytes([_FIXMAP + count]) + rest
+    return bytes([_MAP16]) + count.to_bytes(2, "big") + rest
+
+
+class _Kept(NamedTuple):
+    revision: int
+    signer: Signer
+
+
+class RecordKeys:
+    """The controllers' keys: the first controller creates one, all of them list them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._signer: Signer | None = None
+        self._one = asyncio.Lock()
+
+    async def signer(self) -> Signer:
+        """Return the oldest key for signing; raise BusError if none can be read.
+
+        A restored bus also has its backup's keys. A signature by any of them is valid.
+        """
+        if self._signer is None:
+            async with self._one:
+                kept = await self.listed()
+                oldest = min(kept.values(), key=lambda each: each.revision, default=None)
+                self._signer = oldest.signer if oldest is not None else await self._make()
+        return self._signer
+
+    async def prepare(self) -> None:
+        """Read or create the key before the first record needs it."""
+        while self._signer is None:
+            try:
+                await self.signer()
+            except BusError as error:
+                log.info("no signing key yet: %s", error, extra={"code": "signing_waits"})
+                await asyncio.sleep(RETRY_S)
+
+    async def _make(self) -> Signer:
+        seed = self._bus.sources.secret(SEED_BYTES)
+        signer = Signer(seed)
+        key = subjects.signing_key(signer.id)
+        value = SigningKey(seed=seed.hex(), created_ns=self._bus.sources.time_ns())
+        try:
+            await self._bus.put(key, encode(value), expect=0)
+        except OutcomeUnknownError as error:  # about the key, not about the record
+            message = f"{key}: {error}"
+            raise UnavailableError(message) from error
+        log.info("key %s signs records", signer.id, extra={"code": "signing_key"})
+        return signer
+
+    async def listed(self) -> Mapping[str, _Kept]:
+        """Return all keys of the bus, by id."""
+        found: dict[str, _Kept] = {}
+        async with self._bus.watch(subjects.signing_keys()) as watch:
+            async for item in watch:
+                if item is WatchMark.SYNCED:
+                    break
+                if item is WatchMark.RESET:
+                    found = {}
+                elif isinstance(item, Entry) and item.kind is EntryKind.PUT:
+                    try:
+                        signer = Signer(bytes.fromhex(read(SigningKey, item.value).seed))
+                    except (VirtbusError, ValueError):
+                        log.error("unreadable %s", item.key, extra={"code": "bad_record"})
+                        continue
+                    found[signer.id] = _Kept(item.revision, signer)
+        return found
+
+    async def good(self, records: Sequence[VmRecord]) -> set[tuple[str, str]]:
+        """Return node and uid of the records with a valid signature."""
+        kept = await self.listed()
+        found = set()
+        for record in records:
+            key = kept.get(record.signature.partition(":")[0])
+            if key is not None and key.signer.made(record):
+                found.add((record.node, record.uid))
+        return found
+
+
+class SigningBus:
+    """A bus that signs records on write; all other calls are passed on."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.keys = RecordKeys(bus)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def put(self, key: str, value: bytes, **more: Any) -> int:
+        """As `Bus.put`."""
+        return await self._bus.put(key, await self._signed(key, value), **more)
+
+    async def batch(self, writes: Sequence[Write]) -> int:
+        """As `Bus.batch`."""
+        signed = [
+            one if one.value is None else replace(one, value=await self._signed(one.key, one.value))
+            for one in writes
+        ]
+        return await self._bus.batch(signed)
+
+    async def _signed(self, key: str, value: bytes) -> bytes:
+        tokens = key.split(".")
+        record = len(tokens) == 4 and key.startswith("$KV.vm.") and tokens[3][:1] != "_"
+        if not record or _TOMBSTONE in value[:64]:
+            return value
+        signer = await self.keys.signer()
+        return signer.sealed(tokens[2], tokens[3], value)
+
+
+def signing(bus: Bus) -> tuple[Bus, RecordKeys]:
+    """Return the bus with signing, and its keys."""
+    made = SigningBus(bus)
+    return cast("Bus", made), made.keys

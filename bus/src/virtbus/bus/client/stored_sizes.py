@@ -1,0 +1,37 @@
+"""Checks the size of every stored value, for all writers (ADR 0027)."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from virtbus.bus.errors import OversizeError
+from virtbus.schemas.bounds import LEAST_WRITTEN_BYTES, bound_of
+
+log = logging.getLogger(__name__)
+
+
+def check_written(key: str, value: bytes) -> None:
+    """Raise OversizeError for a value that is larger than its kind may be written."""
+    if len(value) <= LEAST_WRITTEN_BYTES:
+        return
+    bound = bound_of(key)
+    if len(value) > bound.written_bytes:
+        msg = f"a {bound.kind} of {len(value)} bytes; at most {bound.written_bytes} are stored"
+        raise OversizeError(msg)
+
+
+def fact_body(subject: str, value: Any, said: Callable[[Any], bytes]) -> bytes:
+    """Return the bytes of an event by `said`, of a smaller form of it if it is too large."""
+    body = said(value)
+    if len(body) <= LEAST_WRITTEN_BYTES or len(body) <= (most := bound_of(subject).written_bytes):
+        return body
+    from virtbus.schemas.fitting import smaller_forms
+
+    size = len(body)
+    for smaller in smaller_forms(value):
+        body = said(smaller)
+        if len(body) <= most:
+            break
+    extra = {"code": "fact_cut"}
+    log.warning("%s: an event of %d bytes was cut to %d", subject, size, len(body), extra=extra)
+    return body

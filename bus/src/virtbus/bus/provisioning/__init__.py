@@ -1,0 +1,1 @@
+"""The NATS server of the bus: its configuration, accounts, permissions, streams and backup."""

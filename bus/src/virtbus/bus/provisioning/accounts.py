@@ -1,0 +1,164 @@
+"""Accounts: one owns the streams, and each node and each kind of client has its own.
+
+Nothing crosses accounts unless one exports and the other imports it. The server rewrites every
+reply subject that crosses. So a reply or deliver subject named by a node never reaches the account
+that owns the streams (BUS-06, BUS-07). The server also adds the requester's account to each
+request.
+
+The controllers' account is the hub, through which clients reach nodes. Only published messages go
+from node to client directly, because the server does not forward imports of imports.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from virtbus.bus.client.consumers import node_consumer
+from virtbus.bus.provisioning import permissions
+from virtbus.bus.provisioning.permissions import CONTROL_ACCOUNT, SYSTEM_ACCOUNT, Role
+from virtbus.bus.provisioning.stream_setup import WATCHING_SERVICES
+
+QUIET = "24h"
+"""Time after which the server forgets the reply path of a silent console."""
+_DISCOVERY = "$SRV.>"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Requests on `subject`; `streamed`: one has many answers."""
+
+    subject: str
+    streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A service, or a stream of published messages, and the accounts that may import it."""
+
+    what: Service | str
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """An import from `account`; `local` is the subject here if it differs."""
+
+    what: Service | str
+    account: str
+    local: str = ""
+
+
+@dataclass(slots=True)
+class Account:
+    """One account of the server's configuration."""
+
+    name: str
+    users: list[Role] = field(default_factory=list)
+    exports: list[Export] = field(default_factory=list)
+    imports: list[Import] = field(default_factory=list)
+    streams: bool = False
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Subjects that are renamed on publish within the account."""
+
+
+def _services(role: Role) -> list[Service]:
+    """Return a user's services in the controllers' account: its non-local publish list."""
+    home = ["_INBOX", permissions.SERVER_ANSWERS]
+    if role.node:
+        home.append(f"virtbus.node.{role.node}.")
+    return [
+        Service(subject, _streamed(subject))
+        for subject in role.publish
+        if not subject.startswith(tuple(home))
+    ]
+
+
+def _streamed(subject: str) -> bool:
+    """Return True for pulls, watches, discovery, consoles and logs, which have many answers."""
+    return (
+        subject == _DISCOVERY
+        or ".CONSUMER.MSG.NEXT." in subject
+        or permissions.streamed(subject.replace(".*.", ".{node}.", 1))
+        or permissions.streamed(subject)
+    )
+
+
+def accounts(
+    nodes: Sequence[str], *, bridges: Sequence[str] = (), system: bool = False
+) -> list[Account]:
+    """Return every account of a bus with these nodes and these further bridges.
+
+    `system` adds the user who may reload servers.
+    """
+    control = Account(CONTROL_ACCOUNT, streams=True)
+    clients: dict[str, Account] = {}
+    for role in (*permissions.fixed(), *(permissions.bridge(name) for name in bridges)):
+        if role.account == CONTROL_ACCOUNT:
+            control.users.append(role)
+            continue
+        clients[role.account] = account = Account(role.account, [role])
+        account.imports += [Import(service, CONTROL_ACCOUNT) for service in _services(role)]
+        if _hears_facts(role):
+            account.imports.append(Import("virtbus.evt.>", CONTROL_ACCOUNT))
+    control.exports += _offered(clients.values())
+    hearing = [one for one in clients.values() if any(_hears_facts(role) for role in one.users)]
+    own = [_node(name, control, hearing) for name in nodes]
+    known = [Account(SYSTEM_ACCOUNT, [permissions.sys()] if system else [])]
+    return [*known, control, *clients.values(), *own]
+
+
+def _hears_facts(role: Role) -> bool:
+    return "virtbus.evt.>" in role.subscribe
+
+
+def _offered(clients: Iterable[Account]) -> list[Export]:
+    """Return the controllers' exports to clients: each subject once, with all its importers."""
+    takers: dict[Service | str, list[str]] = {}
+    for account in clients:
+        for one in account.imports:
+            takers.setdefault(one.what, []).append(account.name)
+    return [Export(what, tuple(names)) for what, names in takers.items()]
+
+
+def _local(subject: str) -> str:
+    """Return the local name for a JetStream call that has one answer.
+
+    The server answers `$JS.API.>` ("not enabled") even in accounts without streams, and the first
+    answer wins. It does not answer pulls and direct gets.
+    """
+    head = "$JS.API.CONSUMER."
+    verb = subject.removeprefix(head).partition(".")[0]
+    one_answer = subject.startswith(head) and verb in {"INFO", "RESET"}
+    return f"_JS.{subject.removeprefix(head)}" if one_answer else ""
+
+
+def heard_of(node: str) -> str:
+    """Return a subject that every server answers once it has opened the node's imports."""
+    return _local(f"$JS.API.CONSUMER.INFO.KV_vm.{node_consumer(node, WATCHING_SERVICES[0])}")
+
+
+def _node(name: str, control: Account, clients: list[Account]) -> Account:
+    """Return a node's account, connected to the hub and to the clients that receive its events."""
+    agent = permissions.agent(name)
+    account = Account(agent.account, list(permissions.node_users(name)))
+    for service in _services(agent):
+        control.exports.append(Export(service, (account.name,)))
+        local = _local(service.subject)
+        account.imports.append(Import(service, CONTROL_ACCOUNT, local))
+        if local:
+            account.renamed[service.subject] = local
+    asked = [
+        Service(permissions.filled(subject, name), many) for subject, many in permissions.node_rpc()
+    ]
+    for service in (*asked, Service(_DISCOVERY, streamed=True)):
+        account.exports.append(Export(service, (CONTROL_ACCOUNT,)))
+        control.imports.append(Import(service, account.name))
+    heard = [f"virtbus.node.{name}.{part}.>" for part in permissions.NODE_WATCHED]
+    for stream in (f"virtbus.evt.{name}.>", *heard):
+        account.exports.append(
+            Export(stream, (CONTROL_ACCOUNT, *(client.name for client in clients)))
+        )
+        if not stream.startswith("virtbus.evt."):
+            control.imports.append(Import(stream, account.name))
+        for client in clients:
+            client.imports.append(Import(stream, account.name))
+    return account

@@ -1,0 +1,279 @@
+"""A copy of the desired state: records, claims, markers of deleted VMs, node specs, secrets.
+
+It includes the keys by which controllers sign records, and each node's host. So a restored bus
+trusts its own records and no foreign host.
+
+It excludes observed state (statuses, liveness), join records, tombstones and events. Values are
+copied as bytes, so a backup depends on key names only.
+
+The copy is taken while the bus works: each key has its value at some moment between begin and end.
+The inconsistencies that this can cause are those of a crash (ADR 0003), and are repaired in the
+same way.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+from virtbus.schemas.records import plain_stored
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, SIGNING, vm_anywhere
+
+QUIET_S = 0.3
+"""A change that is concurrent with the list arrives within this time after its end."""
+MARKER_TTL_S = 86_400.0
+
+
+class BackupError(Exception):
+    """The file is not a complete backup, or the bus cannot take it; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """Values by key; `marked` are the keys of deleted VMs. `taken_ns` is Unix time."""
+
+    taken_ns: int
+    values: Mapping[str, bytes]
+    marked: frozenset[str] = frozenset()
+
+    @property
+    def records(self) -> list[str]:
+        """The keys of VMs."""
+        return [key for key in self.values if _is_record(key)]
+
+    @property
+    def secrets(self) -> list[str]:
+        """The keys of secrets."""
+        return [key for key in self.values if key.startswith("$KV.sec.") and not _signs(key)]
+
+
+@dataclass(slots=True)
+class Restored:
+    """The result of a restore: counts of keys that were written and that existed already."""
+
+    written: int = 0
+    present: int = 0
+    vms: list[str] = field(default_factory=list)
+    """The uids that were written."""
+    deleted: list[str] = field(default_factory=list)
+    """The uids that this bus knows as deleted: they are not restored (I3)."""
+
+
+async def take(bus: Bus, *, secrets: bool = True) -> Backup:
+    """Copy the bus; needs a role that may read all of `$KV.vm` and `$KV.sec`.
+
+    Secrets are read after the records, and only those of VMs: a create writes its secrets first.
+    """
+    entries = await _listed(bus, "$KV.vm.>")
+    values = {key: entry.value for key, entry in entries.items() if _lasts(entry)}
+    uids = {_uid(key) for key in values if _is_record(key)}
+    marked = frozenset(
+        key
+        for key, entry in entries.items()
+        if entry.kind is EntryKind.PURGE and _is_record(key) and _uid(key) not in uids
+    )
+    if secrets:
+        found = await _listed(bus, "$KV.sec.>")
+        values |= {
+            key: entry.value
+            for key, entry in found.items()
+            if entry.kind is EntryKind.PUT and (_uid(key) in uids or _signs(key))
+        }
+    return Backup(bus.sources.time_ns(), values, marked)
+
+
+async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
+    """Return the last message of each key, including changes made during the list."""
+    found: dict[str, Entry] = {}
+    synced = False
+    async with bus.watch(keys) as watch:
+        items = aiter(watch)
+        while True:
+            try:
+                async with asyncio.timeout(QUIET_S if synced else None):
+                    item = await anext(items)
+            except TimeoutError:
+                return found
+            if isinstance(item, Entry):
+                found[item.key] = item
+            elif item is WatchMark.RESET:
+                found, synced = {}, False
+            else:
+                synced = True
+
+
+async def put_back(bus: Bus, backup: Backup) -> Restored:
+    """Write a backup into a bus that has no VMs except those of the backup; safe to repeat.
+
+    Secrets come first, then claims, node specs and markers, and each record last, because it is the
+    trigger.
+
+    Raises:
+        BackupError: the bus has other VMs, or other versions of the backup's VMs.
+        BusError: the connection was lost; repeat.
+    """
+    there = await _listed(bus, "$KV.vm.>")
+    _check_room(backup, there)
+    done = Restored()
+    for key in sorted(backup.marked):
+        if key not in there:
+            await bus.purge(key, marker_ttl_s=MARKER_TTL_S)
+            done.written += 1
+    gone = {
+        _uid(key)
+        for key, entry in there.items()
+        if entry.kind is EntryKind.PURGE and _is_record(key)
+    }
+    gone -= {_uid(key) for key, entry in there.items() if _is_record(key) and _lasts(entry)}
+    done.deleted = sorted(gone & {_uid(key) for key in backup.records})
+    for key in sorted(backup.values, key=_order):
+        if _uid(key) in done.deleted:
+            continue
+        if await _put(bus, key, backup.values[key]):
+            done.written += 1
+            if _is_record(key):
+                done.vms.append(_uid(key))
+        else:
+            done.present += 1
+    return done
+
+
+def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
+    others = [
+        key
+        for key, entry in there.items()
+        if _is_record(key) and _lasts(entry) and backup.values.get(key) != entry.value
+    ]
+    if others:
+        message = (
+            f"the bus has {len(others)} VM(s) that are not those of the backup, the first is "
+            f"{_uid(others[0])}; restore only into an empty bus. To give a bus back what it lost, "
+            "while the hosts live: virtbus bus rebuild"
+        )
+        raise BackupError(message)
+
+
+async def _put(bus: Bus, key: str, value: bytes) -> bool:
+    """Put the value if the key has none; return False if it has one."""
+    over = vm_anywhere(_uid(key)) if _is_record(key) else None
+    try:
+        await bus.put(key, value, expect=0, expect_over=over)
+    except ConflictError:
+        entry = await bus.get(key)
+        if entry is not None and entry.kind is EntryKind.PUT:
+            return False
+        if entry is None:
+            message = f"{key} changed while it was restored; repeat"
+            raise BusError(message) from None
+        await bus.put(key, value, expect=entry.revision)
+    return True
+
+
+# --- file ------------------------------------------------------------------------------------
+def lines(backup: Backup) -> Iterator[bytes]:
+    """Yield the file of a backup: a head, a line for each key, and a closing line."""
+    digest = hashlib.sha256()
+    head = {"virtbus_backup": SCHEMA_VERSION, "taken_ns": backup.taken_ns}
+    for value in (head, *_entries(backup)):
+        line = json.dumps(value).encode() + b"\n"
+        digest.update(line)
+        yield line
+    yield json.dumps({"sha256": digest.hexdigest()}).encode() + b"\n"
+
+
+def _entries(backup: Backup) -> Iterator[dict[str, str]]:
+    for key in sorted(backup.marked):
+        yield {"key": key}
+    for key, value in sorted(backup.values.items()):
+        yield {"key": key, "value": base64.b64encode(value).decode()}
+
+
+def parse(file: Iterable[bytes], *, oldest: int = SCHEMA_VERSION) -> Backup:
+    """Return a backup from the lines of its file; one of version 1 serves for `specs` only.
+
+    Raises:
+        BackupError: it is truncated, modified, of a newer virtbus, or older than `oldest`.
+    """
+    digest = hashlib.sha256()
+    values: dict[str, bytes] = {}
+    marked: set[str] = set()
+    taken_ns: int | None = None
+    whole = ""
+    try:
+        for line in file:
+            item = json.loads(line)
+            if "sha256" in item:
+                whole = str(item["sha256"])
+                break
+            digest.update(line)
+            if taken_ns is None:
+                taken_ns = _head(item, oldest)
+            elif "value" in item:
+                values[_key(item)] = base64.b64decode(item["value"], validate=True)
+            else:
+                marked.add(_key(item))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"it is not a backup of virtbus, or damaged: {error}"
+        raise BackupError(message) from None
+    if taken_ns is None or whole != digest.hexdigest():
+        message = "the backup is cut short or changed; take another file"
+        raise BackupError(message)
+    return Backup(taken_ns, values, frozenset(marked))
+
+
+def _head(item: Mapping[str, int], oldest: int) -> int:
+    version = item["virtbus_backup"]
+    if version > SCHEMA_VERSION:
+        message = "the backup is of a newer virtbus; restore it with that version"
+        raise BackupError(message)
+    if version < oldest:
+        message = f"the backup is of {OLDER}"
+        raise BackupError(message)
+    return item["taken_ns"]
+
+
+def _key(item: Mapping[str, str]) -> str:
+    key = item["key"]
+    if not key.startswith(("$KV.vm.", "$KV.sec.")) or set(key) & set("*> \r\n"):
+        message = f"{key!r} is no key of a backup"
+        raise ValueError(message)
+    return key
+
+
+# --- keys ------------------------------------------------------------------------------------
+def _uid(key: str) -> str:
+    return key.rsplit(".", maxsplit=1)[-1]
+
+
+def _is_record(key: str) -> bool:
+    """Return True for `$KV.vm.<node>.<uid>`; claims have more tokens, and `_join` is no uid."""
+    tokens = key.split(".")
+    return key.startswith("$KV.vm.") and len(tokens) == 4 and not tokens[3].startswith("_")
+
+
+def _signs(key: str) -> bool:
+    """Return True for a key by which controllers sign records."""
+    return key.startswith(f"$KV.sec.{SIGNING}.")
+
+
+def _lasts(entry: Entry) -> bool:
+    """Return False for keys of one bus only: join records, tombstones, addresses of hosts."""
+    if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
+        return False
+    try:
+        value = plain_stored(entry.key, entry.value) if _is_record(entry.key) else {}
+    except VirtbusError:
+        return True  # an unreadable value is kept unchanged
+    return not (isinstance(value, dict) and value.get("tombstone"))
+
+
+def _order(key: str) -> tuple[int, str]:
+    if key.startswith("$KV.sec."):
+        return 0, key
+    return (2 if _is_record(key) else 1), key

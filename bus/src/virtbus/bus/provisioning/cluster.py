@@ -1,0 +1,69 @@
+"""A server's membership in a cluster of three: its configuration, and the kind of its store."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.bus.errors import BusError
+
+ROUTE_USER = "route"
+"""The user by which servers of one cluster log in to each other.
+
+The passwords file has its password.
+"""
+_BLOCK = """\
+cluster {{
+  name: "virtbus"
+  listen: "{listen}"
+  no_advertise: true
+  authorization {{ user: "{user}", password: "{password}", timeout: 3 }}
+  routes: [{routes}]
+}}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A member of a cluster. All members share one passwords file and the port for clients."""
+
+    listen: str
+    """`host:port` on which this server accepts the other servers."""
+    routes: tuple[str, ...]
+    """`host:port` of each member; may include this server."""
+
+    @property
+    def others(self) -> list[str]:
+        """Return the routes to other servers."""
+        return [route for route in self.routes if route != self.listen]
+
+    @property
+    def label(self) -> str:
+        """Return a label that is unique in the cluster and the same after each start."""
+        return self.listen.replace(":", "-")
+
+    def peers(self, port: int) -> list[str]:
+        """Return the other servers' URLs for clients."""
+        return [f"nats://{route.rpartition(':')[0]}:{port}" for route in self.others]
+
+    def block(self, password: str) -> str:
+        """Return the server's `cluster {}` block."""
+        routes = (f'"nats://{ROUTE_USER}:{password}@{route}"' for route in self.others)
+        return _BLOCK.format(
+            listen=self.listen, user=ROUTE_USER, password=password, routes=", ".join(routes)
+        )
+
+
+def keep_kind(store: Path, cluster: Cluster | None) -> None:
+    """Refuse a store of the other kind: nats-server would treat its streams as orphans.
+
+    Raises:
+        BusError: the store is of a single server and a cluster was requested, or the reverse.
+    """
+    mark, wanted = store / "kind", "cluster" if cluster is not None else "single"
+    if (store / "jetstream").exists():
+        found = mark.read_text(encoding="ascii").strip() if mark.exists() else "single"
+        if found != wanted:
+            msg = (
+                f"{store} is the store of a {found} server, and this is to be a {wanted} one:"
+                " back the bus up, start on another state directory, and restore it there"
+            )
+            raise BusError(msg)
+    mark.write_text(f"{wanted}\n", encoding="ascii")

@@ -1,0 +1,65 @@
+"""Makes running servers reload their configuration, over the system account."""
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+from virtbus.bus.client.connection import NatsLink
+from virtbus.bus.client.link import Raw
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.bus.runtime.tasks import background
+
+GATHER_S = 1.0
+"""Time to wait for further servers after the last answer."""
+FIRST_S = 10.0
+"""Time to wait for the first server."""
+RELOAD_S = 60.0
+
+
+async def reload_servers(settings: BusSettings) -> list[str]:
+    """Reload every server that answers, with the credentials of `sys`; return their names.
+
+    It reloads twice: nats-server 2.15 opens the imports of a new account at the second reload.
+
+    Raises:
+        UnavailableError, DeniedError: as `client.connect`.
+        BusError: a server rejects its configuration; the message says why.
+    """
+    link = NatsLink(settings, "reload")
+    await link.first()
+    async with background() as tasks:
+        tasks.start(link.run())
+        found: dict[str, str] = {}
+        came = asyncio.Event()
+
+        def receive(raw: Raw) -> None:
+            server = _read(raw.body).get("server") or {}
+            if server.get("id"):
+                found[str(server["id"])] = str(server.get("name"))
+                came.set()
+
+        inbox = link.inbox()
+        subscription = await link.open(inbox, receive)
+        await link.send("$SYS.REQ.SERVER.PING", b"", reply=inbox)
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(GATHER_S if found else FIRST_S):
+                    await came.wait()
+                came.clear()
+        await subscription.close()
+        for _ in range(2):
+            for identity, name in found.items():
+                raw = await link.ask(f"$SYS.REQ.SERVER.{identity}.RELOAD", b"", timeout_s=RELOAD_S)
+                error = _read(raw.body).get("error")
+                if error:
+                    msg = f"{name} does not take its configuration: {error.get('description')}"
+                    raise BusError(msg)
+        tasks.cancel()
+    return sorted(found.values())
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    value = json.loads(body or b"{}")
+    return value if isinstance(value, dict) else {}

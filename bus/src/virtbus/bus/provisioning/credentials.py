@@ -1,0 +1,67 @@
+"""Credentials files: a user's login on the bus, in JSON that only its owner may read."""
+
+import grp
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from virtbus.bus.provisioning.permissions import CLIENT, Role
+
+GROUP = "virtbus"
+
+
+def write_secret(path: Path, text: str, *, group: str = "") -> None:
+    """Replace a file atomically; mode 0600, or 0640 for `group` if that group exists."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        if group and os.geteuid() == 0:
+            with suppress(KeyError):
+                os.fchown(descriptor, -1, grp.getgrnam(group).gr_gid)
+                os.fchmod(descriptor, 0o640)
+        file.flush()
+        os.fsync(descriptor)
+    temporary.rename(path)
+
+
+def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -> bool:
+    """Write a role's credentials file; return False if it is unchanged.
+
+    `identity`: user and password, or nkey_seed; with `ca`, the PEM text of the servers' CA. Group
+    `virtbus` may read the client's file.
+    """
+    content: dict[str, Any] = {"url": url, **identity, "inbox_prefix": role.inbox_prefix}
+    if role.node:
+        content["node"] = role.node
+    text = json.dumps(content, indent=1)
+    with suppress(OSError):
+        if path.read_text(encoding="utf-8") == text:
+            return False
+    write_secret(path, text, group=GROUP if role.user == CLIENT else "")
+    return True
+
+
+def passwords(path: Path, users: Iterable[str]) -> dict[str, str]:
+    """Return the passwords in a file, adding new ones for users that have none."""
+    known: dict[str, str] = {}
+    with suppress(FileNotFoundError):
+        known = json.loads(path.read_text(encoding="utf-8"))
+    missing = {user: secrets.token_urlsafe(24) for user in users if user not in known}
+    if missing:
+        known |= missing
+        write_secret(path, json.dumps(known, indent=1))
+    return known
+
+
+def forget(path: Path, users: Iterable[str]) -> None:
+    """Remove users' passwords from a file, so that their credentials are refused."""
+    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    gone = set(users)
+    write_secret(path, json.dumps({u: p for u, p in known.items() if u not in gone}, indent=1))

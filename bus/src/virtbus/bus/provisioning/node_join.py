@@ -1,0 +1,100 @@
+"""Creates the consumers and the join record of each node that appears on the bus.
+
+Only the holder of a node's credentials can write its heartbeat, so a heartbeat is a request to
+join. If the join record was purged, the node is gone for good, and its consumers are deleted. Any
+number of processes may do this at once: every step is idempotent.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable, Collection
+
+from virtbus.bus.client.jetstream_errors import ApiError
+from virtbus.bus.client.ports import EntryKind
+from virtbus.bus.errors import BusError
+from virtbus.bus.provisioning import stream_setup
+from virtbus.schemas.subjects import join_nonce
+from virtbus.schemas.vm import JoinNonce
+from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+"""Interval of the search for new nodes."""
+VERIFY_S = 10.0
+"""Interval of the search for deleted consumers (F33: 15 s)."""
+
+Nodes = Callable[[], Collection[str]]
+"""The ids of the nodes with a heartbeat."""
+
+
+async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
+    """Join every node of `nodes()` that has not joined this bus, until cancelled."""
+    loop = asyncio.get_running_loop()
+    joined: set[str] = set()
+    verify_at_s = 0.0
+    generation = -1
+    while True:
+        due = loop.time() >= verify_at_s or admin.generation != generation
+        if due or not joined.issuperset(nodes()):
+            generation = admin.generation
+            try:
+                joined = await _join_missing(admin, set(nodes()))
+            except BusError as error:
+                log.debug("joining failed, will be retried: %s", error)
+                await asyncio.sleep(stream_setup.RETRY_S)
+                continue
+            verify_at_s = loop.time() + VERIFY_S
+        await asyncio.sleep(LOOK_S)
+
+
+async def _join_missing(admin: stream_setup.Admin, nodes: set[str]) -> set[str]:
+    """Join nodes that lack a consumer; return all that have theirs."""
+    there = await _consumers(admin)
+    for node in {_node_of(name) for _, name in there} - nodes - {""}:
+        await _forget(admin, node, there)
+    for node in sorted(nodes):
+        own = stream_setup.node_consumers(node)
+        wanted = {(stream, config["durable_name"]) for stream, config in own}
+        if not wanted <= there:
+            await stream_setup.ensure_node(admin, node, _nonce())
+            log.info("node %s has joined", node, extra={"code": "node_joined"})
+    return nodes
+
+
+def _node_of(consumer: str) -> str:
+    """Return the node of a consumer; empty if it belongs to no node."""
+    prefix, _, rest = consumer.partition("-")
+    return rest.rpartition("-")[0] if prefix == "n" else ""
+
+
+async def _forget(admin: stream_setup.Admin, node: str, there: set[tuple[str, str]]) -> None:
+    """Delete the consumers of a silent node whose join record was purged."""
+    join = await admin.get(join_nonce(node))
+    if join is None or join.kind is not EntryKind.PURGE:
+        return
+    for stream, config in stream_setup.node_consumers(node):
+        name = config["durable_name"]
+        if (stream, name) in there:
+            with contextlib.suppress(ApiError):  # another controller was first
+                await admin.js_api(f"CONSUMER.DELETE.{stream}.{name}")
+    log.info("node %s is forgotten", node, extra={"code": "node_forgotten"})
+
+
+def _nonce() -> bytes:
+    return encode(JoinNonce(nonce=secrets.token_hex(16)))
+
+
+async def _consumers(admin: stream_setup.Admin) -> set[tuple[str, str]]:
+    """Return stream and name of every consumer on the stream that nodes follow."""
+    stream, seen = "KV_vm", 0
+    found: set[tuple[str, str]] = set()
+    while True:
+        page = await admin.js_api(f"CONSUMER.NAMES.{stream}", {"offset": seen})
+        names = page.get("consumers") or []
+        found |= {(stream, name) for name in names}
+        seen += len(names)
+        if not names or seen >= int(page.get("total", 0)):
+            return found

