@@ -15,7 +15,7 @@ A, B, C, D = (f"0192f0c1-2d3e-7abc-8def-00000000000{n}" for n in "abcd")
 RECORD = subjects.vm_record("n1", A)
 CLAIM = subjects.name_claim("default", "web")
 SECRET = subjects.vm_secret("n1", A)
-WISH = subjects.node_wish("n1")
+WISH = subjects.node_spec("n1")
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ async def test_a_connection_whose_server_reads_nothing_is_closed() -> None:
         async with background() as tasks:
             tasks.start(link.run())
             while not transport.get_write_buffer_size():
-                await link.send("virtbus.tele.x", bytes(1 << 19))
+                await link.send("virtbus.report.x", bytes(1 << 19))
                 await asyncio.sleep(0)
         await asyncio.sleep(0)  # asyncio closes it in the loop's next turn
         assert transport.get_extra_info("socket").fileno() == -1

@@ -15,7 +15,7 @@ from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.ports import Entry, Watch, WatchMark
 from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.provisioning import server, stream_setup
-from virtbus.bus.provisioning.cluster import Cluster
+from virtbus.bus.provisioning.cluster import ClusterMember
 
 pytestmark = pytest.mark.integration
 
@@ -151,7 +151,7 @@ async def test_a_single_servers_store_is_refused_by_a_cluster(tmp_path: Path) ->
         connect(running.settings("admin"), name="admin") as admin,
     ):
         await stream_setup.ensure(admin)
-    cluster = Cluster("127.0.0.1:16222", ("127.0.0.1:16222",))
+    cluster = ClusterMember("127.0.0.1:16222", ("127.0.0.1:16222",))
     with pytest.raises(BusError, match="restore it there"):
         async with server.running(files, port=-1, cluster=cluster):
             pass

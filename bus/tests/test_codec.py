@@ -20,7 +20,7 @@ from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.events import Event, EventKind
 from virtbus.schemas.wire import MAX_MESSAGE_BYTES
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -54,7 +54,7 @@ def test_an_envelope_is_opened_by_the_schemas() -> None:
         (f"virtbus.evt.n1.{UID}.vm.accepted", "virtbus.vm.accepted.v1"),
         (f"virtbus.node.n1.ready.{UID}.image", "virtbus.ready.image.v1"),
         ("virtbus.node.n1.rpc.agent.console", "virtbus.rpc.agent.console.v1"),
-        ("virtbus.node.n1.tele.netd", "virtbus.tele.netd.v1"),
+        ("virtbus.node.n1.report.netd", "virtbus.report.netd.v1"),
         ("elsewhere", ""),
     ],
 )
@@ -63,7 +63,7 @@ def test_the_type_follows_from_the_subject(subject: str, type_: str) -> None:
 
 
 def test_models_are_packed_without_their_defaults_however_deep() -> None:
-    event = Event(kind=Kind.VM_ACCEPTED, uid=UID, node="n1")
+    event = Event(kind=EventKind.VM_ACCEPTED, uid=UID, node="n1")
     packed = codec.pack({"items": [event]})
     assert msgpack.unpackb(packed) == {"items": [{"kind": "vm.accepted", "uid": UID, "node": "n1"}]}
 

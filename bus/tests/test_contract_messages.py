@@ -10,7 +10,7 @@ from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.schemas.api import VmRef
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.events import Event, EventKind
 
 INFO = ServiceInfo("controller", "1.0.0", "tests")
 SUBJECT = "virtbus.api.v1.vm.get"
@@ -205,7 +205,7 @@ async def test_a_stream_that_nobody_serves_is_unavailable(other: Bus) -> None:
 
 async def test_published_models_are_read_back(bus: Bus, other: Bus) -> None:
     subject = f"virtbus.node.n1.ready.{UID}.image"
-    event = Event(kind=Kind.IMAGE_READY, uid=UID, node="n1")
+    event = Event(kind=EventKind.IMAGE_READY, uid=UID, node="n1")
     async with bus.subscribe("virtbus.node.n1.ready.>") as messages:
         await other.publish(subject, event)
         async with asyncio.timeout(5):

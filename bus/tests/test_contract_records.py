@@ -132,15 +132,15 @@ async def test_a_batch_with_one_stale_write_changes_nothing(bus: Bus) -> None:
 
 async def test_a_move_between_nodes_leaves_a_marker_that_ends_by_itself(bus: Bus) -> None:
     """The desired state of a node is a third write, which fences the move (ADR 0014)."""
-    there, wish = f"$KV.vm.n2.{UID}", "$KV.vm.n1._wish"
-    old, fence = await bus.put(KEY, b"one"), await bus.put(wish, b"w")
+    there, node_spec = f"$KV.vm.n2.{UID}", "$KV.vm.n1._spec"
+    old, fence = await bus.put(KEY, b"one"), await bus.put(node_spec, b"w")
     revision = await bus.batch(
-        [Write(wish, b"w", fence), Write(KEY, None, old, ttl_s=2), Write(there, b"two", 0)]
+        [Write(node_spec, b"w", fence), Write(KEY, None, old, ttl_s=2), Write(there, b"two", 0)]
     )
     last = await bus.get(ANYWHERE)
     assert last is not None
     assert (last.key, last.revision) == (there, revision)
-    marker, fenced = await bus.get(KEY), await bus.get(wish)
+    marker, fenced = await bus.get(KEY), await bus.get(node_spec)
     assert marker is not None
     assert fenced is not None
     assert (marker.kind, fenced.revision) == (EntryKind.PURGE, revision - 2)

@@ -10,7 +10,7 @@ from nats.errors import NoRespondersError
 from virtbus.bus.client.connection import connect
 from virtbus.bus.provisioning import server
 from virtbus.schemas import subjects
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 
 pytestmark = pytest.mark.integration
 
@@ -26,11 +26,11 @@ def all_there_is() -> list[str]:
     """Every subject of the system, and every event, ready event and progress of two nodes."""
     found = every_subject()
     for node in ("n1", "n2"):
-        found += [subjects.event(node, UID, kind) for kind in Kind]
-        found += [subjects.node_event(node, kind) for kind in Kind if kind.startswith("node.")]
+        found += [subjects.event(node, UID, kind) for kind in EventKind]
+        found += [subjects.node_event(node, kind) for kind in EventKind if kind.startswith("node.")]
         found += [subjects.ready(node, UID, part) for part in PARTS.values()]
         found += [subjects.progress(node, UID, step) for step in ("image", "net", "x")]
-        found += [subjects.tele(node, service) for service in ("imaged", "netd", "agent")]
+        found += [subjects.service_report(node, service) for service in ("imaged", "netd", "agent")]
         found += [f"virtbus.node.{node}.x", f"virtbus.evt.{node}.x", f"_INBOX_{node}.mux.2"]
         found += [f"_INBOX_{node}_{service}.x" for service in PARTS]
         found += [
@@ -59,7 +59,7 @@ async def test_a_helper_publishes_only_its_own_subjects(nats: server.Server, ser
         "$JS.API.DIRECT.GET.KV_st.$KV.st.n1._instance",  # whether its agent holds the node
         *facts,
         f"virtbus.node.n1.ready.{UID}.{PARTS[service]}",
-        f"virtbus.node.n1.tele.{service}",
+        f"virtbus.node.n1.report.{service}",
         *PROGRESS[service],
     }
     rpcs = {one for one in every if one.startswith(f"virtbus.node.n1.rpc.{service}.")}

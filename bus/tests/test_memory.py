@@ -148,5 +148,5 @@ async def test_a_bucket_with_a_limit_is_full_but_takes_purges(
 
 async def test_publishing_without_a_connection_is_no_error(bus: MemoryBus) -> None:
     bus.disconnect()
-    await bus.publish("virtbus.node.n1.tele.agent", {})
+    await bus.publish("virtbus.node.n1.report.agent", {})
     assert not bus.connected

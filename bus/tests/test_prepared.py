@@ -16,7 +16,7 @@ from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.errors import BusError, DeniedError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.provisioning import certificate_authority, server, stream_setup
-from virtbus.bus.provisioning.bus_directory import Plan, Prepared, parse_servers
+from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan, parse_servers
 from virtbus.bus.provisioning.config_reload import reload_servers
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.tasks import background
@@ -35,16 +35,16 @@ def free_port() -> int:
         return port
 
 
-def made(base: Path, servers: list[list[str]], nodes: list[str]) -> Prepared:
-    prepared = Prepared(base / "bus")
-    plan = Plan(servers, free_port(), free_port(), 0, bind_names=True, nodes=nodes)
+def made(base: Path, servers: list[list[str]], nodes: list[str]) -> BusDirectory:
+    prepared = BusDirectory(base / "bus")
+    plan = BusPlan(servers, free_port(), free_port(), 0, bind_names=True, nodes=nodes)
     plan.store = str(base / "store-{number}")  # here all are on one host
     prepared.write(plan)
     return prepared
 
 
 @asynccontextmanager
-async def started(prepared: Prepared, number: int) -> AsyncIterator[int]:
+async def started(prepared: BusDirectory, number: int) -> AsyncIterator[int]:
     process = await asyncio.create_subprocess_exec(
         server.binary(),
         "-c",
@@ -59,11 +59,11 @@ async def started(prepared: Prepared, number: int) -> AsyncIterator[int]:
         await process.wait()
 
 
-def settings(prepared: Prepared, user: str, **more: object) -> BusSettings:
+def settings(prepared: BusDirectory, user: str, **more: object) -> BusSettings:
     return BusSettings(creds=prepared.creds(user), connect_timeout_s=8, **more)  # type: ignore[arg-type]  # test data
 
 
-async def declare(prepared: Prepared) -> None:
+async def declare(prepared: BusDirectory) -> None:
     async with asyncio.timeout(40), connect(settings(prepared, "admin"), name="a") as admin:
         while True:
             try:

@@ -2,11 +2,11 @@
 
 import random
 
-from virtbus.bus.client.fair_shares import Shares, Turns
+from virtbus.bus.client.fair_shares import FairQueue, FairShares
 from virtbus.bus.client.mailbox import Mailbox
 
 
-def _greedy(shares: Shares, caller: str) -> int:
+def _greedy(shares: FairShares, caller: str) -> int:
     held = 0
     while shares.take(caller):
         held += 1
@@ -14,7 +14,7 @@ def _greedy(shares: Shares, caller: str) -> int:
 
 
 def test_one_caller_alone_gets_three_quarters_and_the_next_ones_get_a_share_of_the_rest() -> None:
-    shares = Shares(1000)
+    shares = FairShares(1000)
     assert _greedy(shares, "observer") == 750
     assert _greedy(shares, "bridge") >= 180
     assert _greedy(shares, "client") >= 40
@@ -22,18 +22,18 @@ def test_one_caller_alone_gets_three_quarters_and_the_next_ones_get_a_share_of_t
 
 
 def test_the_controllers_account_is_bounded_by_the_total_only() -> None:
-    shares = Shares(10)
+    shares = FairShares(10)
     assert _greedy(shares, "") == 10
     assert not shares.take("other")
 
 
 def test_limits_of_one_to_three_can_be_used_completely() -> None:
-    assert [_greedy(Shares(total), "a") for total in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
+    assert [_greedy(FairShares(total), "a") for total in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
 
 
 def test_a_returned_share_is_free_again_and_nobody_is_remembered() -> None:
     rng = random.Random(1)
-    shares, held = Shares(10_000), list[tuple[str, int]]()
+    shares, held = FairShares(10_000), list[tuple[str, int]]()
     for _ in range(5000):
         caller, amount = rng.choice("abc"), rng.randrange(1, 200)
         if shares.take(caller, amount):
@@ -47,7 +47,7 @@ def test_a_returned_share_is_free_again_and_nobody_is_remembered() -> None:
 
 
 def test_callers_take_turns_and_each_keeps_its_own_order() -> None:
-    turns: Turns[int] = Turns()
+    turns: FairQueue[int] = FairQueue()
     for number in range(100):
         turns.add("many", number)
     turns.add("few", 1000)

@@ -75,7 +75,7 @@ async def test_records_in_batches_are_signed_and_nothing_else_is() -> None:
     record: VmRecord = RECORDS[0].values[0]  # type: ignore[assignment]  # a parameter set
     tombstone = encode(Tombstone(uid=record.uid))
     key = subjects.vm_record(record.node, record.uid)
-    await bus.batch([Write(key, encode(record), 0), Write("$KV.vm.n1._wish", b"\x80", 0)])
+    await bus.batch([Write(key, encode(record), 0), Write("$KV.vm.n1._spec", b"\x80", 0)])
     await bus.put(subjects.vm_record("_", record.uid), tombstone)
     values = {one.key: one.value for one in server.shelf(key).entries.values()}
     assert await keys.good([read(VmRecord, values.pop(key))])

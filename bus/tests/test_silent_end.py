@@ -33,7 +33,7 @@ async def test_a_silently_ended_connection_is_made_again(nats: server.Server) ->
         tasks.start(link.run())
         await _end_without_a_word(link)
         await _again(link)
-        await link.send("virtbus.tele.x", b"")
+        await link.send("virtbus.report.x", b"")
 
 
 async def test_a_failed_send_reports_the_end_of_the_connection(nats: server.Server) -> None:
@@ -43,7 +43,7 @@ async def test_a_failed_send_reports_the_end_of_the_connection(nats: server.Serv
         tasks.start(link.run())
         await _end_without_a_word(link)
         with pytest.raises(UnavailableError):
-            await link.send("virtbus.tele.x", b"")
+            await link.send("virtbus.report.x", b"")
         await _again(link)
 
 

@@ -12,7 +12,7 @@ from virtbus.bus.client.ports import Bus, Message, Write
 from virtbus.bus.errors import FullError, OversizeError
 from virtbus.bus.provisioning.server import Server
 from virtbus.schemas import bounds, subjects
-from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.events import Event, EventKind
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 KEYS = (
@@ -39,7 +39,7 @@ async def test_a_value_is_stored_up_to_the_bound_of_its_kind_and_no_byte_more(
 
 async def test_an_event_that_is_too_large_is_emitted_without_its_details(bus: Bus) -> None:
     event = Event(
-        kind=Kind.VM_FAILED,
+        kind=EventKind.VM_FAILED,
         uid=UID,
         node="n1",
         message="m" * 200_000,
@@ -52,7 +52,7 @@ async def test_an_event_that_is_too_large_is_emitted_without_its_details(bus: Bu
             await asyncio.sleep(0.05)
     assert len(stored[0].body) <= bounds.EVENT.written_bytes
     told = read_message(Event, Message(subject, stored[0].body))
-    assert (told.uid, told.kind, told.detail) == (UID, Kind.VM_FAILED, {})
+    assert (told.uid, told.kind, told.detail) == (UID, EventKind.VM_FAILED, {})
     assert told.message.startswith("mmm")
 
 

@@ -108,7 +108,7 @@ async def test_clients_reach_the_api_and_no_record(
     else:
         streams = tuple(f"virtbus.node.{node}.rpc.agent." for node in ("n1", "n2"))
         assert all(
-            one.startswith((*streams, "virtbus.tele.client.span"))
+            one.startswith((*streams, "virtbus.report.client.span"))
             and (one.split(".") + [""] * 5)[5] in FOR_CLIENTS
             for one in rest
         )

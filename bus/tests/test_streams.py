@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 from virtbus.bus.client import streams
-from virtbus.bus.client.flow_control import CHUNK_BYTES, UNCOUNTED_BYTES, BrokenStreamError, Flow
+from virtbus.bus.client.flow_control import (
+    CHUNK_BYTES,
+    UNCOUNTED_BYTES,
+    BrokenStreamError,
+    FlowControl,
+)
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.streams import (
     INPUT_WINDOW_BYTES,
-    Stream,
+    ByteStream,
     StreamEndedError,
     accepting,
     carry,
@@ -26,13 +31,13 @@ from virtbus.schemas.wire import validate
 
 SUBJECT = rpc("n1", "agent", "port")
 WANT = StreamOpen(uid="0192f0c1-2d3e-7abc-8def-0123456789ab")
-Serve = Callable[[Stream], Awaitable[None]]
+Serve = Callable[[ByteStream], Awaitable[None]]
 
 
 @asynccontextmanager
 async def served(
     serve: Serve, *, window: int = 256 * 1024, datagrams: bool = False
-) -> AsyncIterator[tuple[MemoryBus, MemoryBus, Stream]]:
+) -> AsyncIterator[tuple[MemoryBus, MemoryBus, ByteStream]]:
     """A client's end of a stream whose other end is with `serve`."""
     server = MemoryServer()
     service, client = MemoryBus(server, "service"), MemoryBus(server, "client")
@@ -51,14 +56,14 @@ async def served(
         yield service, client, stream
 
 
-async def everything(stream: Stream) -> bytes:
+async def everything(stream: ByteStream) -> bytes:
     found = b""
     while data := await stream.read():
         found += data
     return found
 
 
-async def echo(stream: Stream) -> None:
+async def echo(stream: ByteStream) -> None:
     while data := await stream.read():
         await stream.write(data)
     await stream.finish()
@@ -68,7 +73,7 @@ async def echo(stream: Stream) -> None:
 async def test_many_times_the_window_goes_through_both_ways_in_order() -> None:
     sent = bytes(range(256)) * 8 * 1024
 
-    async def send(stream: Stream) -> None:
+    async def send(stream: ByteStream) -> None:
         await stream.write(sent)
         await stream.finish()
 
@@ -82,7 +87,7 @@ async def test_many_times_the_window_goes_through_both_ways_in_order() -> None:
 async def test_a_stalled_reader_blocks_its_sender_at_the_window() -> None:
     written = 0
 
-    async def flood(stream: Stream) -> None:
+    async def flood(stream: ByteStream) -> None:
         nonlocal written
         while True:
             await stream.write(b"x" * 1000)
@@ -113,13 +118,13 @@ async def test_large_input_is_not_copied_again_for_each_piece() -> None:
     async def say(_: StreamData) -> None:
         """Discard it."""
 
-    stream = Stream(say, Flow(counted=False))
+    stream = ByteStream(say, FlowControl(counted=False))
     await stream.write(Counted(64 * CHUNK_BYTES))
     assert copied <= 64 * CHUNK_BYTES
 
 
 async def test_many_small_pieces_cost_no_more_than_a_large_one() -> None:
-    async def drip(stream: Stream) -> None:
+    async def drip(stream: ByteStream) -> None:
         for _ in range(5000):
             await stream.write(b"x")
             await asyncio.sleep(0)  # as a connection would
@@ -132,7 +137,7 @@ async def test_many_small_pieces_cost_no_more_than_a_large_one() -> None:
         assert await everything(stream) == b"x" * 5000
 
 
-async def ended(service: Stream, told: "asyncio.Future[str]") -> None:
+async def ended(service: ByteStream, told: "asyncio.Future[str]") -> None:
     await everything(service)
     told.set_result(service.closed)
 
@@ -172,7 +177,7 @@ async def test_a_client_with_keep_alives_stays_connected(monkeypatch: pytest.Mon
 
 
 async def test_a_lost_message_ends_the_stream_and_leaves_no_gap() -> None:
-    async def say(stream: Stream) -> None:
+    async def say(stream: ByteStream) -> None:
         await stream.write(b"one")
         stream._flow.sending(3)  # lost on the way
         await stream.write(b"three")
@@ -185,21 +190,21 @@ async def test_a_lost_message_ends_the_stream_and_leaves_no_gap() -> None:
             await stream.write(b"x")
 
 
-async def streams_end(stream: Stream) -> None:
+async def streams_end(stream: ByteStream) -> None:
     while not stream.closed:
         await stream.read()
 
 
 async def test_a_client_that_exceeds_its_credit_is_ended_and_nothing_is_kept() -> None:
-    ends: asyncio.Queue[Stream] = asyncio.Queue()
+    ends: asyncio.Queue[ByteStream] = asyncio.Queue()
 
-    async def hold(stream: Stream) -> None:
+    async def hold(stream: ByteStream) -> None:
         ends.put_nowait(stream)
         while not stream.closed:
             await asyncio.sleep(0)
 
     async with served(hold) as (_, _, stream):
-        stream._flow = Flow(counted=False)  # ignores every limit
+        stream._flow = FlowControl(counted=False)  # ignores every limit
         await stream.write(b"x" * (INPUT_WINDOW_BYTES + 1))
         theirs = await ends.get()
         while not theirs.closed:
@@ -215,7 +220,7 @@ async def test_an_unreadable_message_ends_the_stream() -> None:
 
 
 async def said(
-    client: MemoryBus, stream: Stream, what: dict[str, Any], told: "asyncio.Future[str]"
+    client: MemoryBus, stream: ByteStream, what: dict[str, Any], told: "asyncio.Future[str]"
 ) -> str:
     """Return the reason with which the service's end closes on an unexpected message."""
     cells = stream._tell.__closure__ or ()
@@ -239,7 +244,7 @@ async def test_a_refusal_comes_out_as_it_is() -> None:
 
 
 async def test_datagrams_stay_whole_and_are_dropped_without_room() -> None:
-    async def say(stream: Stream) -> None:
+    async def say(stream: ByteStream) -> None:
         await stream.write_datagram(b"a" * 600)
         await stream.write_datagram(b"b" * 600)  # no room
         await stream.write_datagram(b"c" * 400)
@@ -261,7 +266,7 @@ async def test_a_connection_is_forwarded_with_its_half_close() -> None:
     target = await asyncio.start_server(shout, "127.0.0.1", 0)
     port = target.sockets[0].getsockname()[1]
 
-    async def connect(stream: Stream) -> None:
+    async def connect(stream: ByteStream) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             await carry(stream, reader, writer)
@@ -275,7 +280,7 @@ async def test_a_connection_is_forwarded_with_its_half_close() -> None:
 
 
 def test_a_limit_that_comes_late_or_twice_does_no_harm() -> None:
-    flow = Flow(100)
+    flow = FlowControl(100)
     flow.limited(50)
     flow.limited(20)
     assert flow.room == 50
@@ -286,7 +291,7 @@ def test_a_limit_that_comes_late_or_twice_does_no_harm() -> None:
 
 
 def test_data_for_an_end_without_credit_is_bounded() -> None:
-    flow = Flow(counted=False)
+    flow = FlowControl(counted=False)
     for _ in range(3):
         flow.came(0, UNCOUNTED_BYTES)  # 0.1.0 sends the start of a piece only in answers
         assert not flow.took(UNCOUNTED_BYTES)
@@ -297,7 +302,7 @@ def test_data_for_an_end_without_credit_is_bounded() -> None:
 
 
 def test_a_limit_is_sent_when_half_the_window_was_read() -> None:
-    flow = Flow(100)
+    flow = FlowControl(100)
     flow.came(0, 100)
     assert not flow.took(49)
     assert flow.took(1)

@@ -11,7 +11,7 @@ from virtbus.bus.client.codec import read_message
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Message
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Span, Spans
+from virtbus.schemas.events import Span, SpanBatch
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -37,7 +37,7 @@ def finished(bus: MemoryBus) -> Iterator[Finished]:
         stop()
         stored = await bus.history(f"virtbus.evt.n1.{UID}.trace.span")
         messages = [Message(one.subject, one.body) for one in stored]
-        return [span for message in messages for span in read_message(Spans, message).spans]
+        return [span for message in messages for span in read_message(SpanBatch, message).spans]
 
     yield told
     if not ended:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from virtbus.bus.provisioning import server
-from virtbus.bus.provisioning.cluster import Cluster
+from virtbus.bus.provisioning.cluster import ClusterMember
 from virtbus.bus.runtime.bus_settings import BusSettings
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -38,7 +38,7 @@ class ThreeServers:
             nodes=NODES,
             host=HOSTS[number],
             port=self._port,
-            cluster=Cluster(self._routes[number], self._routes),
+            cluster=ClusterMember(self._routes[number], self._routes),
         )
         self.servers.append(await self._stack.enter_async_context(running))
 

@@ -13,7 +13,7 @@ from virtbus.bus.client.ports import Request
 from virtbus.bus.provisioning import server
 from virtbus.schemas.api import WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.events import Event, EventKind
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import event
@@ -120,7 +120,7 @@ class Script:
             self.replies += replies
             self.more.notify_all()
 
-    async def happen(self, kind: Kind, **more: Any) -> None:
+    async def happen(self, kind: EventKind, **more: Any) -> None:
         """Publish an event as the node would."""
         fact = Event(kind=kind, uid=UID, node="n1", name="web", namespace="default", **more)
         await self.node.publish(event("n1", UID, kind), fact)

@@ -10,7 +10,7 @@ from virtbus.bus.client.connection import connect
 from virtbus.bus.provisioning.stream_setup import ensure
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas.api import BusRebuilt, NodeAudited, NodeFindings, RebuiltNode, RebuiltVm
-from virtbus.schemas.nodework import Finding
+from virtbus.schemas.node_rpc import AuditFinding
 from virtbus.schemas.subjects import vm_record, vm_secret
 from virtbus.schemas.wire import encode
 
@@ -92,7 +92,7 @@ async def test_a_rebuild_with_open_conflicts_is_refused_with_the_next_step(
 
 
 def audited(*, repaired: bool = False) -> NodeAudited:
-    finding = Finding(kind="domain", uid=UID, what="a domain, running", repair="end the guest")
+    finding = AuditFinding(kind="domain", uid=UID, what="a domain, running", repair="end the guest")
     found = finding.model_copy(update={"repaired": repaired})
     return NodeAudited(nodes=(NodeFindings(node="n1", findings=(found,)),))
 

@@ -14,8 +14,8 @@ from virtbus.schemas.api import (
 )
 from virtbus.schemas.image import ImageFormat, ImageInfo, Progress
 from virtbus.schemas.image_api import DeletedImages, ImagePage, NodeImage, PulledImages
-from virtbus.schemas.node import NodeState, NodeView, NodeWish, ServiceState
-from virtbus.schemas.nodework import ForgottenImage
+from virtbus.schemas.node import NodeSpec, NodeState, NodeView, ServiceState
+from virtbus.schemas.node_rpc import ForgottenImage
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import progress
 
@@ -66,7 +66,7 @@ async def test_node_list_shows_allocations(script: Script, cli: Cli) -> None:
 
 
 async def test_node_cordon_shows_the_node_and_its_vms(script: Script, cli: Cli) -> None:
-    cordoned = node(wish=NodeWish(node="n1", cordoned=True))
+    cordoned = node(node_spec=NodeSpec(node="n1", cordoned=True))
     vm = NodeVm(uid=UID, namespace="default", name="web", state=VmState.RUNNING)
     for verb in ("get", "cordon", "uncordon"):
         script.answer("node", verb, NodeDetail(node=cordoned, vms=(vm,)))

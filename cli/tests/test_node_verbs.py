@@ -8,14 +8,14 @@ from cli.tests.fakes import UID, Cli, Script, vm_view
 from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import NodeDetail, NodeForgotten, NodeVm, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
+from virtbus.schemas.node import Drain, Fence, NodeSpec, NodeState, NodeView
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import Condition
 
 pytestmark = pytest.mark.integration
 
 
-def detail(*vms: NodeVm, **wish: Any) -> NodeDetail:
+def detail(*vms: NodeVm, **node_spec: Any) -> NodeDetail:
     node = NodeView(
         node="n1",
         hostname="n1",
@@ -23,7 +23,7 @@ def detail(*vms: NodeVm, **wish: Any) -> NodeDetail:
         state=NodeState.READY,
         cpus=4,
         memory_bytes=8 << 30,
-        wish=NodeWish(node="n1", cordoned=True, **wish),
+        node_spec=NodeSpec(node="n1", cordoned=True, **node_spec),
     )
     return NodeDetail(node=node, vms=vms)
 
@@ -33,7 +33,7 @@ def vm(**more: Any) -> NodeVm:
 
 
 async def test_drain_lists_leaving_vms_and_their_targets(script: Script, cli: Cli) -> None:
-    looks = [detail(vm(leaving=True)), detail()]
+    looks = [detail(vm(evacuating=True)), detail()]
 
     async def get(_: Request) -> NodeDetail:
         return looks.pop(0)
@@ -49,22 +49,24 @@ async def test_drain_lists_leaving_vms_and_their_targets(script: Script, cli: Cl
 
 
 async def test_drain_lists_remaining_vms_and_exits_1(script: Script, cli: Cli) -> None:
-    stays = detail(vm(stays="its disks are on this node (root)"), draining=Drain(since_ns=1))
-    script.answer("node", "drain", stays)
-    script.answer("node", "get", stays)
+    stuck = detail(
+        vm(eviction_blocked_reason="its disks are on this node (root)"), draining=Drain(since_ns=1)
+    )
+    script.answer("node", "drain", stuck)
+    script.answer("node", "get", stuck)
     ended = await cli("node", "drain", "n1")
     assert ended.code == 1
     assert "default/web: its disks are on this node (root)" in ended.err
     assert "virtbus node uncordon n1" in ended.err
     quick = await cli("node", "drain", "n1", "--no-wait", "-o", "json")
     assert quick.code == 0
-    assert quick.json["vms"][0]["stays"] == "its disks are on this node (root)"
+    assert quick.json["vms"][0]["eviction_blocked_reason"] == "its disks are on this node (root)"
 
 
 async def test_a_drain_that_takes_too_long_is_unknown_and_continues(
     script: Script, cli: Cli
 ) -> None:
-    going = detail(vm(leaving=True), draining=Drain(since_ns=1))
+    going = detail(vm(evacuating=True), draining=Drain(since_ns=1))
     script.answer("node", "drain", going)
     script.answer("node", "get", going)
     ended = await cli("node", "drain", "n1", "--timeout", "0.1")
@@ -74,7 +76,11 @@ async def test_a_drain_that_takes_too_long_is_unknown_and_continues(
 
 async def test_fence_needs_a_confirmation_and_shows_waiting_vms(script: Script, cli: Cli) -> None:
     proof = Fence(by="operator", why="powered off", time_ns=1)
-    script.answer("node", "fence", detail(vm(stays="its disks are on this node"), fenced=proof))
+    script.answer(
+        "node",
+        "fence",
+        detail(vm(eviction_blocked_reason="its disks are on this node"), fenced=proof),
+    )
     assert (await cli("node", "fence", "n1")).code == 2
     ended = await cli("node", "fence", "n1", "--confirm", "powered off")
     assert ended.code == 0, ended.err
@@ -92,8 +98,8 @@ async def test_forget_names_the_next_step(script: Script, cli: Cli) -> None:
 
 
 async def test_move_waits_until_the_vm_runs_there(script: Script, cli: Cli) -> None:
-    leaving = Condition(type="Leaving", status=True)
-    script.answer("vm", "move", vm_view(conditions=(leaving,)))
+    moving = Condition(type="Evacuating", status=True)
+    script.answer("vm", "move", vm_view(conditions=(moving,)))
     there = vm_view(node="n2", epoch=2)
     await script.see(WatchReply(items=(there,)), WatchReply(synced=True))
     ended = await cli("vm", "move", "web", "--to", "n2")

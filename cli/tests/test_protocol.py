@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from virtbus.cli.wire.protocol import (
     Event,
     Info,
-    Message,
     Ping,
     ProtocolError,
     Reader,
-    Refusal,
+    ServerRefusal,
+    WireMessage,
     publish_bytes,
 )
 
@@ -30,11 +30,11 @@ WIRE = (
 EVENTS: list[Event] = [
     Info({"server_name": "x", "headers": True}),
     Ping(),
-    Message("a.b", 1, "", b"hel\r\n"),
-    Message("a.b", 1, "_INBOX.1", b""),
-    Message("r", 7, "", b"", {}, 503),
-    Message("r", 7, "re", b"ok", {"Key": "v:1"}, 0),
-    Refusal('Permissions Violation for Publish to "x"'),
+    WireMessage("a.b", 1, "", b"hel\r\n"),
+    WireMessage("a.b", 1, "_INBOX.1", b""),
+    WireMessage("r", 7, "", b"", {}, 503),
+    WireMessage("r", 7, "re", b"ok", {"Key": "v:1"}, 0),
+    ServerRefusal('Permissions Violation for Publish to "x"'),
 ]
 
 

@@ -3,12 +3,14 @@
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
 from virtbus.schemas.api import VmPage
-from virtbus.schemas.quarantine import Kept, NodeQuarantined
+from virtbus.schemas.quarantine import NodeQuarantined, QuarantineEntry
 
-HELD = Kept(
+HELD = QuarantineEntry(
     entry=UID, uid=UID, namespace="default", name="web", held=True, why="running; no record"
 )
-KEPT = Kept(entry=f"{UID}.2", uid=UID, bytes=3 << 30, why="moved", since_ns=1_795_000_000 * 10**9)
+KEPT = QuarantineEntry(
+    entry=f"{UID}.2", uid=UID, bytes=3 << 30, why="moved", since_ns=1_795_000_000 * 10**9
+)
 
 
 async def test_held_and_kept_entries_are_listed(script: Script, cli: Cli) -> None:

@@ -11,7 +11,7 @@ from cli.tests.fakes import UID, Cli, Script, environment, run, start, vm_view
 
 from virtbus.bus.client.flow_control import WINDOW_BYTES
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.client.streams import Stream, accepting
+from virtbus.bus.client.streams import ByteStream, accepting
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import ConsoleOpen, LogsRead
 from virtbus.schemas.subjects import rpc
@@ -41,7 +41,7 @@ class Guest:
             if stream.closed == "detached":
                 self.detached.set()
 
-    async def _converse(self, stream: Stream) -> None:
+    async def _converse(self, stream: ByteStream) -> None:
         while keys := await stream.read():
             self.typed += keys
             await stream.write(keys.upper())

@@ -11,7 +11,7 @@ from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import VmCreate, VmCreated, WatchReply
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.events import Kind, Span
+from virtbus.schemas.events import EventKind, Span
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.image import Progress
 from virtbus.schemas.states import VmState
@@ -96,10 +96,10 @@ async def test_wait_that_runs_out_is_an_unknown_outcome(script: Script, cli: Cli
 
 async def test_steps_and_progress_are_shown_while_waiting(script: Script, cli: Cli) -> None:
     async def create(_: Request) -> VmCreated:
-        await script.happen(Kind.VM_ACCEPTED)
+        await script.happen(EventKind.VM_ACCEPTED)
         report = Progress(uid=UID, step="pull", done_bytes=50, total_bytes=100)
         await script.node.publish(progress("n1", UID, "pull"), report)
-        await script.happen(Kind.IMAGE_READY, took_ms=12.3, message="cached")
+        await script.happen(EventKind.IMAGE_READY, took_ms=12.3, message="cached")
         await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True))
         return accepted()
 
@@ -174,7 +174,7 @@ async def test_no_answer_in_time_is_an_unknown_outcome(script: Script, cli: Cli)
 
 async def test_create_makes_the_trace_and_publishes_its_own_span(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
-    async with script.bus.subscribe("virtbus.tele.client.span") as spans:
+    async with script.bus.subscribe("virtbus.report.client.span") as spans:
         ended = await cli(*CREATE)
         assert ended.code == 0, ended.err
         message = await anext(aiter(spans))

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.integration
 async def test_restart_waits_for_the_guest_after_the_one_that_still_runs(
     script: Script, cli: Cli
 ) -> None:
-    script.answer("vm", "restart", vm_view(caught_up=False))
+    script.answer("vm", "restart", vm_view(power_observed=False))
     await script.see(
-        WatchReply(items=(vm_view(caught_up=False),)),
+        WatchReply(items=(vm_view(power_observed=False),)),
         WatchReply(synced=True),
-        WatchReply(change=vm_view(state=VmState.STOPPING, caught_up=False)),
+        WatchReply(change=vm_view(state=VmState.STOPPING, power_observed=False)),
         WatchReply(change=vm_view(state=VmState.PREPARING)),
         WatchReply(change=vm_view(revision=9)),
     )
@@ -32,9 +32,9 @@ async def test_pause_and_unpause_wait_for_their_effect(
     script: Script, cli: Cli, verb: str, state: str
 ) -> None:
     before = VmState.PAUSED if verb == "unpause" else VmState.RUNNING
-    script.answer("vm", verb, vm_view(state=before, caught_up=False))
+    script.answer("vm", verb, vm_view(state=before, power_observed=False))
     await script.see(
-        WatchReply(items=(vm_view(state=before, caught_up=False),)),
+        WatchReply(items=(vm_view(state=before, power_observed=False),)),
         WatchReply(synced=True),
         WatchReply(change=vm_view(state=VmState(state), paused=verb == "pause")),
     )
@@ -59,7 +59,7 @@ async def test_a_paused_start_waits_for_the_paused_guest(script: Script, cli: Cl
 async def test_a_start_does_not_report_the_previous_starts_failure(
     script: Script, cli: Cli
 ) -> None:
-    before = vm_view(state=VmState.FAILED, caught_up=False)
+    before = vm_view(state=VmState.FAILED, power_observed=False)
     script.answer("vm", "start", before)
     await script.see(
         WatchReply(items=(before,)),
@@ -75,11 +75,11 @@ async def test_a_start_does_not_report_the_previous_starts_failure(
 async def test_a_guest_that_fails_before_it_is_paused_ends_the_wait(
     script: Script, cli: Cli
 ) -> None:
-    script.answer("vm", "pause", vm_view(caught_up=False))
+    script.answer("vm", "pause", vm_view(power_observed=False))
     await script.see(
-        WatchReply(items=(vm_view(caught_up=False),)),
+        WatchReply(items=(vm_view(power_observed=False),)),
         WatchReply(synced=True),
-        WatchReply(change=vm_view(state=VmState.FAILED, caught_up=False)),
+        WatchReply(change=vm_view(state=VmState.FAILED, power_observed=False)),
     )
     ended = await cli("vm", "pause", "web")
     assert ended.code == 1

@@ -12,7 +12,7 @@ from cli.tests.fakes import UID, Cli, Script, environment, run, start, vm_view
 from virtbus.bus.client.ports import Request
 from virtbus.schemas.api import VmPage, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Event, Kind, Span
+from virtbus.schemas.events import Event, EventKind, Span
 from virtbus.schemas.history import EventItem, EventPage
 from virtbus.schemas.states import VmState
 
@@ -31,7 +31,7 @@ def item(sequence: int, data: Any) -> EventItem:
     )
 
 
-def fact(kind: Kind, at_ns: int, **more: Any) -> Event:
+def fact(kind: EventKind, at_ns: int, **more: Any) -> Event:
     return Event(kind=kind, uid=UID, node="n1", name="web", at_ns=at_ns, **more)
 
 
@@ -139,8 +139,8 @@ async def test_stop_waits_for_the_state_of_its_own_generation(script: Script, cl
 async def test_events_show_times_since_the_first(script: Script, cli: Cli) -> None:
     script.answer("vm", "get", vm_view())
     facts = (
-        item(1, fact(Kind.VM_ACCEPTED, 1_000_000_000)),
-        item(2, fact(Kind.DOMAIN_STARTED, 1_412_000_000, took_ms=402.0)),
+        item(1, fact(EventKind.VM_ACCEPTED, 1_000_000_000)),
+        item(2, fact(EventKind.DOMAIN_STARTED, 1_412_000_000, took_ms=402.0)),
     )
     script.answer("vm", "events", EventPage(items=facts))
     ended = await cli("vm", "events", "web")
@@ -153,7 +153,7 @@ async def test_events_show_times_since_the_first(script: Script, cli: Cli) -> No
 
 async def test_events_of_a_deleted_vm_are_found_by_its_name(script: Script, cli: Cli) -> None:
     script.answer("vm", "get", NOT_FOUND)
-    script.answer("vm", "events", EventPage(items=(item(1, fact(Kind.VM_DELETED, 5)),)))
+    script.answer("vm", "events", EventPage(items=(item(1, fact(EventKind.VM_DELETED, 5)),)))
     ended = await cli("vm", "events", "web")
     assert ended.code == 0, ended.err
     assert "vm.deleted" in ended.out
@@ -162,11 +162,11 @@ async def test_events_of_a_deleted_vm_are_found_by_its_name(script: Script, cli:
 
 async def test_following_events_shows_stored_and_new_ones_once(script: Script) -> None:
     script.answer("vm", "get", vm_view())
-    script.answer("vm", "events", EventPage(items=(item(1, fact(Kind.VM_ACCEPTED, 5)),)))
+    script.answer("vm", "events", EventPage(items=(item(1, fact(EventKind.VM_ACCEPTED, 5)),)))
     process = await start("vm", "events", "web", "-f", "-o", "json", env=environment(script.files))
     assert process.stdout is not None
     first = json.loads(await process.stdout.readline())
-    await script.happen(Kind.DOMAIN_STARTED, at_ns=9)
+    await script.happen(EventKind.DOMAIN_STARTED, at_ns=9)
     second = json.loads(await process.stdout.readline())
     assert [one["data"]["kind"] for one in (first, second)] == ["vm.accepted", "domain.started"]
     process.send_signal(signal.SIGINT)
@@ -208,7 +208,10 @@ async def test_no_controller_is_unavailable_exit_5(script: Script) -> None:
 
 async def test_events_are_in_the_order_of_their_time(script: Script, cli: Cli) -> None:
     script.answer("vm", "get", vm_view())
-    late, early = fact(Kind.IMAGE_PULLING, 2_000_000_000), fact(Kind.VM_ACCEPTED, 1_000_000_000)
+    late, early = (
+        fact(EventKind.IMAGE_PULLING, 2_000_000_000),
+        fact(EventKind.VM_ACCEPTED, 1_000_000_000),
+    )
     script.answer("vm", "events", EventPage(items=(item(1, late), item(2, early))))
     lines = (await cli("vm", "events", "web")).out.splitlines()
     assert [line.split()[1:3] for line in lines[1:]] == [
@@ -219,8 +222,8 @@ async def test_events_are_in_the_order_of_their_time(script: Script, cli: Cli) -
 
 async def test_events_of_all_are_one_json_value_and_name_each_vm(script: Script, cli: Cli) -> None:
     now = time.time_ns()
-    nameless = fact(Kind.DISKS_RELEASED, now).model_copy(update={"name": ""})
-    items = (item(1, fact(Kind.VM_DELETING, now - 1)), item(2, nameless))
+    nameless = fact(EventKind.DISKS_RELEASED, now).model_copy(update={"name": ""})
+    items = (item(1, fact(EventKind.VM_DELETING, now - 1)), item(2, nameless))
     script.answer("vm", "events", EventPage(items=items))
     assert len((await cli("events", "-o", "json")).json["items"]) == 2
     lines = (await cli("events")).out.splitlines()
@@ -262,7 +265,7 @@ async def test_delete_of_several_names_the_vm_of_each_step(script: Script, cli: 
     async with asyncio.timeout(20):
         while not script.data("vm.watch"):
             await asyncio.sleep(0.02)
-    await script.happen(Kind.DOMAIN_STOPPING, message="grace 30 s")
+    await script.happen(EventKind.DOMAIN_STOPPING, message="grace 30 s")
     await script.see(WatchReply(gone=UID), WatchReply(gone=other))
     _, err = await process.communicate()
     assert process.returncode == 0, err

@@ -19,7 +19,7 @@ KEYS = {
     subjects.vm_record("_", UID): bounds.RECORD,
     subjects.name_claim("default", "web"): bounds.SMALL,
     subjects.join_nonce("n1"): bounds.SMALL,
-    subjects.node_wish("n1"): bounds.SMALL,
+    subjects.node_spec("n1"): bounds.SMALL,
     subjects.node_reserved("n1"): bounds.SMALL,
     subjects.node_hosts("n1"): bounds.HOSTS,
     subjects.vm_secret("n1", UID): bounds.SECRET,

@@ -10,7 +10,7 @@ def test_every_subject_is_in_the_catalogue() -> None:
         for name, value in vars(subjects).items()
         if callable(value) and value.__module__ == subjects.__name__ and not name.startswith("_")
     }
-    filters = {"vm_anywhere", "vm_all", "hosts_all", "ready_all", "tele_all", "events"}
+    filters = {"vm_anywhere", "vm_all", "hosts_all", "ready_all", "service_report_all", "events"}
     filters |= {"signing_keys", "watch_renewals"}
     assert made - filters == {channel.function for channel in CHANNELS}
     assert len(FILTERS) == len(filters)

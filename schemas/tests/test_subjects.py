@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtbus.schemas import subjects
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
 
 UUID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -93,13 +93,13 @@ def test_a_record_filter_never_meets_a_claim() -> None:
 
 def test_only_records_and_facts_may_be_unplaced() -> None:
     assert subjects.vm_record(UNPLACED, UUID) == f"$KV.vm._.{UUID}"
-    for make in (subjects.vm_status, subjects.tele, subjects.rpc):
+    for make in (subjects.vm_status, subjects.service_report, subjects.rpc):
         with pytest.raises(ValueError, match="must be"):
             make(*(UNPLACED for _ in arguments(make)))
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_kind_of_event_has_a_subject(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", EventKind)
+def test_every_kind_of_event_has_a_subject(kind: EventKind) -> None:
     assert subjects.event("n1", UUID, kind) == f"virtbus.evt.n1.{UUID}.{kind}"
 
 

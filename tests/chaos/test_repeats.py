@@ -41,7 +41,7 @@ async def _repeat(bus: NatsBus, subject: str) -> None:
     """Publish every message of a filter twice more; answers to the repeats are discarded."""
     async with bus.subscribe(subject) as messages:
         async for message in messages:
-            if AGAIN in message.headers or ".rpc." in message.subject.partition(".tele.")[0]:
+            if AGAIN in message.headers or ".rpc." in message.subject.partition(".report.")[0]:
                 continue
             headers = {**message.headers, AGAIN: "1"}
             headers.pop("Nats-Msg-Id", None)

@@ -18,34 +18,52 @@ METHODS, ATTRIBUTES = 20, 12
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 REASONS: dict[str, str] = {
-    "bus.client.NatsLink": "one connection is one state machine: each call of nats-py and each "
-    "loss of the connection changes the same state",
-    "bus.memory.MemoryBus": "has the methods of `ports.Bus`, and those by which a test cuts it off",
-    "bus.natsbus.NatsBus": "has the methods of `ports.Bus`; ten are attributes, because a part "
-    "of the connection does their work",
-    "bus.server.Server": "one nats-server: its process, its configuration and its accounts change "
-    "together",
-    "bus.watch.PullWatch": "one pull is one state machine: list, follow, doubt, list again",
-    "cli.up.bus_disk.BusDisk": "eight methods; the attributes are the times and texts that keep "
-    "restarts and messages rare",
-    "controller.core.fleet.Fleet": "the cache of all buckets: records, statuses and nodes are "
-    "consistent only together",
-    "controller.edge.commit.Commits": "all writes of the controller are in one place, each with "
-    "its precondition (ADR 0003)",
-    "controller.service.Controller": "wires the parts of the controller; the attributes are parts",
+    "bus.client.connection.NatsLink": (
+        "one connection is one state machine: each call of nats-py and each loss of the "
+        "connection changes the same state"
+    ),
+    "bus.client.memory_bus.MemoryBus": (
+        "has the methods of `ports.Bus`, and those by which a test cuts it off"
+    ),
+    "bus.client.nats_bus.NatsBus": (
+        "has the methods of `ports.Bus`; ten are attributes, because a part of the connection "
+        "does their work"
+    ),
+    "bus.client.watch.PullWatch": "one pull is one state machine: list, follow, doubt, list again",
+    "bus.provisioning.server.Server": (
+        "one nats-server: its process, its configuration and its accounts change together"
+    ),
+    "cli.up.bus_disk.BusDisk": (
+        "eight methods; the attributes are the times and texts that keep restarts and messages rare"
+    ),
+    "controller.core.fleet.Fleet": (
+        "the cache of all buckets: records, statuses and nodes are consistent only together"
+    ),
+    "controller.edge.commit.Commits": (
+        "all writes of the controller are in one place, each with its precondition (ADR 0003)"
+    ),
+    "controller.service.ControllerService": (
+        "wires the parts of the controller; the attributes are parts"
+    ),
     "imaged.disks.Disks": "one lock a VM covers ensure, release and quarantine of its disks",
-    "imaged.edge.store.Store": "one folder with one lock: images, names and leases are consistent "
-    "only together",
+    "imaged.edge.store.ImageStore": (
+        "one folder with one lock: images, names and leases are consistent only together"
+    ),
     "netd.attachments.Attachments": "one turn a VM covers each change of its attachment",
-    "nodeagent.assignments.Assignments": "one item of the watch is decided with all that is known "
-    "of its uid: the listing, the disk, the domain, the actor, the record that follows",
-    "nodeagent.edge.hypervisor.LibvirtHypervisor": "has the methods of the port `Hypervisor`; "
-    "calls, limits, guests and displays have modules of their own",
-    "nodeagent.edge.record_files.StateFiles": "has the methods of the port `RecordFiles`",
-    "nodeagent.instance.Ownership": "one key on the bus: claim and renewal share its revision and "
-    "its tokens",
-    "nodeagent.liveness.Liveness": "one heartbeat: each attribute is an input of the record",
-    "nodeagent.simulated.MemoryFiles": "has the methods of the port `RecordFiles`",
+    "nodeagent.assignments.Assignments": (
+        "one item of the watch is decided with all that is known of its uid: the listing, the "
+        "disk, the domain, the actor, the record that follows"
+    ),
+    "nodeagent.edge.hypervisor.LibvirtHypervisor": (
+        "has the methods of the port `Hypervisor`; calls, limits, guests and displays have "
+        "modules of their own"
+    ),
+    "nodeagent.edge.record_files.AgentFiles": "has the methods of the port `RecordFiles`",
+    "nodeagent.heartbeat.Heartbeat": "one heartbeat: each attribute is an input of the record",
+    "nodeagent.instance.Ownership": (
+        "one key on the bus: claim and renewal share its revision and its tokens"
+    ),
+    "nodeagent.simulated_files.MemoryFiles": "has the methods of the port `RecordFiles`",
 }
 """Class → the reason why it stays in one piece."""
 

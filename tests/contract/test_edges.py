@@ -45,11 +45,11 @@ ALLOWED: dict[str, dict[str, str]] = {
         "os.killpg": "ends a fence agent that takes too long",
         "signal": "ends a fence agent that takes too long",
     },
-    "controller/edge/watching.py": {"Path.touch": "a watcher's own method; no file is touched"},
+    "controller/edge/watch_server.py": {"Path.touch": "a watcher's own method; no file is touched"},
     "netd/builder.py": {
         "socket": "only the type of the descriptors that an edge opened",
     },
-    "netd/facts.py": {
+    "netd/event_recorder.py": {
         "time.monotonic_ns": "turns the wrapper's monotonic times into those of its span",
     },
     "netd/settings.py": {"Path.read_text": "a default of the settings is the host's resolv.conf"},

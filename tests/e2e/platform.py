@@ -29,16 +29,16 @@ from virtbus.nodeagent.edge.kvm_probe import usable
 from virtbus.schemas.api import NodePage, VmPage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.node import NodeState, NodeWish
+from virtbus.schemas.node import NodeSpec, NodeState
 from virtbus.schemas.subjects import (
     HOST_KEY,
     HOSTS_KEY,
     IMAGES_KEY,
     INSTANCE_KEY,
     JOIN_KEY,
+    NODE_SPEC_KEY,
     RIVAL_KEY,
     SIGNING,
-    WISH_KEY,
 )
 from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import read
@@ -438,8 +438,8 @@ def lasts(key: str, value: bytes) -> bool:
     ids of their last requests for a day.
     """
     last = key.rpartition(".")[2]
-    if last == WISH_KEY:
-        return read(NodeWish, value).idle
+    if last == NODE_SPEC_KEY:
+        return read(NodeSpec, value).idle
     of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, INSTANCE_KEY, RIVAL_KEY}
     return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 

@@ -43,15 +43,15 @@ def test_panics_and_watchdogs_are_distinguished_from_crashes(
     login(view, "(sleep 1; echo c > /proc/sysrq-trigger) > /dev/null 2>&1 &")
     until(lambda: platform.get("own")["restarts"] == 1, "the panic is seen")
     (again,) = platform.wait_ready("own")
-    assert (again["last_end"]["how"], again["last_end"]["asked"]) == ("panicked", False)
-    assert again["last_end"]["at_ns"] > view["started_ns"]
+    assert (again["last_exit"]["how"], again["last_exit"]["asked"]) == ("panicked", False)
+    assert again["last_exit"]["at_ns"] > view["started_ns"]
     assert host.qemu_pids(view["uid"]) not in ([pid], [])
     assert "panicked by itself" in platform.cli("vm", "get", "own")
 
     login(again, BITE)
     until(lambda: platform.get("own")["restarts"] == 2, "the watchdog fires")
     again = platform.wait_state("own", "Running")
-    assert (again["last_end"]["how"], again["last_end"]["asked"]) == ("watchdog", False)
+    assert (again["last_exit"]["how"], again["last_exit"]["asked"]) == ("watchdog", False)
     assert {"guest.panicked", "guest.watchdog"} <= set(platform.events("own"))
 
 
@@ -62,6 +62,6 @@ def test_a_watchdog_resets_its_guest(platform: Platform, tmp_path: Path) -> None
     login(view, BITE)
     until(lambda: platform.get("own")["reboots"] == 1, "the watchdog fires")
     (again,) = platform.wait_ready("own")
-    assert again["last_end"] is None
+    assert again["last_exit"] is None
     assert host.qemu_pids(view["uid"])
     assert "guest.watchdog" in platform.events("own")

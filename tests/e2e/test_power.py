@@ -52,7 +52,7 @@ def test_guest_that_powers_off_stays_off_under_once(
     login(view, "poweroff")
     ended = platform.wait_state("own", "Succeeded")
     assert ended["restarts"] == 0
-    end = ended["last_end"]
+    end = ended["last_exit"]
     assert (end["how"], end["asked"]) == ("shut down", False)
     assert end["at_ns"] > view["started_ns"]
     assert not host.qemu_pids(view["uid"])
@@ -78,7 +78,7 @@ def test_killed_emulator_is_started_again_once(platform: Platform) -> None:
     until(lambda: host.qemu_pids(view["uid"]) not in ([pid], []), "a new one", within_s=20)
     again = platform.wait_state("hit", "Running")
     assert again["restarts"] == 1
-    assert (again["last_end"]["how"], again["last_end"]["asked"]) == ("crashed", False)
+    assert (again["last_exit"]["how"], again["last_exit"]["asked"]) == ("crashed", False)
     assert len(host.qemu_pids(view["uid"])) == 1
 
 

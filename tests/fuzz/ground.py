@@ -20,7 +20,7 @@ from tests.e2e.platform import Platform, until
 from tests.fuzz.pool import BRIDGE_PORT, IMAGES_PORT
 
 from virtbus.bus.errors import BusError
-from virtbus.nodeagent.edge.driver_file import test_host
+from virtbus.nodeagent.edge.libvirt_test_driver import test_host
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState

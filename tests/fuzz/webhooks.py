@@ -13,10 +13,10 @@ from aiohttp import web
 from tests.fuzz.pool import BRIDGE_PORT
 
 from virtbus.kubebridge.edge.admission import routes
-from virtbus.kubebridge.edge.cluster import Cluster
-from virtbus.kubebridge.edge.web.answers import in_status
-from virtbus.kubebridge.edge.web.asking import Asking
-from virtbus.kubebridge.edge.web.guests import Guests
+from virtbus.kubebridge.edge.cluster import KubernetesApi
+from virtbus.kubebridge.edge.web.authorization import Authorization
+from virtbus.kubebridge.edge.web.error_middleware import in_status
+from virtbus.kubebridge.edge.web.guest_proxy import Guests
 from virtbus.kubebridge.edge.web.subresources import Subresources
 
 
@@ -40,7 +40,7 @@ class Anybody:
 async def main() -> None:
     app = web.Application(middlewares=[in_status])
     app.add_routes(routes())
-    cluster, asking = cast("Cluster", NoCluster()), cast("Asking", Anybody())
+    cluster, asking = cast("KubernetesApi", NoCluster()), cast("Authorization", Anybody())
     app.add_routes(Subresources(cluster, cast("Guests", None), asking).routes())
     runner = web.AppRunner(app)
     await runner.setup()

@@ -15,7 +15,7 @@ from services.nodeagent.tests.pretended_node import record
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.flow_control import WINDOW_BYTES
 from virtbus.bus.client.nats_bus import NatsBus
-from virtbus.bus.client.streams import Stream, opening
+from virtbus.bus.client.streams import ByteStream, opening
 from virtbus.bus.provisioning import server
 from virtbus.nodeagent.core.scrollback import ROOM_BYTES
 from virtbus.nodeagent.edge.console import FELL_BEHIND, Consoles
@@ -63,7 +63,7 @@ class Reader:
         self.size = 0
         self.closed = ""
 
-    async def read(self, stream: Stream, progress: asyncio.Event) -> None:
+    async def read(self, stream: ByteStream, progress: asyncio.Event) -> None:
         while data := await stream.read():
             self.digest.update(data)
             self.size += len(data)
@@ -94,7 +94,7 @@ async def serial(nats: server.Server) -> AsyncIterator[Serial]:
             yield made
 
 
-async def view(stack: AsyncExitStack, nats: server.Server) -> Stream:
+async def view(stack: AsyncExitStack, nats: server.Server) -> ByteStream:
     """A viewer with a connection of its own."""
     bus: NatsBus = await stack.enter_async_context(connect(nats.settings("client"), name="viewer"))
     want = ConsoleOpen(uid=UID, write=False)
@@ -137,10 +137,10 @@ async def test_cutting_a_viewers_connection_ends_only_that_viewer(
     nats: server.Server, serial: Serial
 ) -> None:
     async with AsyncExitStack() as stack, AsyncExitStack() as cut:
-        stays = await view(stack, nats)
+        eviction_blocked_reason = await view(stack, nats)
         await view(cut, nats)
         await serial.attached.wait()
         await cut.aclose()
         await serial.write(b"still here")
-        assert await stays.read() == b"still here"
-        assert not stays.closed
+        assert await eviction_blocked_reason.read() == b"still here"
+        assert not eviction_blocked_reason.closed

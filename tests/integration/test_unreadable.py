@@ -40,7 +40,7 @@ DAMAGES: dict[str, Callable[[str], bytes]] = {
 KEYS = {
     "claim": subjects.name_claim("default", "web"),
     "claim of no vm": subjects.name_claim("default", "nobody"),
-    "wish": subjects.node_wish(NODE),
+    "node_spec": subjects.node_spec(NODE),
     "sum": subjects.node_reserved(NODE),
     "join": subjects.join_nonce(NODE),
     "host": subjects.node_host(NODE),

@@ -7,7 +7,7 @@ from typing import Any
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.client.streams import Stream, accepting
+from virtbus.bus.client.streams import ByteStream, accepting
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestOs, GuestUser
 from virtbus.schemas.states import VmState
@@ -40,7 +40,7 @@ class GuestUnderTest:
         self.asked: list[str] = []
         self.opened: list[StreamOpen] = []
         self.left = asyncio.Event()
-        self.says: Callable[[Stream], Awaitable[None]] | None = None
+        self.says: Callable[[ByteStream], Awaitable[None]] | None = None
         """A replacement for the console's behaviour."""
 
     def bus(self, name: str = "bridge") -> MemoryBus:
@@ -50,7 +50,7 @@ class GuestUnderTest:
     async def running(self) -> AsyncIterator[None]:
         bus = self.bus("node")
         verbs = ("get", "pause", "unpause", "reset", "soft-reboot")
-        streams: dict[str, Callable[[Stream], Awaitable[None]]] = {
+        streams: dict[str, Callable[[ByteStream], Awaitable[None]]] = {
             "console": self._console,
             "port": _repeat,
             "vnc": self._show,
@@ -94,7 +94,7 @@ class GuestUnderTest:
         return TOLD
 
     def _stream(
-        self, bus: MemoryBus, serve: Callable[[Stream], Awaitable[None]]
+        self, bus: MemoryBus, serve: Callable[[ByteStream], Awaitable[None]]
     ) -> Callable[[Request], Awaitable[None]]:
         async def handle(request: Request) -> None:
             is_port = request.subject.endswith(".port")
@@ -109,7 +109,7 @@ class GuestUnderTest:
 
         return handle
 
-    async def _console(self, stream: Stream) -> None:
+    async def _console(self, stream: ByteStream) -> None:
         if self.says is not None:
             await self.says(stream)
             return
@@ -119,16 +119,16 @@ class GuestUnderTest:
             if b"quit" in data:
                 stream.end("the guest stopped")
 
-    async def _show(self, stream: Stream) -> None:
+    async def _show(self, stream: ByteStream) -> None:
         await stream.write(BANNER)
         await _repeat(stream)
 
-    async def _shoot(self, stream: Stream) -> None:
+    async def _shoot(self, stream: ByteStream) -> None:
         await stream.write(PICTURE)
         stream.end("end of picture")
 
 
-async def _repeat(stream: Stream) -> None:
+async def _repeat(stream: ByteStream) -> None:
     while data := await stream.read():
         if data == b"bye":
             stream.end("the guest closed the connection")

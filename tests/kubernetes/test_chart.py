@@ -12,7 +12,7 @@ from tests.kubernetes.cluster import CRDS
 
 from virtbus.documents.manifests import NAMESPACE, rendered
 from virtbus.kubebridge.core.api.subresources import VERBS
-from virtbus.kubebridge.core.runtime.calls import Verb
+from virtbus.kubebridge.core.runtime.subresource_effects import Verb
 
 CHART = CRDS.parent
 PLAIN = CHART / "manifests" / "virtbus.yaml"

@@ -19,7 +19,7 @@ from tests.e2e import host
 from tests.e2e.platform import Platform, Stage, tiny_image, until
 from tests.kubernetes.cluster import CRDS, Cluster, programs
 
-from virtbus.kubebridge.core.objects.plain import text
+from virtbus.kubebridge.core.objects.unstructured import text
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.e2e, pytest.mark.timeout(600)]
 Json = dict[str, Any]

@@ -50,7 +50,7 @@ class Bridge:
 
         try:
             asyncio.run(ask())
-        except door.Answer as answer:
+        except door.StatusError as answer:
             self.said = str(answer)
             return False
         return True

@@ -21,12 +21,12 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.guest_under_test import BANNER, PICTURE, GuestUnderTest
 from tests.kubernetes.virtctl import VM, VMI, Virtctl
 
-from virtbus.bus.client.streams import Stream
+from virtbus.bus.client.streams import ByteStream
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.api.discovery import AGGREGATED, KUBEVIRT
 from virtbus.kubebridge.edge import cluster as kubernetes
-from virtbus.kubebridge.edge.web.documents import NO_GUESTFS
-from virtbus.kubebridge.edge.web.site import Site
+from virtbus.kubebridge.edge.web.application import Application
+from virtbus.kubebridge.edge.web.discovery import NO_GUESTFS
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -94,7 +94,7 @@ async def desk(kubevirt: Cluster) -> AsyncIterator[Desk]:
             virtctl.session(admin) as session,
             background() as tasks,
         ):
-            site = Site(guest.bus(), api, "127.0.0.1:0")
+            site = Application(guest.bus(), api, "127.0.0.1:0")
             site.door.show(*serving)
             tasks.start(site.run(lambda: ""))
             while site.where is None:
@@ -347,7 +347,7 @@ async def test_a_stalled_viewer_delays_only_its_own_stream(desk: Desk) -> None:
     await desk.state()
     sent = 0
 
-    async def talk(stream: Stream) -> None:
+    async def talk(stream: ByteStream) -> None:
         nonlocal sent
         while True:
             await stream.write(b"x" * BLOCK)

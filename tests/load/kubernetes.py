@@ -24,7 +24,7 @@ from tests.load.meters import cpu_s, line, memory_kib, percentiles
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.edge import cluster
-from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope
+from virtbus.kubebridge.edge.cluster import KubernetesApi, Scope, StatusError
 
 NAMESPACE = "load"
 WRITES_MAX, P50_MS_MAX, PSS_MIB_MAX, KIB_PER_VM_MAX = 8.0, 1000.0, 110.0, 20.0
@@ -42,7 +42,7 @@ Json = dict[str, Any]
 class Crowd:
     """VMs by name: the time of each request, and the time when its status was Running."""
 
-    api: Cluster
+    api: KubernetesApi
     asked_s: dict[str, float] = field(default_factory=dict)
     running_s: dict[str, float] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Crowd:
                 async for event in self.api.watch(VM, version):
                     version = event.object["metadata"]["resourceVersion"]
                     self._note(event.type, event.object)
-            except Answer:
+            except StatusError:
                 await asyncio.sleep(0.1)
 
     def _note(self, kind: str, vm: Json) -> None:

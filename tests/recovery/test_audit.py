@@ -17,7 +17,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudited, NodeFindings
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.nodework import Held, Inspect, Released
+from virtbus.schemas.node_rpc import HeldResources, Inspect, ReleaseReply
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmStatus
@@ -124,7 +124,7 @@ async def test_a_failed_removal_is_retried_soon(
     lost: list[str] = []
     release = SimulatedNode._release
 
-    async def first_is_lost(self: SimulatedNode, request: Request) -> Released:
+    async def first_is_lost(self: SimulatedNode, request: Request) -> ReleaseReply:
         if not lost:
             lost.append(request.subject)
             raise VirtbusError(Code.UNAVAILABLE, "recovering", "not yet")
@@ -150,10 +150,10 @@ async def test_missing_parts_of_a_network_are_reported_and_netd_repairs_them(
 ) -> None:
     faults = {A: ("tap0 is gone",), "": ("nftables virtbus: gone",)}
 
-    async def inspect(self: SimulatedNode, request: Request) -> Held:
+    async def inspect(self: SimulatedNode, request: Request) -> HeldResources:
         if validate(Inspect, request.data).mend:
             faults.clear()
-        return Held(things=dict.fromkeys(self.held, ("simulated",)), faults=faults)
+        return HeldResources(things=dict.fromkeys(self.held, ("simulated",)), faults=faults)
 
     monkeypatch.setattr(SimulatedNode, "_inspect", inspect)
     node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)

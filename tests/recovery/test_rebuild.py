@@ -10,12 +10,12 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.provisioning import backup
-from virtbus.controller.service import Controller
+from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.api import BusRebuilt
-from virtbus.schemas.node import Drain, NodeState, NodeWish
+from virtbus.schemas.node import Drain, NodeSpec, NodeState
 from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.wire import encode, read, validate
 
@@ -31,7 +31,7 @@ async def controller(node: Node) -> AsyncIterator[MemoryBus]:
     """A controller on the node's bus, and a client's connection."""
     client = MemoryBus(node.server, "client")
     async with asyncio.TaskGroup() as group:
-        serving = Controller(MemoryBus(node.server, "c1"), Settings(), _declared)
+        serving = ControllerService(MemoryBus(node.server, "c1"), Settings(), _declared)
         task = group.create_task(serving.run())
         yield client
         task.cancel()
@@ -105,25 +105,25 @@ async def test_a_nodes_desired_state_is_restored_on_a_recreated_bus(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)
-    wish = NodeWish(node=NODE, cordoned=True, draining=Drain(since_ns=1), lease_revision=7)
+    node_spec = NodeSpec(node=NODE, cordoned=True, draining=Drain(since_ns=1), lease_revision=7)
     await node.join()
     async with node.agent():
         await node_says(node, NodeState.READY)
-        await node.bus.put(subjects.node_wish(NODE), encode(wish))
-        await eventually(lambda: node.files.wish() == wish)
+        await node.bus.put(subjects.node_spec(NODE), encode(node_spec))
+        await eventually(lambda: node.files.node_spec() == node_spec)
     await node.other_bus()
     async with node.agent(), controller(node) as client:
         await node_says(node, NodeState.RECOVERING)
         await rebuild(client)
         await node_says(node, NodeState.READY)
-        there = await node.bus.get(subjects.node_wish(NODE))
+        there = await node.bus.get(subjects.node_spec(NODE))
         assert there is not None
-        assert read(NodeWish, there.value) == wish.model_copy(update={"lease_revision": 0})
+        assert read(NodeSpec, there.value) == node_spec.model_copy(update={"lease_revision": 0})
         assert (await ask(client, "vm.create", name="web", image="tiny"))["vm"]["node"] == "_"
         await ask(client, "node.uncordon", node=NODE)
-        await eventually(lambda: node.files.wish() is None)
+        await eventually(lambda: node.files.node_spec() is None)
         await rebuild(client)
-        assert not (await ask(client, "node.get", node=NODE))["node"]["wish"].get("cordoned")
+        assert not (await ask(client, "node.get", node=NODE))["node"]["node_spec"].get("cordoned")
 
 
 async def test_an_empty_bus_is_rebuilt_and_nothing_is_started_or_ended(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from virtbus.bus.client.filters import matches
 from virtbus.bus.client.link import LinkLostError
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.memory_bus import MemoryBus
-from virtbus.bus.client.memory_stream import Shelf
+from virtbus.bus.client.memory_stream import MemoryStream
 from virtbus.bus.client.ports import Entry, Watch, WatchMark
 from virtbus.bus.errors import (
     BusError,
@@ -28,13 +28,13 @@ from virtbus.bus.errors import (
     UnavailableError,
 )
 from virtbus.bus.provisioning.permissions import Role
-from virtbus.bus.runtime.clock import Sources
+from virtbus.bus.runtime.clock import Clock
 
 CAPACITY = 65_536
 WRITE_TIMEOUT_S = 5.0
 
 
-def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Sources:
+def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Clock:
     """Clock (which may err by `skew_ns`), randomness and ids of one process."""
     rng: random.Random = link.server.rng
     loop = link.server.loop
@@ -49,7 +49,7 @@ def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Sources:
         text = f"{value & (1 << 128) - 1:032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
-    return Sources(time_ns=time_ns, uniform=rng.uniform, uuid7=uuid7, secret=rng.randbytes)
+    return Clock(time_ns=time_ns, uniform=rng.uniform, uuid7=uuid7, secret=rng.randbytes)
 
 
 @lru_cache(maxsize=4096)
@@ -72,7 +72,7 @@ class SimWatch:
         self._prefixes = tuple(one.removesuffix(">") for one in plain)
         self._others = tuple(one for one in filters if one not in plain)
         self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
-        self._shelf: Shelf = link.server.shelf(filters[0])
+        self._shelf: MemoryStream = link.server.shelf(filters[0])
         self._list = 0
         self._following = 0
 
@@ -154,7 +154,11 @@ class SimBus(MemoryBus):
         return found
 
     async def _write(
-        self, store: Callable[[], int], shelf: Shelf, keys: Sequence[str], ttl_s: float | None
+        self,
+        store: Callable[[], int],
+        shelf: MemoryStream,
+        keys: Sequence[str],
+        ttl_s: float | None,
     ) -> int:
         for key in keys:
             self._may(key)
@@ -177,7 +181,7 @@ class SimBus(MemoryBus):
             msg = f"permissions violation for {subject}"
             raise DeniedError(msg)
 
-    def _expire_later(self, shelf: Shelf, ttl_s: float | None) -> None:
+    def _expire_later(self, shelf: MemoryStream, ttl_s: float | None) -> None:
         if ttl_s is not None and ttl_s < 3600:
             loop = self.server.loop
             loop.outside(loop.time() + ttl_s + 0.001, shelf.expire)

@@ -27,19 +27,24 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.nodework import (
+from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Ensure,
-    Held,
+    HeldResources,
     ImageReady,
     MadeDisk,
     NetPhase,
     NetReady,
     Release,
-    Released,
-    Tele,
+    ReleaseReply,
+    ServiceReport,
 )
-from virtbus.schemas.quarantine import Keep, Kept, Quarantine, QuarantineWork
+from virtbus.schemas.quarantine import (
+    Quarantine,
+    QuarantineEntry,
+    QuarantineRequest,
+    QuarantineWork,
+)
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import read, validate
@@ -110,13 +115,15 @@ class Hand:
         state = NodeState.RECOVERING if self.recovering else NodeState.READY
         while True:
             kept = len(self._host.disk.quarantine) if self._kind == "imaged" else 0
-            tele = Tele(
+            service_report = ServiceReport(
                 service=self._kind,
                 state=ServiceState(state=state),
                 quarantined=kept,
                 quarantined_bytes=kept,
             )
-            await self._bus.publish(subjects.tele(self._host.node, self._kind), tele)
+            await self._bus.publish(
+                subjects.service_report(self._host.node, self._kind), service_report
+            )
             await asyncio.sleep(TELL_S if not self.recovering else 0.5)
             state = NodeState.RECOVERING if self.recovering else NodeState.READY
 
@@ -204,13 +211,13 @@ class Hand:
             raise VirtbusError.of(ready.error)
         return ready
 
-    async def _inspect(self, request: Request) -> Held:
+    async def _inspect(self, request: Request) -> HeldResources:
         self._ready()
         del request
         held = self._host.disk.overlays if self._kind == "imaged" else self._host.networks
-        return Held(things=dict.fromkeys(sorted(held), (self._kind,)))
+        return HeldResources(things=dict.fromkeys(sorted(held), (self._kind,)))
 
-    async def _release(self, request: Request) -> Released:
+    async def _release(self, request: Request) -> ReleaseReply:
         self._ready()
         want = validate(Release, request.data)
         if want.epoch >= ANY_EPOCH and want.uid in self._listed:
@@ -218,7 +225,7 @@ class Hand:
         self._drop(want.uid)
         async with self._one(want.uid):
             kept = await self._threads.on_disk(lambda: self._released(want))
-        return Released(uid=want.uid, kept=kept)
+        return ReleaseReply(uid=want.uid, kept=kept)
 
     async def _quarantine(self, request: Request) -> Quarantine:
         self._ready()
@@ -266,7 +273,7 @@ class Hand:
             return want.uid
         return ""
 
-    def _gone(self, uid: str, keep: Keep | None) -> str:
+    def _gone(self, uid: str, keep: QuarantineRequest | None) -> str:
         """Remove a VM's overlay from its place: delete it, or keep it if it has writes."""
         disk, entry, number = self._host.disk, uid, 2
         del disk.overlays[uid]
@@ -283,8 +290,11 @@ class Hand:
         return entry
 
 
-def _kept(entry: str, keep: Keep) -> Kept:
-    kept, record = Kept(entry=entry, uid=entry.partition(".")[0], why=keep.why), keep.record
+def _kept(entry: str, keep: QuarantineRequest) -> QuarantineEntry:
+    kept, record = (
+        QuarantineEntry(entry=entry, uid=entry.partition(".")[0], why=keep.why),
+        keep.record,
+    )
     if record is None:
         return kept
     of = {"name": record.name, "namespace": record.namespace, "adoptable": True}

@@ -17,12 +17,12 @@ from tests.sim.wire import Gone
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.nodeagent.core.instance import Me
 from virtbus.nodeagent.core.ports import ConsoleViewer, DomainEvent, DomainFacts, HostFacts
-from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
+from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostMarks
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.node import NodeWish
-from virtbus.schemas.nodework import Arm
+from virtbus.schemas.node import NodeSpec
+from virtbus.schemas.node_rpc import Arm
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import encode
 
@@ -290,13 +290,13 @@ class SimFiles:
         self._threads.alive()
         self._disk.nonce = nonce
 
-    def wish(self) -> NodeWish | None:
-        return self._disk.wish
+    def node_spec(self) -> NodeSpec | None:
+        return self._disk.node_spec
 
-    def set_wish(self, wish: NodeWish | None) -> None:
+    def set_node_spec(self, node_spec: NodeSpec | None) -> None:
         self._threads.alive()
         if not self._host.full:  # otherwise it is logged, and kept after the next list
-            self._disk.wish = wish
+            self._disk.node_spec = node_spec
 
     async def new_boot(self, uid: str) -> None:
         del uid

@@ -24,10 +24,10 @@ from virtbus.nodeagent.core.ports import (
     DomainState,
     Ending,
 )
-from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
+from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import NodeWish
-from virtbus.schemas.quarantine import Keep
+from virtbus.schemas.node import NodeSpec
+from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 
 _METADATA = re.compile(r"<virtbus:vm\b.*?</virtbus:vm>", re.DOTALL)
@@ -82,14 +82,14 @@ class Disk:
     """uid → epoch it was made for."""
     written: set[str] = field(default_factory=set)
     """Uids whose guest ran, so that their overlays contain its writes."""
-    quarantine: dict[str, Keep] = field(default_factory=dict)
+    quarantine: dict[str, QuarantineRequest] = field(default_factory=dict)
     """Overlays without a record, by entry (ADR 0033)."""
     kept_seeds: dict[str, str | None] = field(default_factory=dict)
     nonce: str = ""
     key: str = ""
     """The host's identity; a copy of the disk has it, too."""
     lives: set[str] = field(default_factory=set)
-    wish: NodeWish | None = None
+    node_spec: NodeSpec | None = None
     nodes_own: dict[str, object] = field(default_factory=dict)
 
     def keep(self, uid: str, entry: str) -> None:

@@ -16,10 +16,10 @@ from tests.sim.wire import SimServer
 from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.nodeagent.core.ports import DomainState
-from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
+from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.nodeagent.vm.observation import ONCE_ONLY
 from virtbus.schemas import subjects
-from virtbus.schemas.node import NodeWish
+from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmStatus
 from virtbus.schemas.wire import read
@@ -171,10 +171,10 @@ class Observer(Watcher):
         seen.off_asked += 1
 
     def _fenced(self, host: Host) -> bool:
-        key = subjects.node_wish(host.node)
+        key = subjects.node_spec(host.node)
         entry = self.server.shelf(key).entries.get(key)
-        wish = read(NodeWish, entry.value) if entry is not None and entry.value else None
-        return wish is not None and wish.fenced is not None
+        node_spec = read(NodeSpec, entry.value) if entry is not None and entry.value else None
+        return node_spec is not None and node_spec.fenced is not None
 
     def _recorded(self, record: VmRecord, seen: Seen) -> None:
         uid = record.uid
@@ -184,7 +184,7 @@ class Observer(Watcher):
             self.wrong("I15", f"{uid}: epoch {record.epoch} is written after {seen.epoch}")
         if record.generation < seen.generation or record.power_epoch < seen.power_epoch:
             self.wrong("I2", f"{uid}: a change that was stored is undone")
-        if record.leaving:
+        if record.evacuating:
             seen.left.add(record.node)
         if seen.record is not None:
             self._followed(seen.record, record, seen)

@@ -17,7 +17,7 @@ from tests.sim.loop import Process, VirtualLoop
 from virtbus.bus.client.filters import matches
 from virtbus.bus.client.link import Raw, Receive
 from virtbus.bus.client.memory_link import MemoryLink, MemoryServer
-from virtbus.bus.client.memory_stream import Shelf
+from virtbus.bus.client.memory_stream import MemoryStream
 from virtbus.bus.client.records import stream_of
 from virtbus.bus.errors import UnavailableError
 
@@ -82,12 +82,12 @@ class SimServer(MemoryServer):
         self.watches: list[Callable[[], None]] = []
         """Callbacks that make each watch list again."""
 
-    def shelf(self, key: str) -> Shelf:
+    def shelf(self, key: str) -> MemoryStream:
         """Return the bucket of a key; make it at first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
             markers = stream in {"KV_node", "KV_lease"}
-            shelf = self.shelves[stream] = Shelf(self.loop.now_ns, markers=markers)
+            shelf = self.shelves[stream] = MemoryStream(self.loop.now_ns, markers=markers)
             shelf.seen.append(lambda entry: self.wrote(stream, entry))
         return self.shelves[stream]
 

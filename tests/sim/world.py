@@ -26,15 +26,15 @@ from tests.sim.wire import SimLink, SimServer
 from virtbus.bus.client.local_agent import LocalAgent
 from virtbus.bus.provisioning import permissions
 from virtbus.bus.provisioning.permissions import Role
-from virtbus.controller.service import Controller
+from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings as ControllerSettings
+from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
+from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
-from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings as AgentSettings
-from virtbus.nodeagent.simulated import NoDisks
-from virtbus.nodeagent.tools import Facts, Tools
+from virtbus.nodeagent.simulated_files import NoDisks
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import JoinNonce
@@ -237,7 +237,7 @@ class World:
     # --- services -------------------------------------------------------------------------
     async def _controller(self, service: Service) -> None:
         assert service.bus is not None
-        await Controller(service.bus, controller_settings(), _declared).run()
+        await ControllerService(service.bus, controller_settings(), _declared).run()
 
     async def _agent(self, service: Service) -> None:
         bus, process, host = service.bus, service.process, self.machine(service.host)
@@ -254,7 +254,7 @@ class World:
         lives = SimLives(host, process)
         own = Ownership(bus, host.node, lives.me(bus.sources.uuid7), lives, host.name)
         await own.claim()
-        tools = Tools(
+        tools = AgentPorts(
             bus=bus,
             settings=settings,
             hypervisor=hypervisor,
@@ -263,13 +263,13 @@ class World:
             disks=NoDisks(),
             netd=admin,
             reach=admin,
-            facts=Facts(bus, host.node),
+            facts=EventRecorder(bus, host.node),
             accelerator=lambda _record: "tcg",
             gate=own.prove,
         )
         agent = NodeAgent(
             tools,
-            Liveness(bus, settings, lambda: host_facts(host), own),
+            Heartbeat(bus, settings, lambda: host_facts(host), own),
             AgentRpc(bus, host.node, NoConsole()),
         )
         async with asyncio.TaskGroup() as group:

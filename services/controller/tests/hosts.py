@@ -15,9 +15,9 @@ from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.bus.runtime.tasks import background
 from virtbus.schemas import subjects
-from virtbus.schemas.node import NodeWish
+from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, WISH_KEY
+from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -98,7 +98,7 @@ class Host:
         uid = entry.key.rsplit(".", maxsplit=1)[-1]
         if _is_wish(entry):
             there = entry.kind is EntryKind.PUT
-            self._fenced = there and read(NodeWish, entry.value).fenced is not None
+            self._fenced = there and read(NodeSpec, entry.value).fenced is not None
         elif uid in {JOIN_KEY, HOST_KEY, HOSTS_KEY}:
             return
         elif entry.kind is EntryKind.PURGE:
@@ -134,4 +134,4 @@ class Host:
 
 
 def _is_wish(entry: Entry) -> bool:
-    return entry.key.endswith(f".{WISH_KEY}")
+    return entry.key.endswith(f".{NODE_SPEC_KEY}")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services.controller.tests.fleets import GIB, SSH_KEY, uid
 
-from virtbus.controller.core.admission import Admitted, admit
+from virtbus.controller.core.admission import AdmittedVm, admit
 from virtbus.controller.core.secret_inputs import secret_bytes, split_secrets
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import RunStrategy, VmRecord, VmSpec
@@ -20,7 +20,7 @@ SEED = {"name": "seed", "cloud_init_no_cloud": {"user_data": "#cloud-config\n"}}
 DISKS = "spec.domain.devices.disks"
 
 
-def admitted(**data: Any) -> Admitted:
+def admitted(**data: Any) -> AdmittedVm:
     return admit({"name": "web", "image": "tiny"} | data, uid(1))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import GIB, record
 
-from virtbus.controller.core.changes import changed_paths, deleting, powered, updated
+from virtbus.controller.core.mutations import changed_paths, deleting, powered, updated
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
 

@@ -6,7 +6,7 @@ from services.controller.tests.fleets import record, uid
 from virtbus.controller.core.claims import (
     CommitStep,
     NameStep,
-    Standing,
+    UidState,
     commit_step,
     name_step,
     standing,
@@ -21,17 +21,17 @@ TOMB = Tombstone(uid=uid(1))
 @pytest.mark.parametrize(
     ("last", "purged", "expected"),
     [
-        (None, False, Standing.NOTHING),
-        (None, True, Standing.MARKER),
-        (TOMB, False, Standing.TOMBSTONE),
-        (WANTED, False, Standing.RECORD),
-        (WANTED, True, Standing.MARKER),
+        (None, False, UidState.NOTHING),
+        (None, True, UidState.MARKER),
+        (TOMB, False, UidState.TOMBSTONE),
+        (WANTED, False, UidState.RECORD),
+        (WANTED, True, UidState.MARKER),
     ],
 )
 def test_the_last_message_decides(
     last: VmRecord | Tombstone | None,
     purged: bool,
-    expected: Standing,
+    expected: UidState,
 ) -> None:
     assert standing(last, purged=purged) is expected
 

@@ -8,11 +8,12 @@ from services.controller.tests.fleets import record, uid
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
-from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.secret_inputs import secret_bytes
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.commit import Commits, Committed
-from virtbus.controller.edge.endings import Endings
-from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.seed import CloudInit
@@ -85,7 +86,7 @@ async def sweep(bus: MemoryBus) -> None:
     for entry in bus.server.shelf(CLAIM).listed(("$KV.vm.>",)):
         if entry.kind is EntryKind.PUT:
             fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
-    await Endings(bus, fleet, Facts(bus)).sweep(grace_s=0.0)
+    await Finalizer(bus, fleet, EventRecorder(bus)).sweep(grace_s=0.0)
 
 
 def created(result: Any) -> bool:
@@ -194,5 +195,5 @@ async def test_a_replace_of_a_newer_object_is_a_conflict_and_changes_nothing() -
     first = (await commits.create(record(), None)).held
     second = await commits.replace(first, first.record.model_copy(update={"powered": False}))
     with pytest.raises(Exception, match="wrong last sequence"):
-        await commits.replace(Held(first.record, first.revision), first.record)
+        await commits.replace(StoredVm(first.record, first.revision), first.record)
     assert await commits.latest(uid(1)) == second

@@ -121,7 +121,7 @@ async def test_a_drained_node_s_vms_run_elsewhere_with_a_higher_epoch(there: Sit
             for number in (1, 2, 3):
                 await there.runs_on(number, "n2")
                 record = await there.record(number)
-                assert (record.node, record.epoch, record.leaving) == ("n2", 2, False)
+                assert (record.node, record.epoch, record.evacuating) == ("n2", 2, False)
             assert there.hosts["n1"].disks == {}
             await there.until(lambda: not _statuses(there, "n1"))
             assert (await there.node("get", "n1")).vms == ()
@@ -142,8 +142,8 @@ async def test_a_vm_with_local_disks_stays_until_the_user_gives_them_up(there: S
             await there.node("drain", "n1")
             await asyncio.sleep(30)
             shown = {vm.name: vm for vm in (await there.node("get", "n1")).vms}
-            assert "--discard-local-disks" in shown["vm1"].stays
-            assert "External" in shown["vm2"].stays
+            assert "--discard-local-disks" in shown["vm1"].eviction_blocked_reason
+            assert "External" in shown["vm2"].eviction_blocked_reason
             assert there.guests.running == {uid(1): "n1", uid(2): "n1"}
             await there.node("drain", "n1", discard_local_disks=True)
             await there.runs_on(1, "n2")
@@ -158,7 +158,7 @@ async def test_a_vm_leaves_only_once_another_node_has_room(there: Site) -> None:
         await asyncio.sleep(30)
         assert there.guests.running == {uid(1): "n1"}
         (shown,) = (await there.node("get", "n1")).vms
-        assert shown.stays == "no node can take it: there is no other"
+        assert shown.eviction_blocked_reason == "no node can take it: there is no other"
         async with there.host("n2").on():
             await there.runs_on(1, "n2")
 
@@ -188,9 +188,9 @@ async def test_a_drain_of_a_silent_node_stops_nothing_and_names_the_next_step(th
             await there.node("uncordon", "n2")
         await asyncio.sleep(30)
         (shown,) = (await there.node("drain", "n1")).vms
-        assert "virtbus node fence" in shown.stays
+        assert "virtbus node fence" in shown.eviction_blocked_reason
         await asyncio.sleep(30)
-        assert not (await there.record(1)).leaving
+        assert not (await there.record(1)).evacuating
 
 
 @site()
@@ -261,7 +261,7 @@ async def test_a_vm_that_is_deleted_while_it_leaves_is_placed_nowhere_again(ther
 
 
 def _leaving(there: Site) -> bool:
-    return bool(next(iter(there.made.controllers.values()))._fleet.leaving)
+    return bool(next(iter(there.made.controllers.values()))._fleet.evacuating)
 
 
 @site()

@@ -15,9 +15,9 @@ from services.controller.tests.virtual import World, run, world_on
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
-from virtbus.bus.runtime.clock import Sources
+from virtbus.bus.runtime.clock import Clock
 from virtbus.bus.runtime.tasks import background
-from virtbus.controller.service import Controller
+from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 
 Story = Callable[[Site, Callable[[], None]], Awaitable[None]]
@@ -64,7 +64,7 @@ def virtual_ns() -> int:
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
-SOURCES = Sources(time_ns=virtual_ns)
+SOURCES = Clock(time_ns=virtual_ns)
 
 
 async def _declared() -> None:
@@ -75,13 +75,15 @@ async def killed_at(at: int, *, behind: bool, story: Story) -> bool:
     """Play `story`; the first controller dies at its write `at`. Return False if it made fewer."""
     async with world_on(MemoryServer(virtual_ns), controllers=0, nodes=0) as made:
         bus = MortalBus(made.server, at, behind=behind)
-        made.controllers["c1"] = Controller(bus, Settings(), _declared)
+        made.controllers["c1"] = ControllerService(bus, Settings(), _declared)
         there = Site(made)
         async with background() as tasks:
             first = tasks.start(made.controllers["c1"].run())
             await asyncio.sleep(1)  # it holds the lease
             bus2 = MemoryBus(made.server, "c2", SOURCES)
-            second = Controller(bus2, Settings(sweep_interval_s=5, orphan_grace_s=5), _declared)
+            second = ControllerService(
+                bus2, Settings(sweep_interval_s=5, orphan_grace_s=5), _declared
+            )
             tasks.start(second.run())
             made.controllers = {"c2": second}
 

@@ -40,7 +40,7 @@ async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_show_the_reason(t
         await there.runs_on(1, "n2")
         (shown,) = (await there.node("get", "n1")).vms
         assert (shown.name, shown.state) == ("vm2", VmState.UNKNOWN)
-        assert "--discard-local-disks" in shown.stays
+        assert "--discard-local-disks" in shown.eviction_blocked_reason
         view = await there.made.vm("get", uid=uid(2))
         assert view.reason == "node_fenced"
         assert "virtbus vm move vm2 --discard-local-disks" in view.message
@@ -91,8 +91,8 @@ async def test_a_node_that_comes_back_right_before_its_fence_keeps_its_vms(there
         async with n1.on():
             await there.runs_on(1, "n1")
             there.made.buses["c1"].reconnect()
-            wish = await refused(there.node("fence", "n1", confirm=POWERED_OFF))
-            assert wish.reason == "node_answers"
+            node_spec = await refused(there.node("fence", "n1", confirm=POWERED_OFF))
+            assert node_spec.reason == "node_answers"
             await asyncio.sleep(120)
             assert there.guests.started == [(uid(1), "n1")] * 2
 

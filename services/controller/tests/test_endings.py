@@ -9,12 +9,13 @@ from services.controller.tests.fleets import node, record, status, uid
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.bus.runtime.tasks import background
-from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.commit import Commits
-from virtbus.controller.edge.endings import Endings
-from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.schemas import subjects
-from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
@@ -39,7 +40,7 @@ async def _deleting(bus: MemoryBus, fleet: Fleet, one: VmRecord) -> None:
     held = (await commits.create(one, None)).held
     going = held.record.model_copy(update={"deleting": True})
     held = await commits.replace(held, going)
-    fleet.apply(Held(going, held.revision))
+    fleet.apply(StoredVm(going, held.revision))
     said = status(going, VmState.DELETING, released=True)
     fleet.put_status(subjects.vm_status(said.node, said.uid), encode(said), held.revision)
 
@@ -53,7 +54,7 @@ async def test_a_delete_does_not_wait_for_the_end_of_another() -> None:
         released.put_nowait(one.uid)
     claim = subjects.name_claim("default", "quick")
     async with asyncio.timeout(5), bus.watch("$KV.vm.>") as watch, background() as tasks:
-        tasks.start(Endings(bus, fleet, Facts(bus)).finish_released(released))
+        tasks.start(Finalizer(bus, fleet, EventRecorder(bus)).finish_released(released))
         async for item in watch:
             if isinstance(item, Entry) and (item.key, item.kind) == (claim, EntryKind.PURGE):
                 break
@@ -77,8 +78,8 @@ async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bo
         fleet.put_node(subjects.node_record("n1"), encode(node()), now_s, 0)
     if fenced:
         proof = Fence(by="operator", why="off", time_ns=1)
-        fleet.wish(NodeWish(node="n1", fenced=proof), 1)
-    endings = Endings(bus, fleet, Facts(bus))
+        fleet.node_spec(NodeSpec(node="n1", fenced=proof), 1)
+    endings = Finalizer(bus, fleet, EventRecorder(bus))
     assert await endings.sweep(grace_s=60) == 0
     removed = await endings.sweep(grace_s=0)
     entry = await bus.get(subjects.vm_status("n1", uid(1)))

@@ -12,10 +12,10 @@ from services.controller.tests.test_vm_api import refused
 from services.controller.tests.virtual import run, world
 
 from virtbus.bus.runtime.tasks import background
-from virtbus.controller.edge.fencing import Answer, FenceAgent, command
-from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.fencing import FenceAgent, FenceResult, command
+from virtbus.controller.edge.lease import LeaderTerm
 
-FOREVER = Tenure("fleet", 7, float("inf"))
+FOREVER = LeaderTerm("fleet", 7, float("inf"))
 
 
 class Switch:
@@ -23,9 +23,9 @@ class Switch:
 
     def __init__(self) -> None:
         self.pulled: list[str] = []
-        self.answer = Answer(True, "exit code 0")
+        self.answer = FenceResult(True, "exit code 0")
 
-    async def __call__(self, node: str) -> Answer:
+    async def __call__(self, node: str) -> FenceResult:
         self.pulled.append(node)
         await asyncio.sleep(1)
         return self.answer
@@ -56,16 +56,20 @@ async def test_a_down_node_is_fenced_and_its_vms_start_elsewhere_within_a_minute
         await there.runs_on(1, "n2")
         assert asyncio.get_running_loop().time() - off_s < 60
         assert switch.pulled == ["n1"]
-        wish = (await there.node("get", "n1")).node.wish
-        assert wish is not None
-        assert wish.fenced is not None
-        assert (wish.fenced.by, wish.fenced.instance, wish.lease_revision) == ("agent", "n1-1", 7)
+        node_spec = (await there.node("get", "n1")).node.node_spec
+        assert node_spec is not None
+        assert node_spec.fenced is not None
+        assert (node_spec.fenced.by, node_spec.fenced.instance, node_spec.lease_revision) == (
+            "agent",
+            "n1-1",
+            7,
+        )
 
 
 @site()
 async def test_a_failed_command_proves_nothing_and_is_retried(there: Site) -> None:
     async with agent(there) as switch, there.host("n2").on():
-        switch.answer = Answer(False, "exit code 1: no route to the BMC")
+        switch.answer = FenceResult(False, "exit code 1: no route to the BMC")
         async with there.host("n1").on():
             await there.until(lambda: "n1" in there.made.controllers["c1"]._fleet.nodes)
             await there.node("cordon", "n2")
@@ -74,7 +78,7 @@ async def test_a_failed_command_proves_nothing_and_is_retried(there: Site) -> No
         await asyncio.sleep(100)
         assert 2 <= len(switch.pulled) <= 4
         assert uid(1) not in there.guests.running
-        switch.answer = Answer(True, "exit code 0")
+        switch.answer = FenceResult(True, "exit code 0")
         await there.runs_on(1, "n2")
 
 
@@ -105,8 +109,8 @@ async def test_a_node_that_is_back_before_the_command_has_ended_is_not_fenced(
         async with n1.on():
             await asyncio.sleep(60)
             assert there.guests.running == {uid(1): "n1"}
-            wish = (await there.node("get", "n1")).node.wish
-            assert wish is None or wish.fenced is None
+            node_spec = (await there.node("get", "n1")).node.node_spec
+            assert node_spec is None or node_spec.fenced is None
 
 
 def test_a_fence_with_an_old_lease_revision_is_refused() -> None:
@@ -128,13 +132,13 @@ def test_a_fence_with_an_old_lease_revision_is_refused() -> None:
 async def test_the_command_gets_the_node_as_an_argument_and_no_shell_sees_it() -> None:
     script = "import sys; print(sys.argv[1:]); sys.exit(0)"
     answer = await command([sys.executable, "-c", script, "--node={node}", "$HOME;x"], 20)("n1")
-    assert answer == Answer(True, "exit code 0: ['--node=n1', '$HOME;x']")
+    assert answer == FenceResult(True, "exit code 0: ['--node=n1', '$HOME;x']")
 
 
 async def test_a_failed_missing_or_hung_command_proves_nothing(tmp_path: Path) -> None:
     failed = await command([sys.executable, "-c", "import sys; sys.exit('no BMC')"], 20)("n1")
-    assert failed == Answer(False, "exit code 1: no BMC")
+    assert failed == FenceResult(False, "exit code 1: no BMC")
     missing = await command([str(tmp_path / "none")], 20)("n1")
     assert not missing.done
     hung = await command([sys.executable, "-c", "import time; time.sleep(600)"], 0.3)("n1")
-    assert hung == Answer(False, "did not end in 0.3 s")
+    assert hung == FenceResult(False, "did not end in 0.3 s")

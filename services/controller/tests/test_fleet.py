@@ -6,16 +6,16 @@ from itertools import permutations
 import pytest
 from services.controller.tests.fleets import GIB, node, record, status, uid
 
-from virtbus.controller.core.fleet import Fleet, Held
-from virtbus.controller.core.held import HELD
+from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, SUSPECT_AFTER_S
+from virtbus.controller.core.unrecorded_vms import HELD
 from virtbus.controller.core.view import view
-from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
+from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import Condition, JoinNonce, NameClaim, Tombstone, VmRecord, VmStatus
 from virtbus.schemas.wire import encode
@@ -36,7 +36,7 @@ def hear(fleet: Fleet, one: NodeRecord, now_s: float, now_ns: int, key: str = ""
 def test_a_record_is_known_by_uid_and_name() -> None:
     fleet, one = Fleet(), record()
     assert put(fleet, one, 5) == one.uid
-    assert fleet.vms == {one.uid: Held(one, 5)}
+    assert fleet.vms == {one.uid: StoredVm(one, 5)}
     assert fleet.names == {("default", "web"): one.uid}
     assert fleet.revision == 5
 
@@ -300,11 +300,11 @@ def test_placement_sees_every_change_of_a_node_at_once() -> None:
     here, there = record(), record(node="n2", reserved=True)
     changes: list[Callable[[], object]] = [
         lambda: [hear(fleet, node(name), now_s, 0) for name in ("n1", "n2", "n3")],
-        lambda: fleet.apply(Held(here, 5)),
-        lambda: fleet.wish(NodeWish(node="n3", cordoned=True), 6),
-        lambda: fleet.apply(Held(there, 7)),  # it moved
+        lambda: fleet.apply(StoredVm(here, 5)),
+        lambda: fleet.node_spec(NodeSpec(node="n3", cordoned=True), 6),
+        lambda: fleet.apply(StoredVm(there, 7)),  # it moved
         lambda: hear(fleet, node("n1", memory_bytes=GIB), now_s, 0),
-        lambda: fleet.wish(NodeWish(node="n3"), 8),
+        lambda: fleet.node_spec(NodeSpec(node="n3"), 8),
         lambda: fleet.drop_vm(here.uid, 9),
         lambda: hear(fleet, node("n2", state=NodeState.LEFT), now_s, 0),
     ]

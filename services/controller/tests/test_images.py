@@ -16,7 +16,7 @@ from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageFormat, ImageInfo, image_
 from virtbus.schemas.image_api import NodeImage
 from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.node import NodeImages
-from virtbus.schemas.nodework import HeldImages
+from virtbus.schemas.node_rpc import HeldImages
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.wire import encode, validate
 

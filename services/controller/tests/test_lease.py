@@ -11,7 +11,14 @@ from services.controller.tests.virtual import run, settle
 from virtbus.bus.client.memory_bus import Fault, MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.bus.runtime.tasks import background
-from virtbus.controller.edge.lease import LOOK_S, MARGIN_S, TTL_S, LeaseLostError, Leases, Tenure
+from virtbus.controller.edge.lease import (
+    LOOK_S,
+    MARGIN_S,
+    TTL_S,
+    LeaderTerm,
+    LeaseLostError,
+    Leases,
+)
 from virtbus.schemas import subjects
 
 KEY = subjects.lease("fleet")
@@ -31,7 +38,7 @@ class Rival:
         self.leases = Leases(self.bus, name)
         self.name = name
         self.losses = 0
-        self.tenure: Tenure | None = None
+        self.tenure: LeaderTerm | None = None
         self._acts = acts
 
     async def run(self) -> None:
@@ -57,7 +64,7 @@ async def rivals(count: int) -> AsyncIterator[tuple[list[Rival], list[tuple[floa
         yield found, acts
 
 
-async def held(bus: MemoryBus, do: Callable[[Tenure], Awaitable[None]]) -> None:
+async def held(bus: MemoryBus, do: Callable[[LeaderTerm], Awaitable[None]]) -> None:
     async with Leases(bus, "a").hold("fleet") as tenure:
         await do(tenure)
 
@@ -127,7 +134,7 @@ def test_a_holder_that_was_stopped_acts_no_more() -> None:
         loop = asyncio.get_running_loop()
         stopped = MemoryBus(shared, "a")
 
-        async def stop(tenure: Tenure) -> None:
+        async def stop(tenure: LeaderTerm) -> None:
             stopped.disconnect()
             loop._jump.now_s += TTL_S * 2  # type: ignore[attr-defined]  # the virtual clock
             tenure.check()
@@ -143,7 +150,7 @@ def test_a_lease_taken_by_another_ends_the_term() -> None:
         shared = server()
         thief = MemoryBus(shared, "b")
 
-        async def stolen(_: Tenure) -> None:
+        async def stolen(_: LeaderTerm) -> None:
             await thief.put(KEY, b"\x81\xa6holder\xa1b")
             await asyncio.sleep(60)
 

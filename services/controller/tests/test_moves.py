@@ -13,19 +13,20 @@ from services.controller.tests.test_commit import (
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.errors import ConflictError
-from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.commit import Commits
-from virtbus.controller.edge.moves import Moves
 from virtbus.schemas import subjects
-from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
-WISH = subjects.node_wish("n1")
-FENCED = NodeWish(node="n1", fenced=Fence(by="operator", why="off", time_ns=1))
+WISH = subjects.node_spec("n1")
+FENCED = NodeSpec(node="n1", fenced=Fence(by="operator", why="off", time_ns=1))
 
 
-async def with_a_vm() -> tuple[MemoryServer, Held]:
+async def with_a_vm() -> tuple[MemoryServer, StoredVm]:
     """A VM with secrets on n1."""
     server = MemoryServer()
     committed = await Commits(MemoryBus(server)).create(record(1), secrets(1))
@@ -50,11 +51,11 @@ async def test_one_of_two_moves_wins_and_no_secret_is_left_or_lost_in_every_orde
     async def scenario(gates: Gates) -> None:
         server, held = await with_a_vm()
         moves = {
-            goal: Moves(ScheduledBus(server, goal, gates), Fleet()).move(held, goal)
+            goal: Assignment(ScheduledBus(server, goal, gates), Fleet()).move(held, goal)
             for goal in ("n2", "n3")
         }
         results = await gates.run(moves)
-        winners = [goal for goal, result in results.items() if isinstance(result, Held)]
+        winners = [goal for goal, result in results.items() if isinstance(result, StoredVm)]
         assert len(winners) == 1
         assert (the_vm(server).node, the_vm(server).epoch) == (winners[0], 2)
         await settled(server)
@@ -65,7 +66,7 @@ async def test_one_of_two_moves_wins_and_no_secret_is_left_or_lost_in_every_orde
 async def test_a_move_and_a_sweep_lose_no_secret_in_any_order() -> None:
     async def scenario(gates: Gates) -> None:
         server, held = await with_a_vm()
-        move = Moves(ScheduledBus(server, "mover", gates), Fleet()).move(held, "n2")
+        move = Assignment(ScheduledBus(server, "mover", gates), Fleet()).move(held, "n2")
         await gates.run({"mover": move, "sweeper": sweep(ScheduledBus(server, "sweeper", gates))})
         assert the_vm(server).node == "n2"
         await settled(server)
@@ -80,7 +81,7 @@ async def test_an_interrupted_move_loses_no_secret() -> None:
     async def move(bus: MemoryBus) -> None:
         held = await Commits(bus).latest(uid(1))
         assert held is not None
-        await Moves(bus, Fleet()).move(held, "n2")
+        await Assignment(bus, Fleet()).move(held, "n2")
 
     async for server in broken_everywhere(prepare, move):
         await settled(server)
@@ -91,7 +92,7 @@ async def test_an_unfence_and_a_move_exclude_each_other_in_every_order() -> None
         server, held = await with_a_vm()
         bus = MemoryBus(server)
         fence = await bus.put(WISH, encode(FENCED))
-        mover = Moves(ScheduledBus(server, "mover", gates), Fleet())
+        mover = Assignment(ScheduledBus(server, "mover", gates), Fleet())
 
         async def unfence() -> None:
             await ScheduledBus(server, "unfence", gates).purge(WISH, expect=fence)
@@ -99,7 +100,7 @@ async def test_an_unfence_and_a_move_exclude_each_other_in_every_order() -> None
         results = await gates.run(
             {"mover": mover.move(held, "n2", fence=(FENCED, fence)), "unfence": unfence()}
         )
-        moved = isinstance(results["mover"], Held)
+        moved = isinstance(results["mover"], StoredVm)
         lifted = results["unfence"] is None
         assert moved != lifted
         assert the_vm(server).node == ("n2" if moved else "n1")
@@ -113,7 +114,7 @@ async def test_the_fence_s_revision_is_two_below_that_of_a_vm_moved_under_it() -
     server, held = await with_a_vm()
     bus = MemoryBus(server)
     fence = await bus.put(WISH, encode(FENCED))
-    moved = await Moves(bus, Fleet()).move(held, "n2", fence=(FENCED, fence))
+    moved = await Assignment(bus, Fleet()).move(held, "n2", fence=(FENCED, fence))
     entry = await bus.get(WISH)
     assert entry is not None
     assert entry.revision == moved.revision - 2

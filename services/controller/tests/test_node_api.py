@@ -12,7 +12,7 @@ from virtbus.bus.client.memory_bus import MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeDetail
-from virtbus.schemas.node import NodeWish
+from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.states import VmState
 from virtbus.schemas.wire import read, validate
 
@@ -26,8 +26,8 @@ async def detail(made: World, verb: str, name: str = "n1", **data: object) -> No
 @played(nodes=2, controllers=2)
 async def test_a_cordoned_node_takes_no_vm_from_any_controller(made: World) -> None:
     shown = await detail(made, "cordon")
-    assert shown.node.wish is not None
-    assert shown.node.wish.cordoned
+    assert shown.node.node_spec is not None
+    assert shown.node.node_spec.cordoned
     placed = [(await made.vm("create", name=f"v{n}", image="tiny")).node for n in range(8)]
     assert set(placed) == {"n2"}
 
@@ -48,21 +48,21 @@ async def test_cordon_keeps_the_vms_and_uncordon_clears_the_node_spec(made: Worl
     shown = await detail(made, "cordon")
     assert [vm.name for vm in shown.vms] == ["web"]
     again = await detail(made, "cordon")
-    assert again.node.wish is not None
-    assert again.node.wish.cordoned
+    assert again.node.node_spec is not None
+    assert again.node.node_spec.cordoned
     await detail(made, "uncordon")
-    wish = await wanted(made)
-    assert wish == NodeWish(node="n1", requests=wish.requests)
-    assert len(wish.requests) == 3
+    node_spec = await wanted(made)
+    assert node_spec == NodeSpec(node="n1", requests=node_spec.requests)
+    assert len(node_spec.requests) == 3
     assert (await made.vm("create", name="more", image="tiny")).node == "n1"
-    assert (await detail(made, "cordon")).node.wish is not None
+    assert (await detail(made, "cordon")).node.node_spec is not None
 
 
-async def wanted(made: World) -> NodeWish:
+async def wanted(made: World) -> NodeSpec:
     """Return n1's desired state on the bus."""
-    entry = await made.host.get(subjects.node_wish("n1"))
+    entry = await made.host.get(subjects.node_spec("n1"))
     assert entry is not None
-    return read(NodeWish, entry.value)
+    return read(NodeSpec, entry.value)
 
 
 def test_ids_in_an_empty_node_spec_expire_and_a_node_spec_does_not() -> None:
@@ -83,9 +83,9 @@ def test_ids_in_an_empty_node_spec_expire_and_a_node_spec_does_not() -> None:
             assert (await wanted(made)).idle
             days = 4
             server.expire()
-            assert await made.host.get(subjects.node_wish("n1")) is None
+            assert await made.host.get(subjects.node_spec("n1")) is None
             await made.hear(node("n1"))
-            assert (await detail(made, "cordon")).node.wish is not None
+            assert (await detail(made, "cordon")).node.node_spec is not None
 
     run(body)
 
@@ -106,8 +106,8 @@ async def test_a_late_request_does_not_undo_its_reversal(made: World) -> None:
         await again(made, verb, f"{verb} 1")
         await again(made, "uncordon", f"{verb} 2")
         shown = validate(NodeDetail, await again(made, verb, f"{verb} 1"))
-        assert shown.node.wish is not None
-        assert shown.node.wish.idle
+        assert shown.node.node_spec is not None
+        assert shown.node.node_spec.idle
         assert (await wanted(made)).idle
         await again(made, verb, f"{verb} 3")
         await again(made, "uncordon", f"{verb} 2")
@@ -163,7 +163,7 @@ async def test_a_node_spec_survives_its_controller_and_a_new_list(made: World) -
     await settle()
     made.buses["c1"].reconnect()
     await settle()
-    assert (await detail(made, "get")).node.wish is not None
+    assert (await detail(made, "get")).node.node_spec is not None
     assert (await made.vm("create", name="web", image="tiny")).node == "_"
 
 
@@ -174,7 +174,7 @@ async def test_an_uncordon_that_a_controller_missed_is_learnt_from_its_next_list
     await detail(made, "cordon")
     made.buses["c1"].disconnect()
     await settle()
-    await made.host.purge(subjects.node_wish("n1"))
+    await made.host.purge(subjects.node_spec("n1"))
     made.buses["c1"].reconnect()
     await settle()
     assert (await made.vm("create", name="web", image="tiny")).node == "n1"
@@ -204,8 +204,8 @@ async def test_a_node_that_is_gone_for_good_is_forgotten_by_every_controller(mad
             async for item in watch:
                 if item is WatchMark.SYNCED:
                     break
-                if isinstance(item, Entry) and item.key == subjects.node_wish("n2"):
-                    assert read(NodeWish, item.value).idle
+                if isinstance(item, Entry) and item.key == subjects.node_spec("n2"):
+                    assert read(NodeSpec, item.value).idle
                 else:
                     assert not isinstance(item, Entry) or item.kind is EntryKind.PURGE
     for controller in made.controllers.values():

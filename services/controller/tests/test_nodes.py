@@ -16,7 +16,7 @@ from virtbus.controller.core.nodes import (
     ROWS,
     SUSPECT_AFTER_S,
     TOGETHER_S,
-    Signs,
+    NodeSignals,
     brake,
     state_of,
 )
@@ -34,31 +34,31 @@ S = NodeState
 @pytest.mark.parametrize(
     ("signs", "state"),
     [
-        (Signs(S.READY, 0.0), S.READY),
-        (Signs(S.READY, SUSPECT_AFTER_S), S.READY),
-        (Signs(S.READY, SUSPECT_AFTER_S + 0.1), S.SUSPECT),
-        (Signs(S.READY, DOWN_AFTER_S), S.SUSPECT),
-        (Signs(S.READY, DOWN_AFTER_S + 0.1), S.DOWN),
-        (Signs(S.READY, 999.0, braked=True), S.SUSPECT),
-        (Signs(S.RECOVERING, 0.0), S.RECOVERING),
-        (Signs(S.RECOVERING, 0.0, draining=True), S.RECOVERING),
-        (Signs(S.RECOVERING, 999.0), S.DOWN),
-        (Signs(S.READY, 0.0, draining=True), S.DRAINING),
-        (Signs(S.DRAINING, 0.0), S.DRAINING),
-        (Signs(S.READY, 11.0, draining=True), S.SUSPECT),
-        (Signs(S.LEFT, 0.0), S.LEFT),
-        (Signs(S.LEFT, 999.0), S.LEFT),
+        (NodeSignals(S.READY, 0.0), S.READY),
+        (NodeSignals(S.READY, SUSPECT_AFTER_S), S.READY),
+        (NodeSignals(S.READY, SUSPECT_AFTER_S + 0.1), S.SUSPECT),
+        (NodeSignals(S.READY, DOWN_AFTER_S), S.SUSPECT),
+        (NodeSignals(S.READY, DOWN_AFTER_S + 0.1), S.DOWN),
+        (NodeSignals(S.READY, 999.0, braked=True), S.SUSPECT),
+        (NodeSignals(S.RECOVERING, 0.0), S.RECOVERING),
+        (NodeSignals(S.RECOVERING, 0.0, draining=True), S.RECOVERING),
+        (NodeSignals(S.RECOVERING, 999.0), S.DOWN),
+        (NodeSignals(S.READY, 0.0, draining=True), S.DRAINING),
+        (NodeSignals(S.DRAINING, 0.0), S.DRAINING),
+        (NodeSignals(S.READY, 11.0, draining=True), S.SUSPECT),
+        (NodeSignals(S.LEFT, 0.0), S.LEFT),
+        (NodeSignals(S.LEFT, 999.0), S.LEFT),
     ],
     ids=str,
 )
-def test_a_row(signs: Signs, state: NodeState) -> None:
+def test_a_row(signs: NodeSignals, state: NodeState) -> None:
     assert state_of(signs) is state
 
 
 def test_every_row_is_reached_and_every_sign_has_a_state() -> None:
     yes_no = (False, True)
     signs = [
-        Signs(said, silence_s, draining, braked)
+        NodeSignals(said, silence_s, draining, braked)
         for said in (S.READY, S.RECOVERING, S.LEFT)
         for silence_s, draining, braked in product((0.0, 11.0, 26.0), yes_no, yes_no)
     ]

@@ -10,12 +10,12 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 from tests.recovery.test_rebuild import ask, controller, on_bus
 
 from virtbus.bus.client.memory_bus import MemoryBus
-from virtbus.controller.core.held import is_held
+from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge import quarantine
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.quarantine import Keep, NodeQuarantined
+from virtbus.schemas.quarantine import NodeQuarantined, QuarantineRequest
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.vm import NameClaim, VmStatus
 from virtbus.schemas.wire import encode, read, validate
@@ -187,7 +187,7 @@ async def test_a_held_vm_is_an_alarm(node: Node) -> None:
 async def test_only_the_entry_that_is_named_is_purged(node: Node) -> None:
     async with node.agent(), controller(node) as client:
         await held(node, client)
-        node.simulated.kept[uid(7)] = Keep(why="a test")
+        node.simulated.kept[uid(7)] = QuarantineRequest(why="a test")
         await call(client, "keep", entry=A)
         left = await call(client, "purge", entry=A)
         assert [one.entry for one in left.entries] == [uid(7)]

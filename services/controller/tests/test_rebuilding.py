@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import record, uid
 
-from virtbus.controller.core.claims import Standing
-from virtbus.controller.core.rebuilding import Known, Step, believed, plan, unsigned
-from virtbus.schemas.nodework import KnownRecords
+from virtbus.controller.core.claims import UidState
+from virtbus.controller.core.rebuild_plan import Known, RebuildAction, believed, plan, unsigned
+from virtbus.schemas.node_rpc import KnownRecords
 from virtbus.schemas.vm import VmRecord
 
 A = uid(1)
@@ -19,7 +19,7 @@ def host(node: str = "n1", *records: VmRecord, gone: int = 0) -> dict[str, Known
 
 def on_bus(**more: Any) -> dict[str, Known]:
     one = record(1, **more)
-    return {A: Known(Standing.RECORD, one, 7, one.node)}
+    return {A: Known(UidState.RECORD, one, 7, one.node)}
 
 
 NEW = record(1, epoch=2, generation=3)
@@ -28,30 +28,53 @@ NEW = record(1, epoch=2, generation=3)
 @pytest.mark.parametrize(
     ("reports", "bus", "silent", "step"),
     [
-        (host("n1", record(1)), {}, (), Step.ADD),
-        (host("n1", record(1)), {A: Known(Standing.TOMBSTONE, None, 3, "_")}, (), Step.ADD),
-        (host("n1", record(1)), {A: Known(Standing.MARKER, None, 3, "n1")}, (), Step.KEEP),
-        (host("n1", record(1)), on_bus(), (), Step.KEEP),
-        (host("n1", record(1)), on_bus(power_epoch=1), (), Step.KEEP),
-        (host("n1", record(1, power_epoch=2)), on_bus(power_epoch=1), (), Step.RAISE),
-        (host("n1", record(1, deleting=True)), on_bus(), (), Step.RAISE),
-        (host("n1", NEW), on_bus(epoch=1, generation=9), (), Step.RAISE),
-        (host("n2", record(1, node="n2", epoch=2)), on_bus(), (), Step.MOVE),
-        (host("n2", record(1, node="n2", epoch=2)), on_bus(epoch=3), (), Step.KEEP),
-        (host("n1", gone=1), on_bus(), (), Step.END),
-        (host("n1", gone=1), on_bus(epoch=2), (), Step.KEEP),
-        (host("n1", gone=1), on_bus(node="n3"), (), Step.KEEP),
-        (host("n1", gone=1), on_bus(leaving=True), (), Step.KEEP),
-        (host("n1", gone=1) | host("n2", gone=2), on_bus(leaving=True), (), Step.CONFLICT),
-        (host("n1", gone=1), on_bus(), ("n9",), Step.CONFLICT),
-        (host("n1", gone=1) | host("n2", record(1, node="n2", epoch=2)), on_bus(), (), Step.MOVE),
-        (host("n1", record(1)) | host("n2", record(1, node="n2")), {}, (), Step.CONFLICT),
-        (host("n1", record(1)) | host("n2", record(1, node="n2", epoch=2)), {}, (), Step.ADD),
-        ({}, on_bus(), ("n1",), Step.KEEP),
+        (host("n1", record(1)), {}, (), RebuildAction.ADD),
+        (
+            host("n1", record(1)),
+            {A: Known(UidState.TOMBSTONE, None, 3, "_")},
+            (),
+            RebuildAction.ADD,
+        ),
+        (host("n1", record(1)), {A: Known(UidState.MARKER, None, 3, "n1")}, (), RebuildAction.KEEP),
+        (host("n1", record(1)), on_bus(), (), RebuildAction.KEEP),
+        (host("n1", record(1)), on_bus(power_epoch=1), (), RebuildAction.KEEP),
+        (host("n1", record(1, power_epoch=2)), on_bus(power_epoch=1), (), RebuildAction.RAISE),
+        (host("n1", record(1, deleting=True)), on_bus(), (), RebuildAction.RAISE),
+        (host("n1", NEW), on_bus(epoch=1, generation=9), (), RebuildAction.RAISE),
+        (host("n2", record(1, node="n2", epoch=2)), on_bus(), (), RebuildAction.MOVE),
+        (host("n2", record(1, node="n2", epoch=2)), on_bus(epoch=3), (), RebuildAction.KEEP),
+        (host("n1", gone=1), on_bus(), (), RebuildAction.END),
+        (host("n1", gone=1), on_bus(epoch=2), (), RebuildAction.KEEP),
+        (host("n1", gone=1), on_bus(node="n3"), (), RebuildAction.KEEP),
+        (host("n1", gone=1), on_bus(evacuating=True), (), RebuildAction.KEEP),
+        (
+            host("n1", gone=1) | host("n2", gone=2),
+            on_bus(evacuating=True),
+            (),
+            RebuildAction.CONFLICT,
+        ),
+        (host("n1", gone=1), on_bus(), ("n9",), RebuildAction.CONFLICT),
+        (
+            host("n1", gone=1) | host("n2", record(1, node="n2", epoch=2)),
+            on_bus(),
+            (),
+            RebuildAction.MOVE,
+        ),
+        (host("n1", record(1)) | host("n2", record(1, node="n2")), {}, (), RebuildAction.CONFLICT),
+        (
+            host("n1", record(1)) | host("n2", record(1, node="n2", epoch=2)),
+            {},
+            (),
+            RebuildAction.ADD,
+        ),
+        ({}, on_bus(), ("n1",), RebuildAction.KEEP),
     ],
 )
 def test_the_newer_copy_wins_on_either_side(
-    reports: dict[str, KnownRecords], bus: dict[str, Known], silent: tuple[str, ...], step: Step
+    reports: dict[str, KnownRecords],
+    bus: dict[str, Known],
+    silent: tuple[str, ...],
+    step: RebuildAction,
 ) -> None:
     (done,) = plan(reports, bus, silent)
     assert done.step is step
@@ -72,10 +95,10 @@ def test_a_host_that_claims_anothers_vm_without_a_signature_gets_nothing() -> No
     reports = host("n1", record(1)) | host("n2", claim)
     sure, doubtful = believed(reports, {("n1", A)}, ())
     steps = plan(sure, on_bus(), ())
-    assert [step.step for step in steps] == [Step.KEEP]
+    assert [step.step for step in steps] == [RebuildAction.KEEP]
     assert doubtful == [claim]
     (told,) = unsigned(doubtful, steps, on_bus())
-    assert (told.step, told.record.node) == (Step.UNSIGNED, "n2")
+    assert (told.step, told.record.node) == (RebuildAction.UNSIGNED, "n2")
     assert f"--accept-unsigned n2/{A}" in told.why
 
 
@@ -84,7 +107,7 @@ def test_a_persons_acceptance_replaces_a_signature(accepted: str) -> None:
     reports = host("n2", record(1, node="n2", epoch=2))
     sure, doubtful = believed(reports, (), [accepted])
     (done,) = plan(sure, on_bus(), ())
-    assert (done.step, doubtful) == (Step.MOVE, [])
+    assert (done.step, doubtful) == (RebuildAction.MOVE, [])
 
 
 def test_unsigned_copies_that_change_nothing_are_not_reported() -> None:

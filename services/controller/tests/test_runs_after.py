@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import record, status
 
-from virtbus.controller.core.leaving import runs_after
+from virtbus.controller.core.evacuation import runs_after
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord, VmStatus
 

@@ -13,10 +13,10 @@ from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.errors import BusError
 from virtbus.bus.provisioning import server, stream_setup
-from virtbus.controller.core.shares import excess, limit
-from virtbus.controller.edge.facts import Facts
-from virtbus.controller.edge.lease import Tenure
-from virtbus.controller.edge.shares import Shares
+from virtbus.controller.core.stream_shares import excess, limit
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.schemas import subjects
 
 MIB = 2**20
@@ -80,8 +80,8 @@ async def _told(bus: NatsBus, number: int) -> float:
     raise AssertionError(msg)
 
 
-def _holder() -> Tenure:
-    return Tenure("fleet", 1, float("inf"))
+def _holder() -> LeaderTerm:
+    return LeaderTerm("fleet", 1, float("inf"))
 
 
 @pytest.mark.integration
@@ -93,7 +93,9 @@ async def test_statuses_of_another_node_are_stored_while_one_floods(nats: server
         connect(nats.settings("controller"), name="controller") as controller,
         asyncio.TaskGroup() as group,
     ):
-        duty = group.create_task(Shares(controller, Facts(controller), lambda: 2).run(_holder()))
+        duty = group.create_task(
+            StreamTrimmer(controller, EventRecorder(controller), lambda: 2).run(_holder())
+        )
         flood = group.create_task(_flood(thief, "$KV.st.n1.flood-{}", 150))
         took_s = list[float]()
         while not flood.done():
@@ -116,7 +118,9 @@ async def test_history_of_others_outlives_a_flood_of_facts(nats: server.Server) 
     ):
         for number in range(200):
             victim.emit(f"virtbus.evt.n2.{UID}.x", {"n": number}, message_id=str(number))
-        duty = group.create_task(Shares(controller, Facts(controller), lambda: 2).run(_holder()))
+        duty = group.create_task(
+            StreamTrimmer(controller, EventRecorder(controller), lambda: 2).run(_holder())
+        )
         await _flood(thief, "virtbus.evt.n1.u{}.x", 150)
         duty.cancel()
         assert len(await controller.history(subjects.events(UID))) == 200

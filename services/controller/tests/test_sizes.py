@@ -9,7 +9,7 @@ from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
 from virtbus.controller.core.admission import admit
-from virtbus.controller.core.sizes import largest, size_estimate
+from virtbus.controller.core.input_sizes import largest, size_estimate
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSecrets

@@ -7,7 +7,7 @@ from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.memory_bus import Fault
-from virtbus.controller.edge.storage import LOOK_S, TOLD_S
+from virtbus.controller.edge.bus_storage import LOOK_S, TOLD_S
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Retry
 from virtbus.schemas.storage import BusStorage

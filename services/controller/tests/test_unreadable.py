@@ -32,7 +32,7 @@ KEYS = {
     "host": subjects.node_host("n1"),
     "images": subjects.node_images("n1"),
     "hosts": subjects.node_hosts("n1"),
-    "wish": subjects.node_wish("n2"),
+    "node_spec": subjects.node_spec("n2"),
     "sum": subjects.node_reserved("n1"),
     "secret": subjects.vm_secret("n1", WEB),
     "secret of no vm": subjects.vm_secret("n1", uid(8)),

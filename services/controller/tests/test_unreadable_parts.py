@@ -19,11 +19,11 @@ from services.controller.tests.virtual import World, run
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind
-from virtbus.controller.core.claims import Standing
-from virtbus.controller.core.rebuilding import Known, Step, step_of
+from virtbus.controller.core.claims import UidState
+from virtbus.controller.core.rebuild_plan import Known, RebuildAction, step_of
 from virtbus.controller.core.unreadable import CONDITION, Damaged, Unreadable
 from virtbus.schemas import subjects
-from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -176,7 +176,7 @@ async def test_a_drain_skips_a_vm_with_an_unreadable_record(
     there = server.shelf("$KV.sec.x").entries
     assert subjects.vm_secret(other, WEB) not in there
     vm = await stored(made, uid(2))
-    assert vm.leaving or vm.node == other
+    assert vm.evacuating or vm.node == other
 
 
 @played
@@ -214,23 +214,23 @@ async def test_a_damaged_node_spec_is_replaced_from_the_last_known_one(
     made: World, server: MemoryServer
 ) -> None:
     await made.ask("cordon", resource="node", node="n2")
-    damage(server, subjects.node_wish("n2"), GARBAGE)
+    damage(server, subjects.node_spec("n2"), GARBAGE)
     await go_on(made, 1)
     detail = await made.ask("cordon", resource="node", node="n2")
-    assert detail["node"]["wish"]["cordoned"]
-    entry = await at(made, subjects.node_wish("n2"))
-    assert read(NodeWish, entry.value).cordoned
+    assert detail["node"]["node_spec"]["cordoned"]
+    entry = await at(made, subjects.node_spec("n2"))
+    assert read(NodeSpec, entry.value).cordoned
     await go_on(made, 1)
-    assert subjects.node_wish("n2") not in await alarms(made)
+    assert subjects.node_spec("n2") not in await alarms(made)
 
 
 def test_an_unknown_damaged_node_spec_never_counts_as_uncordoned() -> None:
     """It may have said that the node is fenced: then another node runs its VMs."""
-    server, key = MemoryServer(), subjects.node_wish("n2")
+    server, key = MemoryServer(), subjects.node_spec("n2")
 
     async def body() -> None:
         fence = Fence(by="operator", why="it burns", time_ns=1)
-        damage(server, key, encode(NodeWish(node="n2", fenced=fence)))
+        damage(server, key, encode(NodeSpec(node="n2", fenced=fence)))
         damage(server, key, GARBAGE)
         async with fleet(server) as made:
             await go_on(made, 1)
@@ -259,12 +259,13 @@ async def test_a_damaged_event_is_reported_and_hides_no_other(
 
 
 @pytest.mark.parametrize(
-    ("place", "step"), [("n1", Step.RAISE), ("n2", Step.CONFLICT), ("_", Step.CONFLICT)]
+    ("place", "step"),
+    [("n1", RebuildAction.RAISE), ("n2", RebuildAction.CONFLICT), ("_", RebuildAction.CONFLICT)],
 )
 def test_a_rebuild_writes_a_record_back_over_one_that_cannot_be_read(
-    place: str, step: Step
+    place: str, step: RebuildAction
 ) -> None:
-    assert step_of(record(1), Known(Standing.UNREADABLE, None, 7, place)).step is step
+    assert step_of(record(1), Known(UidState.UNREADABLE, None, 7, place)).step is step
 
 
 def test_alarms_name_the_first_and_count_the_rest() -> None:

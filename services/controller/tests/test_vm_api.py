@@ -233,7 +233,7 @@ async def test_two_controllers_change_one_vm_and_lose_nothing(made: World) -> No
 
 
 # --- end -------------------------------------------------------------------------------------
-async def let_go(made: World, **more: Any) -> None:
+async def released_by_node(made: World, **more: Any) -> None:
     stored = await made.stored(uid(1))
     assert stored is not None
     await made.say(status(stored, VmState.DELETING, **({"released": True} | more)))
@@ -243,10 +243,10 @@ async def let_go(made: World, **more: Any) -> None:
 @played(controllers=3)
 async def test_a_delete_ends_after_its_nodes_release_and_is_reported_once(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1), user_data="#cloud-config\n")
-    await let_go(made)
+    await released_by_node(made)
     assert await made.stored(uid(1)) is not None, "nobody asked for a delete"
     await made.ask("delete", uid=uid(1))
-    await let_go(made)
+    await released_by_node(made)
     assert await made.stored(uid(1)) is None
     assert (await refused(made.ask("get", uid=uid(1)))).code == 404
     facts = [m.subject.split(".", 4)[4] for m in await made.client.history("virtbus.evt.>")]
@@ -263,7 +263,7 @@ async def test_a_delete_ends_after_its_nodes_release_and_is_reported_once(made: 
 async def test_another_nodes_status_ends_no_delete(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await made.ask("delete", uid=uid(1))
-    await let_go(made, node="n2", epoch=9)
+    await released_by_node(made, node="n2", epoch=9)
     assert await made.stored(uid(1)) is not None
 
 
@@ -271,7 +271,7 @@ async def test_another_nodes_status_ends_no_delete(made: World) -> None:
 async def test_a_status_of_an_older_epoch_ends_no_delete(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await made.ask("delete", uid=uid(1))
-    await let_go(made, epoch=0)
+    await released_by_node(made, epoch=0)
     assert await made.stored(uid(1)) is not None
 
 
@@ -281,7 +281,7 @@ async def test_a_restarted_controller_finishes_deletes_of_released_vms(made: Wor
     await made.ask("delete", uid=uid(1))
     bus = made.buses["c1"]
     bus.disconnect()
-    await let_go(made)
+    await released_by_node(made)
     assert await made.stored(uid(1)) is not None
     bus.reconnect()
     await settle()

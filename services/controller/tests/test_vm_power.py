@@ -8,8 +8,8 @@ from services.controller.tests.fleets import record, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 
-from virtbus.controller.core import changes
-from virtbus.controller.core.changes import updated
+from virtbus.controller.core import mutations
+from virtbus.controller.core.mutations import updated
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.states import VmState
@@ -23,20 +23,20 @@ def paused_by_spec(**more: Any) -> VmRecord:
 
 # --- effects of a change on a record ---------------------------------------------------------
 def test_a_pause_is_not_a_start() -> None:
-    after = changes.paused(record(power_epoch=3), up=True, on=True)
+    after = mutations.paused(record(power_epoch=3), up=True, on=True)
     assert (after.paused, after.pause_epoch, after.power_epoch) == (True, 1, 3)
-    again = changes.paused(after, up=True, on=False)
+    again = mutations.paused(after, up=True, on=False)
     assert (again.paused, again.pause_epoch) == (False, 2)
 
 
 def test_a_restart_is_a_start_that_ends_the_earlier_guest() -> None:
-    after = changes.restarted(record(power_epoch=3, paused=True), up=True, grace_s=5)
+    after = mutations.restarted(record(power_epoch=3, paused=True), up=True, grace_s=5)
     assert (after.power_epoch, after.restart_epoch, after.stop_grace_s) == (4, 4, 5)
     assert (after.powered, after.paused) == (True, False)
 
 
 def test_a_stop_ends_a_pause() -> None:
-    assert not changes.powered(record(paused=True), on=False).paused
+    assert not mutations.powered(record(paused=True), on=False).paused
 
 
 @pytest.mark.parametrize(
@@ -52,28 +52,28 @@ def test_a_start_may_override_the_specs_start_strategy(
     asked: bool | None, by_spec: bool, paused: bool
 ) -> None:
     off = paused_by_spec(powered=False) if by_spec else record(powered=False)
-    assert changes.started(off, up=False, paused=asked).paused is paused
+    assert mutations.started(off, up=False, paused=asked).paused is paused
 
 
 def test_a_start_of_a_running_vm_neither_pauses_nor_resumes_it() -> None:
-    assert not changes.started(paused_by_spec(), up=True, paused=None).paused
-    assert changes.started(record(paused=True), up=True, paused=None).paused
+    assert not mutations.started(paused_by_spec(), up=True, paused=None).paused
+    assert mutations.started(record(paused=True), up=True, paused=None).paused
     with pytest.raises(VirtbusError, match="vm pause") as refusal:
-        changes.started(record(), up=True, paused=True)
+        mutations.started(record(), up=True, paused=True)
     assert refusal.value.reason == "running"
 
 
 def test_a_restart_pauses_the_guest_if_the_spec_says_so() -> None:
-    assert changes.restarted(paused_by_spec(), up=True, grace_s=None).paused
+    assert mutations.restarted(paused_by_spec(), up=True, grace_s=None).paused
 
 
 @pytest.mark.parametrize("powered", [True, False])
 @pytest.mark.parametrize(
     "change",
     [
-        lambda r: changes.paused(r, up=False, on=True),
-        lambda r: changes.paused(r, up=False, on=False),
-        lambda r: changes.restarted(r, up=False, grace_s=None),
+        lambda r: mutations.paused(r, up=False, on=True),
+        lambda r: mutations.paused(r, up=False, on=False),
+        lambda r: mutations.restarted(r, up=False, grace_s=None),
     ],
 )
 def test_a_vm_that_is_off_or_has_ended_is_neither_paused_nor_restarted(
@@ -107,15 +107,15 @@ def test_a_run_strategy_starts_a_vm_by_its_start_strategy(
 async def test_a_vm_is_paused_and_restarted_while_it_runs(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     view = await made.vm("pause", name="web")
-    assert (view.paused, view.caught_up) == (True, False)
+    assert (view.paused, view.power_observed) == (True, False)
     stored = await made.stored(uid(1))
     assert stored is not None
     await made.say(status(stored, VmState.PAUSED, pause_epoch=1))
     await settle()
     view = await made.vm("get", name="web")
-    assert (view.state, view.caught_up) == (VmState.PAUSED, True)
+    assert (view.state, view.power_observed) == (VmState.PAUSED, True)
     view = await made.vm("restart", name="web", grace_s=0)
-    assert (view.paused, view.caught_up) == (False, False)
+    assert (view.paused, view.power_observed) == (False, False)
 
 
 @played()

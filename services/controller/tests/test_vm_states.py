@@ -11,15 +11,15 @@ from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.states import VmState
 
-LEAVING = {"leaving": True, "epoch": 2}
+EVACUATING = {"evacuating": True, "epoch": 2}
 CASES: list[tuple[dict[str, Any], dict[str, Any] | None, VmState]] = [
     ({"deleting": True}, None, VmState.DELETING),
-    ({"deleting": True, "leaving": True}, {"state": VmState.RUNNING}, VmState.DELETING),
+    ({"deleting": True, "evacuating": True}, {"state": VmState.RUNNING}, VmState.DELETING),
     ({"node": UNPLACED}, None, VmState.PENDING),
     ({}, {"state": VmState.DELETING, "refused": True}, VmState.PENDING),
-    (LEAVING, {"state": VmState.DELETING, "released": True}, VmState.PENDING),
-    (LEAVING, {"state": VmState.DELETING}, VmState.STOPPING),
-    (LEAVING, {"state": VmState.RUNNING}, VmState.RUNNING),
+    (EVACUATING, {"state": VmState.DELETING, "released": True}, VmState.PENDING),
+    (EVACUATING, {"state": VmState.DELETING}, VmState.STOPPING),
+    (EVACUATING, {"state": VmState.RUNNING}, VmState.RUNNING),
     ({}, {"state": VmState.DELETING}, VmState.DELETING),
     ({}, None, VmState.SCHEDULED),
     ({"epoch": 2}, {"state": VmState.RUNNING, "epoch": 1}, VmState.SCHEDULED),

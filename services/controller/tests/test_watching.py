@@ -11,8 +11,8 @@ from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world
 
 from virtbus.bus.client.codec import REQUEST_INFO
-from virtbus.controller.edge.telling import BEAT_S
-from virtbus.controller.edge.watching import PAGE, RENEW_S, Position
+from virtbus.controller.edge.watch_sender import BEAT_S
+from virtbus.controller.edge.watch_server import PAGE, RENEW_S, Position
 from virtbus.schemas import subjects
 from virtbus.schemas.api import WatchReply
 from virtbus.schemas.errors import Code, VirtbusError

@@ -11,7 +11,7 @@ from services.controller.tests.fleets import node
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.runtime.tasks import background
-from virtbus.controller.service import Controller
+from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord
@@ -48,7 +48,7 @@ class World:
     """One bus; controllers by name, and a client's connection."""
 
     server: MemoryServer = field(default_factory=MemoryServer)
-    controllers: dict[str, Controller] = field(default_factory=dict)
+    controllers: dict[str, ControllerService] = field(default_factory=dict)
     buses: dict[str, MemoryBus] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ async def world_on(server: MemoryServer, *, controllers: int, nodes: int) -> Asy
         for number in range(1, controllers + 1):
             bus = MemoryBus(made.server, f"c{number}")
             made.buses[bus._name] = bus
-            made.controllers[bus._name] = Controller(bus, Settings(), _declared)
+            made.controllers[bus._name] = ControllerService(bus, Settings(), _declared)
             tasks.start(made.controllers[bus._name].run())
         await settle()
         yield made

@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from services.imaged.tests.site_under_test import FAST, Node, NodeMaker, Web
 
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
-from virtbus.imaged.edge.diskfiles import DiskFiles
-from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
-from virtbus.imaged.edge.localfile import LocalFiles
-from virtbus.imaged.edge.namefiles import NameFiles
-from virtbus.imaged.edge.store import Store
+from virtbus.imaged.edge.local_files import LocalFiles
+from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
 
 
@@ -64,13 +64,13 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
         source_dir, names_dir = tmp_path / "source", tmp_path / "images.d"
         for path in (source_dir, names_dir):
             path.mkdir(exist_ok=True)
-        store = Store(
+        store = ImageStore(
             state / "images",
             min_free_bytes=min_free_bytes,
             min_free_ratio=0.0,
             checkpoint_bytes=checkpoint_bytes,
         )
-        files = DiskFiles(state / "disks")
+        files = DiskFolders(state / "disks")
         roots = (str(source_dir),)
         try:
             async with asyncio.TaskGroup() as group:
@@ -80,7 +80,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                     group,
                     store=store,
                     threads=threads,
-                    names=NameFiles(names_dir, {}, roots),
+                    names=AliasFiles(names_dir, {}, roots),
                     files=LocalFiles(roots, bounds, threads),
                     http=downloads,
                     containers=Containers(store, threads, downloads, bounds, known),

@@ -12,16 +12,16 @@ from pathlib import Path
 from aiohttp import web
 
 from virtbus.imaged.core import overlay
-from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disks import Disks
-from virtbus.imaged.edge.diskfiles import DiskFiles
-from virtbus.imaged.edge.store import Store
+from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
 
 MIB = 1024**2
 LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")
 """Networks of the tests' servers; the product connects to them only with a setting."""
-FAST = Limits(
+FAST = TransferLimits(
     max_bytes=64 * MIB,
     min_rate_bytes_s=1024,
     rate_window_s=0.4,
@@ -128,8 +128,8 @@ class Node:
 
     state: Path
     source_dir: Path
-    store: Store
-    files: DiskFiles
+    store: ImageStore
+    files: DiskFolders
     images: Images
     disks: Disks
     names_dir: Path

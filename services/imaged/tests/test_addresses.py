@@ -16,7 +16,7 @@ from services.imaged.tests.site_under_test import NodeMaker, Web, qcow2_image, r
 from services.imaged.tests.test_pulls import refused
 
 from virtbus.imaged.core.addresses import refusal
-from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.settings import Settings
 from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.image import parse_image_ref
@@ -60,7 +60,7 @@ def test_every_address_is_judged(address: object) -> None:
 
 
 def test_the_default_allows_no_address_that_is_not_public() -> None:
-    assert Limits().allowed_addresses == Settings(node="n1").limits.allowed_addresses == ()
+    assert TransferLimits().allowed_addresses == Settings(node="n1").limits.allowed_addresses == ()
     with pytest.raises(ValidationError):
         Settings(node="n1", image_addresses=("10.0.0.1/8",))
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virtbus.imaged.core import decoding
-from virtbus.imaged.core.archive import Archive, DamagedError, Entry
+from virtbus.imaged.core.archive import Archive, ArchiveEntry, DamagedError
 from virtbus.imaged.core.decoding import PIECE_BYTES, decoded
 
 NAMES = st.text(st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=120)
@@ -27,7 +27,7 @@ def pieces(data: bytes, seed: int = 0) -> Iterator[bytes]:
         at += step
 
 
-def read(data: bytes, seed: int = 0) -> list[tuple[Entry, bytes]]:
+def read(data: bytes, seed: int = 0) -> list[tuple[ArchiveEntry, bytes]]:
     archive, found = Archive(pieces(data, seed)), []
     while (entry := archive.entry()) is not None:
         found.append((entry, b"".join(archive.data())))
@@ -94,10 +94,10 @@ def test_a_ustar_prefix_and_a_gnu_number_are_read() -> None:
     )
     huge = info("x", 1 << 40)
     header = huge.tobuf(format=tarfile.GNU_FORMAT)
-    assert Archive(iter([header])).entry() == Entry(("x",), "0", 1 << 40)
+    assert Archive(iter([header])).entry() == ArchiveEntry(("x",), "0", 1 << 40)
     huge.size = 1 << 40
     header = huge.tobuf(format=tarfile.PAX_FORMAT)
-    assert Archive(iter([header])).entry() == Entry(("x",), "0", 1 << 40)
+    assert Archive(iter([header])).entry() == ArchiveEntry(("x",), "0", 1 << 40)
 
 
 def header(**fields: bytes) -> bytes:

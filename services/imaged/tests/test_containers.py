@@ -20,7 +20,7 @@ from services.imaged.tests.site_under_test import (
 from services.imaged.tests.test_pulls import refused
 
 from virtbus.imaged.edge.containers import Registries
-from virtbus.imaged.flights import Asker
+from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
 

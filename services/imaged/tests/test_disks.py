@@ -20,10 +20,10 @@ from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qco
 
 from virtbus.imaged.core.overlay import Overlay, build
 from virtbus.imaged.disks import Disks
-from virtbus.imaged.edge.diskfiles import DiskFiles
+from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
-from virtbus.schemas.nodework import ANY_EPOCH
+from virtbus.schemas.node_rpc import ANY_EPOCH
 from virtbus.schemas.vm import VmRecord
 
 
@@ -232,7 +232,7 @@ import asyncio, ipaddress, sys
 from pathlib import Path
 from virtbus.imaged.core.limits import Limits
 from virtbus.imaged.core.sources import Validators
-from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.store import Store
 
@@ -340,7 +340,7 @@ def test_an_imaged_of_its_own_user_knows_disks_that_qemu_holds() -> None:
         os.chown(directory, 65534, 65534)
         os.seteuid(65534)
         try:
-            files = DiskFiles(Path(directory) / "disks")
+            files = DiskFolders(Path(directory) / "disks")
             made = Overlay(MIB, "/images/data/x", "qcow2")
             files.make(UID, "root", build(MIB, "/images/data/x", ImageFormat.QCOW2), made)
             os.seteuid(0)

@@ -14,16 +14,16 @@ from services.imaged.tests.site_under_test import Node, NodeMaker, Web, qcow2_im
 from services.imaged.tests.test_service import Desk, serving
 
 from virtbus.bus.client.memory_bus import MemoryServer
-from virtbus.imaged.core.expiry import Keep, NameUse, expired
-from virtbus.imaged.core.links import Link, file_name
+from virtbus.imaged.core.expiry import ExpiryLimits, NameUse, expired
+from virtbus.imaged.core.links import NameLink, file_name
 from virtbus.imaged.core.listing import PAGE_BYTES, keys_of, page_of
 from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageFormat, ImageInfo, image_key, parse_image_ref
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.nodework import HeldImages, ListImages, Tele
+from virtbus.schemas.node_rpc import HeldImages, ListImages, ServiceReport
 from virtbus.schemas.wire import encode
 
 DAY_S = 86_400.0
-KEEP = Keep(14 * DAY_S, 3)
+KEEP = ExpiryLimits(14 * DAY_S, 3)
 NOW_S = 1_000 * DAY_S
 
 
@@ -31,7 +31,7 @@ def use(name: str, days: float, *, held: bool = False) -> NameUse:
     return NameUse(f"https://h/{name}", NOW_S - days * DAY_S, held)
 
 
-def gone(uses: Iterable[NameUse], *wanted: NameUse, keep: Keep = KEEP) -> set[str]:
+def gone(uses: Iterable[NameUse], *wanted: NameUse, keep: ExpiryLimits = KEEP) -> set[str]:
     return set(expired(uses, frozenset(one.name for one in wanted), NOW_S, keep))
 
 
@@ -40,7 +40,7 @@ def test_a_name_expires_when_unused_for_long_and_no_vm_has_it() -> None:
     old, young, of_a_vm, on_a_disk = use("a", 15), use("b", 13), use("c", 99), use("d", 99)
     plain = NameUse("debian/12", 0.0, held=False)
     uses = [old, young, of_a_vm, on_a_disk._replace(held=True), plain]
-    assert gone(uses, of_a_vm, keep=Keep(14 * DAY_S, 99)) == {old.name}
+    assert gone(uses, of_a_vm, keep=ExpiryLimits(14 * DAY_S, 99)) == {old.name}
 
 
 def test_the_least_used_names_are_removed_first_and_those_of_vms_stay() -> None:
@@ -65,7 +65,7 @@ def test_the_names_of_vms_never_expire(
     uses: list[NameUse], wanted: frozenset[str], most: int
 ) -> None:
     uses = list({one.name: one for one in uses}.values())
-    went = set(expired(uses, wanted, NOW_S, Keep(DAY_S, most)))
+    went = set(expired(uses, wanted, NOW_S, ExpiryLimits(DAY_S, most)))
     assert not went & wanted
     assert len({one.name for one in uses} - went) <= max(most, len(wanted))
 
@@ -75,13 +75,13 @@ def image(digest: str) -> ImageInfo:
     return ImageInfo(digest=digest, format=ImageFormat.RAW, size_bytes=1, virtual_size_bytes=1)
 
 
-def link(name: str, digest: str) -> Link:
-    return Link(
+def link(name: str, digest: str) -> NameLink:
+    return NameLink(
         name=name, digest=digest, format=ImageFormat.RAW, size_bytes=1, virtual_size_bytes=1
     )
 
 
-def stored(count: int, length: int) -> tuple[dict[str, ImageInfo], list[Link]]:
+def stored(count: int, length: int) -> tuple[dict[str, ImageInfo], list[NameLink]]:
     """Make this many images, each with a name of this many bytes."""
     digests = [f"sha256:{n:064x}" for n in range(count)]
     names = [f"https://h/{n}-".ljust(length, "x") for n in range(count)]
@@ -93,7 +93,7 @@ def test_telemetry_and_pages_are_bounded_for_any_number_of_names(length: int) ->
     images, links = stored(4293, length)
     keys = keys_of(links, {}, frozenset(images))
     state = ServiceState(state=NodeState.READY)
-    assert len(encode(Tele(service="imaged", state=state, image_keys=keys))) < 16 * 1024
+    assert len(encode(ServiceReport(service="imaged", state=state, image_keys=keys))) < 16 * 1024
     seen: list[str] = []
     page = HeldImages()
     while page.next or not seen:
@@ -141,10 +141,14 @@ async def test_the_image_of_an_expired_name_is_removed_unless_a_disk_depends_on_
             age(node, ref, 20)
     async with make_node() as node:
         wanted = frozenset({refs["of-record"]})
-        assert await node.disks.expire_names(wanted, Keep(14 * DAY_S, 99)) == (refs["unused"],)
+        assert await node.disks.expire_names(wanted, ExpiryLimits(14 * DAY_S, 99)) == (
+            refs["unused"],
+        )
         assert await node.disks.collect_garbage(0) == (), "its time begins when it is first seen"
         assert len(await node.disks.collect_garbage(0)) == 1
-        assert await node.disks.expire_names(wanted, Keep(14 * DAY_S, 1)) == (refs["of-disk"],)
+        assert await node.disks.expire_names(wanted, ExpiryLimits(14 * DAY_S, 1)) == (
+            refs["of-disk"],
+        )
         assert await node.disks.collect_garbage(0) == (), "a disk still rests on it"
         assert node.store.path(made.ready.digest).exists()
         named = [image.names for image in node.store.images() if image.names]
@@ -153,7 +157,7 @@ async def test_the_image_of_an_expired_name_is_removed_unless_a_disk_depends_on_
 
 
 async def test_a_use_is_remembered_over_a_restart(make_node: NodeMaker, server: Web) -> None:
-    server.files["a"], keep = qcow2_image(), Keep(14 * DAY_S, 99)
+    server.files["a"], keep = qcow2_image(), ExpiryLimits(14 * DAY_S, 99)
     source = parse_image_ref(server.url("a"))
     async with make_node() as node:
         await node.images.ensure(source)
@@ -175,7 +179,7 @@ async def test_old_files_that_name_nothing_are_removed(make_node: NodeMaker, ser
         age(node, server.url("a"), 20)
         node.store.path(found.digest).unlink()
     async with make_node() as node:
-        await node.disks.expire_names(frozenset(), Keep(14 * DAY_S, 99))
+        await node.disks.expire_names(frozenset(), ExpiryLimits(14 * DAY_S, 99))
         assert node.tree() == []
 
 

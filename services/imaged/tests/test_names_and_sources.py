@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virtbus.imaged.core.image_aliases import ImageAliases, read_rules, rules_of
 from virtbus.imaged.core.links import file_name, hex_of
-from virtbus.imaged.core.names import Names, read_rules, rules_of
 from virtbus.imaged.core.sources import (
     Validators,
     beneath,
@@ -30,7 +30,7 @@ digest = 'sha256:{digest}'
 
 
 def test_exact_names_go_before_patterns_and_patterns_match_whole_names() -> None:
-    names = Names(read_rules(TOML.format(digest="a" * 64), "x.toml"))
+    names = ImageAliases(read_rules(TOML.format(digest="a" * 64), "x.toml"))
     exact, pattern = names.resolve("debian/12"), names.resolve("debian/13")
     assert exact == ("https://images.example/bookworm.qcow2", f"sha256:{'a' * 64}")
     assert pattern == ("https://images.example/debian-13.qcow2", None)
@@ -40,13 +40,13 @@ def test_exact_names_go_before_patterns_and_patterns_match_whole_names() -> None
 
 @pytest.mark.parametrize("url", [r"https://h/\2", r"https://h/\g<x>"])
 def test_a_pattern_whose_url_cannot_be_filled_in_is_named(url: str) -> None:
-    names = Names(read_rules(f"[[image]]\nregexp = '(a+)'\nurl = '{url}'", "x"))
+    names = ImageAliases(read_rules(f"[[image]]\nregexp = '(a+)'\nurl = '{url}'", "x"))
     with pytest.raises(VirtbusError, match=r"\(a\+\)"):
         names.resolve("aa")
 
 
 def test_the_first_rule_of_a_name_wins() -> None:
-    names = Names(rules_of([("a", "http://h/1"), ("a", "http://h/2")]))
+    names = ImageAliases(rules_of([("a", "http://h/1"), ("a", "http://h/2")]))
     assert names.resolve("a").locator == "http://h/1"
 
 

@@ -20,9 +20,9 @@ from virtbus.bus.provisioning import stream_setup
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.hosts import HostMarks, Instance
-from virtbus.schemas.nodework import ImageReady, Release
+from virtbus.schemas.node_rpc import ImageReady, Release
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
@@ -139,5 +139,5 @@ async def test_records_become_disks_across_kill_9(
     assert not list((tmp_path / "state/images/part").iterdir())
     stored = await controller.history(subjects.events(UID))
     kinds = [open_envelope(message.body).data.get("kind") for message in stored]
-    assert kinds.count(Kind.DISKS_RELEASED) == 1
-    assert kinds.count(Kind.IMAGE_READY) == 1
+    assert kinds.count(EventKind.DISKS_RELEASED) == 1
+    assert kinds.count(EventKind.IMAGE_READY) == 1

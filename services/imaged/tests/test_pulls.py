@@ -16,8 +16,8 @@ from services.imaged.tests.site_under_test import (
     raw_server,
 )
 
-from virtbus.imaged.flights import Asker
 from virtbus.imaged.images import Images
+from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
 

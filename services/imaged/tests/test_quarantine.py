@@ -8,11 +8,11 @@ from services.imaged.tests.records import UID, empty, record, uid, volume
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import ANY_EPOCH
-from virtbus.schemas.quarantine import Keep
+from virtbus.schemas.node_rpc import ANY_EPOCH
+from virtbus.schemas.quarantine import QuarantineRequest
 
 WANTED = record(empty(8 * MIB))
-KEEP = Keep(why="the bus has no record of it", record=WANTED)
+KEEP = QuarantineRequest(why="the bus has no record of it", record=WANTED)
 
 
 def write(node: Node, of: str = UID, text: bytes = b"the guest's own") -> str:
@@ -88,7 +88,7 @@ async def test_an_entry_returns_to_its_vm_and_the_replaced_disks_are_kept(
         await node.disks.release(UID, 1, KEEP)
         await node.disks.ensure(record(empty(8 * MIB), epoch=2))
         other = write(node, text=b"what the VM wrote since")
-        await node.disks.restore(UID, UID, Keep(why="replaced"))
+        await node.disks.restore(UID, UID, QuarantineRequest(why="replaced"))
         assert digest(node.state / "disks" / UID / "data.qcow2") == whole
         (kept,) = await node.disks.quarantined()
         assert kept.entry == f"{UID}.2"
@@ -103,7 +103,7 @@ async def test_an_entry_becomes_the_disks_of_a_new_vm(make_node: NodeMaker) -> N
         await node.disks.ensure(WANTED)
         whole = write(node)
         await node.disks.release(UID, 1, KEEP)
-        await node.disks.restore(UID, uid(5), Keep(why="replaced"))
+        await node.disks.restore(UID, uid(5), QuarantineRequest(why="replaced"))
         assert digest(node.state / "disks" / uid(5) / "data.qcow2") == whole
         assert await node.disks.quarantined() == []
 

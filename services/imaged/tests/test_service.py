@@ -19,8 +19,8 @@ from virtbus.imaged.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Event, Kind
-from virtbus.schemas.nodework import (
+from virtbus.schemas.events import Event, EventKind
+from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Ensure,
     ForgetImage,
@@ -29,7 +29,7 @@ from virtbus.schemas.nodework import (
     Inspect,
     PullImage,
     Release,
-    Tele,
+    ServiceReport,
 )
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import encode
@@ -73,7 +73,7 @@ async def serving(tmp_path: Path, server: MemoryServer, **knobs: Any) -> AsyncIt
         allowed_roots=(tmp_path / "source",),
         min_free_bytes=0,
         min_free_ratio=0,
-        tele_interval_s=0.05,
+        report_interval_s=0.05,
         image_addresses=(LOOPBACK,),
         **knobs,
     )
@@ -81,7 +81,7 @@ async def serving(tmp_path: Path, server: MemoryServer, **knobs: Any) -> AsyncIt
     desk = Desk(MemoryBus(server, "desk"), tmp_path / "state", asyncio.Queue())
     async with (
         desk.bus.subscribe(subjects.ready_all(NODE)) as messages,
-        desk.bus.subscribe(subjects.tele(NODE, "imaged")) as teles,
+        desk.bus.subscribe(subjects.service_report(NODE, "imaged")) as teles,
         asyncio.TaskGroup() as group,
     ):
 
@@ -94,8 +94,8 @@ async def serving(tmp_path: Path, server: MemoryServer, **knobs: Any) -> AsyncIt
         service = group.create_task(Imaged(MemoryBus(server, "imaged"), settings).run())
         async with asyncio.timeout(10):
             async for message in teles:
-                tele = Tele.model_validate(open_envelope(message.body).data)
-                if tele.state.state == "ready":
+                service_report = ServiceReport.model_validate(open_envelope(message.body).data)
+                if service_report.state.state == "ready":
                     break
         try:
             yield desk
@@ -117,7 +117,7 @@ async def test_a_record_becomes_disks_a_ready_event_and_events(desk: Desk, tmp_p
     assert ready.error is None
     assert set(ready.disks) == {"root", "data"}
     assert desk.disk("root").exists()
-    assert await desk.kinds() == [Kind.IMAGE_PULLING, Kind.IMAGE_READY]
+    assert await desk.kinds() == [EventKind.IMAGE_PULLING, EventKind.IMAGE_READY]
 
 
 async def test_a_second_vm_of_the_image_pulls_nothing(desk: Desk, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_a_second_vm_of_the_image_pulls_nothing(desk: Desk, tmp_path: Path
     (tmp_path / "source/tiny.qcow2").unlink()
     await desk.put(record(volume("tiny"), uid=uid(2)))
     assert (await desk.ready()).uid == uid(2)
-    assert await desk.kinds(uid(2)) == [Kind.IMAGE_READY]
+    assert await desk.kinds(uid(2)) == [EventKind.IMAGE_READY]
 
 
 async def test_a_refusal_is_a_ready_event_with_the_error(desk: Desk) -> None:
@@ -135,7 +135,7 @@ async def test_a_refusal_is_a_ready_event_with_the_error(desk: Desk) -> None:
     ready = await desk.ready()
     assert ready.error is not None
     assert ready.error.reason == "image_unknown"
-    assert await desk.kinds() == [Kind.IMAGE_FAILED]
+    assert await desk.kinds() == [EventKind.IMAGE_FAILED]
     answer = await desk.ask("ensure", Ensure(record=record(volume("nosuch"))))
     assert answer["error"]["reason"] == "image_unknown"
 
@@ -214,7 +214,7 @@ async def test_release_is_by_request_only(desk: Desk) -> None:
         answer = await desk.ask("release", Release(uid=UID, epoch=1))
         assert answer["uid"] == UID
     assert not path.parent.exists()
-    assert await desk.kinds() == [Kind.IMAGE_READY, Kind.DISKS_RELEASED]
+    assert await desk.kinds() == [EventKind.IMAGE_READY, EventKind.DISKS_RELEASED]
     assert not (await desk.ask("inspect", Inspect())).get("things")
 
 
@@ -331,5 +331,5 @@ async def test_a_restarted_service_finds_all_again(tmp_path: Path) -> None:
     (tmp_path / "source/tiny.qcow2").unlink()
     async with serving(tmp_path, server) as desk:
         assert await desk.ready() == first
-        assert await desk.kinds() == [Kind.IMAGE_PULLING, Kind.IMAGE_READY]
+        assert await desk.kinds() == [EventKind.IMAGE_PULLING, EventKind.IMAGE_READY]
         assert (await desk.ask("list", {}))["images"]

@@ -14,12 +14,12 @@ from services.imaged.tests.registry_under_test import Registry, gz, tar
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 from services.imaged.tests.test_pulls import refused
 
-from virtbus.imaged.core.limits import Limits
-from virtbus.imaged.core.turns import Pull, gives_way, least_rate_bytes_s, next_of
-from virtbus.imaged.flights import Asker
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.core.pull_schedule import Pull, gives_way, least_rate_bytes_s, next_of
+from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.image import parse_image_ref
 
-LIMITS = Limits()
+LIMITS = TransferLimits()
 KIB = 1024
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, template, vm, vmi
 
-from virtbus.kubebridge.core.fields.walk import MAX_CAUSES
+from virtbus.kubebridge.core.fields.translator import MAX_CAUSES
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
 from virtbus.kubebridge.core.validation.admission import LONGEST, answer

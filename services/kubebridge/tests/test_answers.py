@@ -8,9 +8,9 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
-from virtbus.kubebridge.core.objects.refusals import bad_request
-from virtbus.kubebridge.edge.cluster import Answer, UnreachableError
-from virtbus.kubebridge.edge.web.answers import RefusedError, in_status
+from virtbus.kubebridge.core.objects.status_errors import bad_request
+from virtbus.kubebridge.edge.cluster import StatusError, UnreachableError
+from virtbus.kubebridge.edge.web.error_middleware import RefusedError, in_status
 from virtbus.schemas.errors import Code, VirtbusError
 
 
@@ -35,13 +35,13 @@ async def said(error: Exception) -> tuple[int, Any]:
         (UnavailableError("no bus"), 503, "ServiceUnavailable", "no bus"),
         (OutcomeUnknownError("who knows"), 503, "ServiceUnavailable", "who knows"),
         (UnreachableError("no API server"), 503, "ServiceUnavailable", "no API server"),
-        (Answer({"code": 429, "message": "busy"}), 503, "ServiceUnavailable", "busy"),
+        (StatusError({"code": 429, "message": "busy"}), 503, "ServiceUnavailable", "busy"),
         (
-            Answer({"code": 403, "reason": "Forbidden", "message": "not you"}),
+            StatusError({"code": 403, "reason": "Forbidden", "message": "not you"}),
             *(403, "Forbidden", "not you"),
         ),
         (
-            Answer({"code": 401, "message": "Unauthorized"}),
+            StatusError({"code": 401, "message": "Unauthorized"}),
             503,
             "ServiceUnavailable",
             "Unauthorized",

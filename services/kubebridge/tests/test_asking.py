@@ -6,9 +6,9 @@ from typing import Any, cast
 from tests.kubernetes.certificates import Authority
 
 from virtbus.kubebridge.core.api.front_proxy import NAME, NAMESPACE
-from virtbus.kubebridge.edge.cluster import Cluster
-from virtbus.kubebridge.edge.web.asking import Asking
-from virtbus.kubebridge.edge.web.door import Door
+from virtbus.kubebridge.edge.cluster import KubernetesApi
+from virtbus.kubebridge.edge.web.authorization import Authorization
+from virtbus.kubebridge.edge.web.tls import TlsListener
 
 
 class Saying:
@@ -28,9 +28,9 @@ async def test_missing_certificate_files_do_not_stop_the_bridge(
     """The tool that maintains the files replaces them just as the front proxy's CA changes."""
     authority = Authority(tmp_path, "front")
     own = authority.sign("own", "own", hosts=["localhost"])
-    door = Door()
+    door = TlsListener()
     door.show(*own)
-    asking = Asking(cast("Cluster", Saying(authority.certificate.read_text())), door)
+    asking = Authorization(cast("KubernetesApi", Saying(authority.certificate.read_text())), door)
     kept = own.key.rename(tmp_path / "kept")
     assert await asking.look() is False
     kept.rename(own.key)

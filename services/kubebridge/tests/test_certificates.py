@@ -19,12 +19,12 @@ from virtbus.kubebridge.core.certificates import (
     due,
     life,
 )
-from virtbus.kubebridge.edge.signing import Kept, renewed
+from virtbus.kubebridge.edge.signing import KeyMaterial, renewed
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 DAY = timedelta(days=1)
 NAMES = ("virtbus-kubebridge.kubevirt.svc", "virtbus-kubebridge.kubevirt")
-FIRST = renewed(Kept(), NAMES, NOW)
+FIRST = renewed(KeyMaterial(), NAMES, NOW)
 
 
 def authority(left: timedelta, age: timedelta = 30 * DAY) -> Life:
@@ -146,12 +146,12 @@ def test_a_new_authority_is_published_before_it_signs() -> None:
         FIRST._replace(ca_crt="-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
         FIRST._replace(tls_key=FIRST.ca_key),
         FIRST._replace(tls_crt=FIRST.ca_crt, tls_key=FIRST.ca_key),
-        FIRST._replace(tls_crt=renewed(Kept(), NAMES, NOW).tls_crt),
-        renewed(Kept(), ("elsewhere.svc",), NOW),
+        FIRST._replace(tls_crt=renewed(KeyMaterial(), NAMES, NOW).tls_crt),
+        renewed(KeyMaterial(), ("elsewhere.svc",), NOW),
     ],
     ids=["no ca", "no key", "other key", "no pem", "other tls key", "a ca", "foreign", "names"],
 )
-def test_mismatched_certificates_are_replaced(broken: Kept) -> None:
+def test_mismatched_certificates_are_replaced(broken: KeyMaterial) -> None:
     mended = renewed(broken, NAMES, NOW)
     assert mended.tls_crt != broken.tls_crt
     served, signer = certificates(mended.tls_crt)[0], certificates(mended.ca_crt)[0]

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from tests.kubernetes.certificates import Authority
 
-from virtbus.kubebridge.edge.web import door as doors
+from virtbus.kubebridge.edge.web import tls as doors
 from virtbus.kubebridge.edge.web.connections import Connections
-from virtbus.kubebridge.edge.web.door import Door, serving
+from virtbus.kubebridge.edge.web.tls import TlsListener, serving
 
 
 class Port:
@@ -58,7 +58,7 @@ async def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async def hello(_request: web.Request) -> web.Response:
         return web.Response(text="hello")
 
-    door, app, authority = Door(), web.Application(), Authority(tmp_path, "one")
+    door, app, authority = TlsListener(), web.Application(), Authority(tmp_path, "one")
     app.add_routes([web.get("/", hello), web.get("/caller", caller)])
     door.show(*authority.sign("one", "one", hosts=["localhost"]))
     async with asyncio.timeout(30), serving(app, "127.0.0.1", 0, door) as (_, number):

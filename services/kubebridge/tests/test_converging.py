@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from services.kubebridge.tests.world import World, world
 
-from virtbus.kubebridge.core.objects.plain import read
-from virtbus.kubebridge.core.runtime.controller import Action, Call
+from virtbus.kubebridge.core.objects.unstructured import read
+from virtbus.kubebridge.core.runtime.controller import Action, BusCall
 from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
@@ -17,7 +17,7 @@ from virtbus.schemas.vm import RunStrategy
 
 def calls(verb: str, actions: list[Action]) -> bool:
     """Return True if one of the actions sends the verb to the bus."""
-    return any(isinstance(one, Call) and one.verb == verb for one in actions)
+    return any(isinstance(one, BusCall) and one.verb == verb for one in actions)
 
 
 STEPS = st.sampled_from(

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from tests.kubernetes.certificates import Authority, Pair
 
-from virtbus.kubebridge.edge.web.door import Door, serving
+from virtbus.kubebridge.edge.web.tls import TlsListener, serving
 
 
 async def who(request: web.Request) -> web.Response:
@@ -22,7 +22,7 @@ async def who(request: web.Request) -> web.Response:
 class Visitors:
     """Two authorities, and the door."""
 
-    def __init__(self, folder: Path, door: Door, port: int) -> None:
+    def __init__(self, folder: Path, door: TlsListener, port: int) -> None:
         self.door = door
         self._port = port
         self.old, self.new = Authority(folder, "old"), Authority(folder, "new")
@@ -41,7 +41,7 @@ class Visitors:
 
 @pytest.fixture
 async def visitors(tmp_path: Path) -> AsyncIterator[Visitors]:
-    door, app = Door(), web.Application()
+    door, app = TlsListener(), web.Application()
     app.add_routes([web.get("/who", who)])
     async with asyncio.timeout(30), serving(app, "127.0.0.1", 0, door) as (_, port):
         yield Visitors(tmp_path, door, port)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.objects.unstructured import read
 from virtbus.kubebridge.core.runtime.controller import (
     ENDPOINT_SLICE,
     Action,
@@ -19,7 +19,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Replace,
 )
 from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, MAX_ENDPOINTS, reconcile
-from virtbus.kubebridge.core.service.model import Member, Service, Slice, member
+from virtbus.kubebridge.core.service.model import KubeService, Member, Slice, member
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.schemas.network import InterfaceStatus
 
@@ -50,7 +50,7 @@ def seen(*args: Any, **more: Any) -> Vmi:
 
 def reconciled(service: Json, members: Iterable[Member], there: Iterable[Json]) -> list[Action]:
     """Reconcile a Service as JSON."""
-    return reconcile(read(Service, service), members, [read(Slice, one) for one in there])
+    return reconcile(read(KubeService, service), members, [read(Slice, one) for one in there])
 
 
 def nic(*addresses: str, network: str = "default") -> InterfaceStatus:

@@ -7,7 +7,7 @@ import pytest
 
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import RecordEvent
-from virtbus.kubebridge.edge.cluster import Answer
+from virtbus.kubebridge.edge.cluster import StatusError
 from virtbus.kubebridge.edge.runtime import event_recorder
 from virtbus.kubebridge.edge.runtime.event_recorder import BURST, WAITING_MAX, EventRecorder
 
@@ -24,12 +24,12 @@ class Recorder:
     async def create(self, kind: object, body: dict[str, Any], namespace: str = "") -> None:
         await asyncio.sleep(0)
         if self.refuses:
-            raise Answer({"code": 403})
+            raise StatusError({"code": 403})
         self.created.append(body)
 
     async def patch(self, *_: object) -> None:
         if self.forgets:
-            raise Answer({"code": 404})
+            raise StatusError({"code": 404})
         self.patched += 1
 
 

@@ -8,13 +8,13 @@ from services.kubebridge.tests.manifests import put, vm, vmi
 from services.kubebridge.tests.world import NOW, reconcile_vm
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
-from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.objects.unstructured import Object
 from virtbus.kubebridge.core.runtime.controller import VM, VMI, Key, RecordEvent
 from virtbus.kubebridge.core.translation.defaults import of_vm
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
-from virtbus.kubebridge.edge.cluster import Answer
+from virtbus.kubebridge.edge.cluster import StatusError
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 
 KEY = Key(VM, "default", "kubevirt-smoke-fedora")
 
@@ -29,7 +29,8 @@ class Refusing:
         self.vm = of_vm(vm(running=None, runStrategy="Always"))
         self.vm["metadata"]["resourceVersion"] = "1"
         bus, anything = MemoryBus(MemoryServer()), cast("Any", self)
-        self.reconciler = Reconciler(anything, bus, Views(bus, "c1"), anything, asyncio.Event())
+        vms = VmInformer(bus, "c1")
+        self.reconciler = Reconciler(anything, bus, vms, anything, asyncio.Event())
         self.vms, self.vmis = self.reconciler.store(VM), self.reconciler.store(VMI)
         self.vms.put(self.vm)
         self._controller = vm_rules.controller(self.vmis)
@@ -39,7 +40,7 @@ class Refusing:
 
     async def create(self, *_: Any) -> None:
         self.asked += 1
-        raise Answer(self.refusal)
+        raise StatusError(self.refusal)
 
     async def patch(self, *args: Any, how: str) -> Object:
         (status,) = (one["value"] for one in args[2] if one["path"] == "/status")
@@ -106,7 +107,7 @@ async def test_a_delete_has_the_version_that_was_read() -> None:
 
 
 def test_a_long_refusal_is_cut() -> None:
-    answer = Answer({"code": 422, "message": f"annotations: {'k' * 1_000_000}: invalid"})
+    answer = StatusError({"code": 422, "message": f"annotations: {'k' * 1_000_000}: invalid"})
     assert answer.message.startswith("annotations: kkk")
     assert len(answer.message) < 10_000
     assert len(str(answer)) < 10_000

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict
+from virtbus.kubebridge.core.fields.row import Field, FieldType, Verdict
 from virtbus.kubebridge.core.fields.table import VM, VMI
-from virtbus.kubebridge.core.fields.walk import MAX_CAUSES, walk
+from virtbus.kubebridge.core.fields.translator import MAX_CAUSES, walk
 from virtbus.schemas.api import VmCreate
 
 FIELDS = (Path(__file__).parent / "kubevirt_fields.txt").read_text().split()
@@ -46,7 +46,7 @@ def covered(path: str) -> bool:
     while above:
         row = VMI.by_path.get(above)
         if row is not None:
-            return row.verdict is not Verdict.MAPPED or row.kind in {Kind.MAP, Kind.ANY}
+            return row.verdict is not Verdict.MAPPED or row.kind in {FieldType.MAP, FieldType.ANY}
         above = above.rpartition(".")[0]
     return False
 
@@ -82,7 +82,7 @@ def test_empty_values_are_accepted(row: Field) -> None:
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.values], ids=ids)
 def test_an_unsupported_value_is_refused_with_the_next_step(row: Field) -> None:
-    odd: Any = {Kind.FLAG: False, Kind.NUMBER: 7, Kind.TEXT: "odd"}[row.kind]
+    odd: Any = {FieldType.FLAG: False, FieldType.NUMBER: 7, FieldType.TEXT: "odd"}[row.kind]
     (cause,) = walk(spec(row.path, odd), VMI, "spec").causes
     assert cause.field == shown(row.path)
     assert row.instead in cause.message
@@ -90,10 +90,14 @@ def test_an_unsupported_value_is_refused_with_the_next_step(row: Field) -> None:
         assert walk(spec(row.path, value), VMI, "spec").causes == []
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r.kind is not Kind.ANY], ids=ids)
+@pytest.mark.parametrize("row", [r for r in ROWS if r.kind is not FieldType.ANY], ids=ids)
 def test_a_value_of_another_type_is_reported_with_its_path(row: Field) -> None:
-    odd: Any = 7 if row.kind in {Kind.TEXT, Kind.OBJECT, Kind.LIST, Kind.MAP} else {"a": 1}
-    odd = "x" if row.kind is Kind.FLAG else odd
+    odd: Any = (
+        7
+        if row.kind in {FieldType.TEXT, FieldType.OBJECT, FieldType.LIST, FieldType.MAP}
+        else {"a": 1}
+    )
+    odd = "x" if row.kind is FieldType.FLAG else odd
     whole = spec(row.path, odd)
     found = [cause.field for cause in walk(whole, VMI, "spec").causes]
     assert found == [shown(row.path).removesuffix("[0]")]

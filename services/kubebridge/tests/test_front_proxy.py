@@ -5,10 +5,11 @@ import json
 import pytest
 from services.kubebridge.tests.manifests import VM_UID
 
-from virtbus.kubebridge.core.api.access import Target, forbidden, review, target_of
+from virtbus.kubebridge.core.api.access import SubresourceTarget as Target
+from virtbus.kubebridge.core.api.access import forbidden, review, target_of
 from virtbus.kubebridge.core.api.front_proxy import FrontProxy, User, of_config_map
 from virtbus.kubebridge.core.api.subresources import EXPAND
-from virtbus.kubebridge.core.runtime.calls import VM, VMI
+from virtbus.kubebridge.core.runtime.subresource_effects import VM, VMI
 
 BASE = "/apis/subresources.kubevirt.io/v1/namespaces/ns"
 DATA = {

@@ -12,8 +12,8 @@ from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import GUEST_AGENT, Key
-from virtbus.kubebridge.edge.guest_agents import NORMAL, Delays, GuestAgents
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.edge.guest_agents import NORMAL, Delays, GuestAgentPoller
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.kubebridge.edge.runtime.workqueue import WorkQueue
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -35,14 +35,14 @@ def test_a_guest_without_an_agent_is_polled_at_growing_intervals() -> None:
 class Asked:
     """A node whose guests give `answer`. It counts the polls."""
 
-    def __init__(self, bus: MemoryBus, views: Views) -> None:
+    def __init__(self, bus: MemoryBus, views: VmInformer) -> None:
         self.answer: GuestInfo | VirtbusError = INFO
         self.count = 0
         leads = asyncio.Event()
         leads.set()
         self.views = views
         self.changed: asyncio.Queue[str] = asyncio.Queue()
-        self.asks = GuestAgents(bus, views, Delays(0.01, 0.01, 0.01))
+        self.asks = GuestAgentPoller(bus, views, Delays(0.01, 0.01, 0.01))
         self.queue = WorkQueue(leads)
         self.queue.add_lane(GUEST_AGENT, self.asks.lane())
         self.asks.listeners.append(self.changed.put_nowait)
@@ -57,7 +57,7 @@ class Asked:
 @asynccontextmanager
 async def asked(state: VmState) -> AsyncIterator[Asked]:
     bus = MemoryBus(MemoryServer())
-    views = Views(bus, "c1")
+    views = VmInformer(bus, "c1")
     views.answered(view(UID, state=state))
     here = Asked(bus, views)
     endpoint = Endpoint("guest", subjects.rpc("n1", "agent", "guest"), here.guest)

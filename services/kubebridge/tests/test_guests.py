@@ -6,8 +6,8 @@ from services.kubebridge.tests.world import view
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
-from virtbus.kubebridge.edge.web.answers import RefusedError
-from virtbus.kubebridge.edge.web.guests import Guests
+from virtbus.kubebridge.edge.web.error_middleware import RefusedError
+from virtbus.kubebridge.edge.web.guest_proxy import Guests
 from virtbus.schemas import subjects
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.ids import UNPLACED

@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from virtbus.kubebridge.core.api.access import Target
+from virtbus.kubebridge.core.api.access import SubresourceTarget
 from virtbus.kubebridge.core.api.front_proxy import User
-from virtbus.kubebridge.edge.web.answers import in_status
+from virtbus.kubebridge.edge.web.error_middleware import in_status
 from virtbus.kubebridge.edge.web.subresources import (
     OBJECT_VALUES_MAX,
     OPTIONS_BYTES_MAX,
@@ -31,7 +31,7 @@ class Anybody:
     def user(self, _request: web.Request) -> User:
         return User("ann")
 
-    async def may(self, _user: User, _method: str, _target: Target) -> None:
+    async def may(self, _user: User, _method: str, _target: SubresourceTarget) -> None:
         """Allow the request."""
 
 

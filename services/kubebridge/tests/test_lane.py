@@ -2,12 +2,12 @@
 
 import asyncio
 
-from virtbus.kubebridge.edge.lane import Lane
+from virtbus.kubebridge.edge.fair_turns import FairTurns
 
 
 async def ordered(*waiting: tuple[str, str]) -> list[tuple[str, str]]:
     """Return the order of turns for waiters that came during another turn."""
-    lane, had, go_on = Lane(), list[tuple[str, str]](), asyncio.Event()
+    lane, had, go_on = FairTurns(), list[tuple[str, str]](), asyncio.Event()
 
     async def work(source: str, namespace: str) -> None:
         async with lane.turn(source, namespace):
@@ -39,7 +39,7 @@ async def test_namespaces_of_a_source_take_turns() -> None:
 
 
 async def test_a_cancelled_waiter_passes_its_turn_on() -> None:
-    lane, had = Lane(), list[str]()
+    lane, had = FairTurns(), list[str]()
 
     async def work(name: str) -> None:
         async with lane.turn(name):

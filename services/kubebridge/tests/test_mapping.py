@@ -10,7 +10,7 @@ from services.kubebridge.tests.world import CLUSTER, NOW, reconcile_vm, reconcil
 
 from virtbus.controller.core.admission import admit
 from virtbus.kubebridge.core.objects import quantity
-from virtbus.kubebridge.core.runtime.controller import Call, Create
+from virtbus.kubebridge.core.runtime.controller import BusCall, Create
 from virtbus.kubebridge.core.translation import defaults
 from virtbus.kubebridge.core.translation.mapping import defaulted_template, translate
 from virtbus.kubebridge.core.translation.references import needs
@@ -294,7 +294,7 @@ def test_an_object_that_bypassed_the_webhooks_is_reported(
     metadata = {"name": "a", "namespace": "b", "uid": UID, "generation": 1}
     whole = {"metadata": metadata, "spec": spec}
     actions = reconcile_vmi(whole, Seen(), {}, NOW, CLUSTER)
-    assert not any(isinstance(one, Call) for one in actions)
+    assert not any(isinstance(one, BusCall) for one in actions)
     reconcile_vm(whole, None, NOW)
     odd = {**whole, "spec": {"running": True, "template": spec}}
     assert any(isinstance(one, Create) for one in reconcile_vm(odd, None, NOW))

@@ -16,8 +16,8 @@ from virtbus.kubebridge.core.runtime.controller import Patch, RecordEvent
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.mapping import vm_field_causes
 from virtbus.kubebridge.edge.cluster import PAGE
-from virtbus.kubebridge.edge.runtime.store import ENDED_MAX, Store
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.edge.runtime.store import ENDED_MAX, ObjectStore
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.schemas.subjects import api
 
 OBJECT_BYTES = 1536 * 1024
@@ -39,7 +39,7 @@ def stopped(number: int, annotations: Mapping[str, Any], template: Mapping[str, 
 
 
 def test_vms_with_huge_annotations_take_little_memory() -> None:
-    objects = Store()
+    objects = ObjectStore()
     tracemalloc.start()
     for number in range(200):
         large = {f"note-{number}-{index}": "x" * 4000 for index in range(64)}
@@ -62,7 +62,7 @@ def test_a_page_of_the_largest_objects_fits_into_memory_three_times() -> None:
 
 def test_annotations_that_rules_read_are_kept() -> None:
     generation = "kubevirt.io/vm-generation"
-    objects = Store()
+    objects = ObjectStore()
     objects.put(stopped(1, {generation: "7", "a": "b", "x": "y" * 9999}, {"mine": "stays"}))
     kept = objects.get("default/vm-1")
     assert kept is not None
@@ -84,7 +84,7 @@ def test_too_many_annotations_are_refused_with_their_size() -> None:
 @pytest.mark.parametrize("strategy", ["Always", "Halted"])
 def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
     """This includes a VM in the cache, which lacks most of the annotations."""
-    objects = Store()
+    objects = ObjectStore()
     large = stopped(1, {}, {"mine": "stays", "big": "x" * 200_000})
     objects.put(put(large, {"spec.runStrategy": strategy}))
     kept = objects.get("default/vm-1")
@@ -110,7 +110,7 @@ def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
 
 
 def test_a_bounded_number_of_ends_is_remembered() -> None:
-    views = Views(MemoryBus(MemoryServer()), "c")
+    views = VmInformer(MemoryBus(MemoryServer()), "c")
     for number in range(ENDED_MAX + 1):
         views.ended(str(number))
     assert not views.gone("0")
@@ -127,7 +127,7 @@ async def test_an_invalid_reply_only_restarts_the_watch() -> None:
             await request.stream(hostile.pop(0))
         await request.stream({"synced": True})
 
-    views = Views(bus, "c")
+    views = VmInformer(bus, "c")
     views._pauses = iter(lambda: 0.0, 1.0)
     info, subject = ServiceInfo("controller", "1"), api("vm", "watch")
     async with (

@@ -21,9 +21,9 @@ from services.kubebridge.tests.test_nodes import node
 from services.kubebridge.tests.world import CLUSTER, NOW, World, world
 
 from virtbus.kubebridge.core.node import labels
-from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.objects.unstructured import read
 from virtbus.kubebridge.core.service import endpoint_slices
-from virtbus.kubebridge.core.service.model import Service
+from virtbus.kubebridge.core.service.model import KubeService
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
@@ -127,7 +127,7 @@ def test_a_create_of_a_vm_on_the_bus_returns_to_few_packages() -> None:
 
 def test_a_reconcile_of_a_service_returns_to_few_modules() -> None:
     guests = [guest(number) for number in range(120)]
-    web = read(Service, service())
+    web = read(KubeService, service())
     stays = walk(lambda: endpoint_slices.reconcile(web, guests, []))
     assert returns(stays) <= RETURNS_MAX, stays
 
@@ -139,5 +139,9 @@ def test_a_reconcile_of_a_node_returns_to_few_modules() -> None:
 
 def test_the_walk_counts_each_return_to_a_caller() -> None:
     stays = walk(lambda: read(Vm, {"spec": {}}))
-    assert stays == ["core/objects/plain.py", "core/vm/model.py", "core/objects/plain.py"]
+    assert stays == [
+        "core/objects/unstructured.py",
+        "core/vm/model.py",
+        "core/objects/unstructured.py",
+    ]
     assert returns(stays) == 1

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from virtbus.kubebridge.core.objects.plain import moment
+from virtbus.kubebridge.core.objects.unstructured import moment
 
 
 @pytest.mark.parametrize(

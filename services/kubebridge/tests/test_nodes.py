@@ -18,21 +18,21 @@ from virtbus.kubebridge.core.node.labels import (
     controller,
     reconcile,
 )
-from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.objects.unstructured import read
 from virtbus.kubebridge.core.runtime.controller import NODE, Inputs, Key, Merge, Requeue
 from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import NodeState, NodeView, NodeWish
+from virtbus.schemas.node import NodeSpec, NodeState, NodeView
 from virtbus.schemas.subjects import api
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
 
-def node(name: str = "n1", state: NodeState = NodeState.READY, **wish: Any) -> NodeView:
+def node(name: str = "n1", state: NodeState = NodeState.READY, **node_spec: Any) -> NodeView:
     return NodeView(
         node=name, hostname=name, instance="i", state=state, cpus=4, memory_bytes=1,
-        wish=NodeWish(node=name, **wish) if wish else None,
+        node_spec=NodeSpec(node=name, **node_spec) if node_spec else None,
     )  # fmt: skip
 
 

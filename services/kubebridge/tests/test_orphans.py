@@ -13,7 +13,7 @@ from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.installation.controller import status
-from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.objects.unstructured import Object
 from virtbus.kubebridge.core.runtime.controller import (
     BUS_VM,
     VM,
@@ -28,7 +28,7 @@ from virtbus.kubebridge.core.vmi.orphans import Orphans
 from virtbus.kubebridge.core.vmi.reconcile import Instances
 from virtbus.kubebridge.edge.cluster import Listing
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmDelete, VmUpdate
 from virtbus.schemas.errors import Code, VirtbusError
@@ -54,7 +54,7 @@ class Site:
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryServer())
-        self.views = Views(self.bus, CLUSTER)
+        self.views = VmInformer(self.bus, CLUSTER)
         self.there: Object | None = None
         self.deleted: list[str] = []
         self.updates: list[dict[str, str]] = []

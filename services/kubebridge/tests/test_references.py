@@ -22,7 +22,7 @@ def config(name: str) -> frozenset[Key]:
 class Waiting:
     """A server, and the keys that changes of its objects queue."""
 
-    def __init__(self, server: Faulty, client: cluster.Cluster) -> None:
+    def __init__(self, server: Faulty, client: cluster.KubernetesApi) -> None:
         self.server = server
         self.queued: asyncio.Queue[Key] = asyncio.Queue()
         self.references = References(client, self.queued.put_nowait)

@@ -13,15 +13,15 @@ from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import CONFIG_MAP
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
-from virtbus.kubebridge.edge.runtime.store import Store
+from virtbus.kubebridge.edge.runtime.store import ObjectStore
 
 
 class Watched:
     """A faulty server, and a cache of its objects."""
 
-    def __init__(self, server: Faulty, client: cluster.Cluster) -> None:
+    def __init__(self, server: Faulty, client: cluster.KubernetesApi) -> None:
         self.server = server
-        self.objects = Store()
+        self.objects = ObjectStore()
         self.changed: list[str] = []
         self.objects.listeners.append(self.changed.append)
         self.following = Reflector(client, CONFIG_MAP, self.objects)
@@ -141,7 +141,7 @@ async def test_a_server_that_comes_back_is_watched_again(tmp_path: Path) -> None
 
 
 async def test_an_own_write_is_stored_at_once_and_not_undone_by_the_watch() -> None:
-    objects = Store()
+    objects = ObjectStore()
 
     def one(version: int, value: str, uid: str = "u") -> dict[str, object]:
         meta = {"name": "a", "namespace": "n", "uid": uid, "resourceVersion": str(version)}

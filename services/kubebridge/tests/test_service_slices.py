@@ -5,7 +5,7 @@ from typing import Any, cast
 from virtbus.kubebridge.core.runtime.controller import ENDPOINT_SLICE, SERVICE, VMI, Key
 from virtbus.kubebridge.core.service.controller import Services
 from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY
-from virtbus.kubebridge.edge.runtime.store import Store
+from virtbus.kubebridge.edge.runtime.store import ObjectStore
 from virtbus.schemas.network import InterfaceStatus
 
 NIC = InterfaceStatus(name="default", mac="02:00:00:00:00:01", addresses=("10.1.0.7/24",))
@@ -17,7 +17,7 @@ class Here:
 
     def __init__(self) -> None:
         self.interfaces = (NIC,)
-        self.vmis, self.services, self.slices = Store(), Store(), Store()
+        self.vmis, self.services, self.slices = ObjectStore(), ObjectStore(), ObjectStore()
         views = cast("Any", self)
         self.index = Services(self.services, self.vmis, self.slices, views)
         self._version = 0
@@ -25,7 +25,7 @@ class Here:
     def get(self, _: str) -> Any:
         return self
 
-    def put(self, store: Store, name: str, body: Json, **meta: Any) -> None:
+    def put(self, store: ObjectStore, name: str, body: Json, **meta: Any) -> None:
         self._version += 1
         own = {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(self._version)}
         store.put({"metadata": own | meta, **body})

@@ -8,7 +8,7 @@ from services.kubebridge.tests.manifests import UID, find, put, vm, vmi
 from services.kubebridge.tests.world import GONE, NOW, pair, reconcile_vm, view, vmi_of, world
 
 from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER
-from virtbus.kubebridge.core.objects.plain import read, stamp
+from virtbus.kubebridge.core.objects.unstructured import read, stamp
 from virtbus.kubebridge.core.runtime.controller import (
     Delete,
     Patch,
@@ -18,9 +18,15 @@ from virtbus.kubebridge.core.runtime.controller import (
 from virtbus.kubebridge.core.vm import run_strategies
 from virtbus.kubebridge.core.vm import status as vm_status
 from virtbus.kubebridge.core.vm.model import Vm
-from virtbus.kubebridge.core.vm.run_strategies import TABLE, Asked, Do, Has, back_off_s
+from virtbus.kubebridge.core.vm.run_strategies import (
+    TABLE,
+    Decision,
+    PendingRequest,
+    VmiPresence,
+    back_off_s,
+)
 from virtbus.kubebridge.core.vm.status import PRINTABLE, printable
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import PHASE_OF, phase_of
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, RunStrategy
@@ -31,27 +37,29 @@ PAUSED_START = {"action": "Start", "data": {"paused": "true"}}
 # --- phases ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", VmState)
 def test_each_state_gives_a_phase_or_keeps_it(state: VmState) -> None:
-    after = phase_of(Phase.PENDING, view(UID, state=state, reason=GUEST_ENDED), gone=False)
-    assert after == (PHASE_OF[state] or Phase.PENDING)
+    after = phase_of(VmiPhase.PENDING, view(UID, state=state, reason=GUEST_ENDED), gone=False)
+    assert after == (PHASE_OF[state] or VmiPhase.PENDING)
 
 
 @pytest.mark.parametrize("before", sorted(FINAL))
 @pytest.mark.parametrize("state", VmState)
-def test_a_final_phase_never_changes(before: Phase, state: VmState) -> None:
+def test_a_final_phase_never_changes(before: VmiPhase, state: VmState) -> None:
     assert phase_of(before, view(UID, state=state), gone=False) is before
     assert phase_of(before, None, gone=True) is before
 
 
 def test_a_failed_start_is_not_final() -> None:
     failed = view(UID, state=VmState.FAILED, reason="image_not_found")
-    assert phase_of(Phase.SCHEDULED, failed, gone=False) is Phase.SCHEDULED
-    assert phase_of(Phase.PENDING, failed, gone=False) is Phase.SCHEDULING
+    assert phase_of(VmiPhase.SCHEDULED, failed, gone=False) is VmiPhase.SCHEDULED
+    assert phase_of(VmiPhase.PENDING, failed, gone=False) is VmiPhase.SCHEDULING
 
 
 def test_a_silent_node_makes_a_phase_unknown_until_it_is_back() -> None:
     lost = view(UID, state=VmState.UNKNOWN)
-    assert phase_of(Phase.RUNNING, lost, gone=False) is Phase.UNKNOWN
-    assert phase_of(Phase.UNKNOWN, view(UID, state=VmState.RUNNING), gone=False) is Phase.RUNNING
+    assert phase_of(VmiPhase.RUNNING, lost, gone=False) is VmiPhase.UNKNOWN
+    assert (
+        phase_of(VmiPhase.UNKNOWN, view(UID, state=VmState.RUNNING), gone=False) is VmiPhase.RUNNING
+    )
 
 
 # --- printableStatus ---------------------------------------------------------------------------
@@ -118,15 +126,17 @@ def test_a_new_vm_has_its_first_status_when_its_vmi_runs_or_after_a_second() -> 
 # --- run strategies ----------------------------------------------------------------------------
 def test_cases_of_the_table_of_run_strategies() -> None:
     told = {
-        (strategy, has): {TABLE.get((strategy, has, asked), Do.NOTHING) for asked in Asked}
+        (strategy, has): {
+            TABLE.get((strategy, has, asked), Decision.NOTHING) for asked in PendingRequest
+        }
         for strategy in RunStrategy
-        for has in Has
+        for has in VmiPresence
     }
     for strategy in RunStrategy:
-        assert told[strategy, Has.ENDING] == {Do.NOTHING}
-    assert told[RunStrategy.ONCE, Has.FAILED] == {Do.NOTHING}
-    assert told[RunStrategy.HALTED, Has.ALIVE] == {Do.STOP}
-    assert told[RunStrategy.MANUAL, Has.NONE] == {Do.NOTHING, Do.START}
+        assert told[strategy, VmiPresence.ENDING] == {Decision.NOTHING}
+    assert told[RunStrategy.ONCE, VmiPresence.FAILED] == {Decision.NOTHING}
+    assert told[RunStrategy.HALTED, VmiPresence.ALIVE] == {Decision.STOP}
+    assert told[RunStrategy.MANUAL, VmiPresence.NONE] == {Decision.NOTHING, Decision.START}
 
 
 def test_a_strategy_is_read_from_either_field() -> None:

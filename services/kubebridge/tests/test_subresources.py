@@ -9,18 +9,18 @@ from services.kubebridge.tests.world import World, world
 from virtbus.kubebridge.core.api import guest_answers
 from virtbus.kubebridge.core.api.discovery import api_group, api_resources
 from virtbus.kubebridge.core.api.subresources import BY_NAME, VERBS, answer
-from virtbus.kubebridge.core.objects.causes import Cause
-from virtbus.kubebridge.core.objects.refusals import Refusal, invalid
-from virtbus.kubebridge.core.runtime.calls import (
+from virtbus.kubebridge.core.objects.status_causes import Cause
+from virtbus.kubebridge.core.objects.status_errors import Refusal, invalid
+from virtbus.kubebridge.core.runtime.subresource_effects import (
     VM,
     VMI,
     AskGuest,
-    Bus,
-    Call,
+    BusVerb,
     Deed,
     Give,
-    Patch,
-    Stream,
+    GuestStream,
+    JsonPatch,
+    SubresourceCall,
     Verb,
 )
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestOs, GuestUser
@@ -42,7 +42,7 @@ def ask(
 ) -> Refusal | tuple[Deed, ...]:
     kind = resource or (VM if of is not None else VMI)
     method = BY_NAME[kind, name].method
-    return answer(Call(method, kind, name, "smoke", of, its, options))
+    return answer(SubresourceCall(method, kind, name, "smoke", of, its, options))
 
 
 def said(outcome: Refusal | tuple[Deed, ...]) -> tuple[int, str]:
@@ -119,7 +119,7 @@ def test_an_impossible_verb_is_refused_in_kubevirts_words(
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.missing], ids=lambda v: v.name)
 def test_an_unsupported_verb_names_the_missing_feature(verb: Verb) -> None:
-    outcome = answer(Call(verb.method, verb.resource, verb.name, "smoke", vm(), vmi()))
+    outcome = answer(SubresourceCall(verb.method, verb.resource, verb.name, "smoke", vm(), vmi()))
     assert isinstance(outcome, Refusal)
     assert (outcome.code, outcome.reason) == (501, "NotImplemented")
     assert outcome.message.startswith(f"{verb.name} is not supported yet: ")
@@ -127,37 +127,37 @@ def test_an_unsupported_verb_names_the_missing_feature(verb: Verb) -> None:
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if not verb.missing], ids=lambda v: v.name)
 def test_a_verb_of_a_missing_object_is_404(verb: Verb) -> None:
-    outcome = answer(Call(verb.method, verb.resource, verb.name, "smoke"))
+    outcome = answer(SubresourceCall(verb.method, verb.resource, verb.name, "smoke"))
     assert isinstance(outcome, Refusal)
     kind = verb.resource.removesuffix("s")
     assert (outcome.code, outcome.message) == (404, f'{kind}.kubevirt.io "smoke" not found')
 
 
 def test_an_unknown_verb_or_method_is_refused() -> None:
-    assert said(answer(Call("PUT", VM, "fly", "smoke", vm())))[0] == 404
-    assert said(answer(Call("GET", VM, "start", "smoke", vm())))[0] == 405
+    assert said(answer(SubresourceCall("PUT", VM, "fly", "smoke", vm())))[0] == 404
+    assert said(answer(SubresourceCall("GET", VM, "start", "smoke", vm())))[0] == 405
 
 
 @pytest.mark.parametrize(
     ("name", "its", "options", "deed"),
     [
-        ("pause", running(), {}, Bus("vm.pause", UID)),
-        ("unpause", running(Paused=True), {}, Bus("vm.unpause", UID)),
-        ("reset", running(), {}, Bus("vm.reset", UID)),
-        ("softreboot", running(), {}, Bus("vm.soft-reboot", UID)),
-        ("console", running(), {}, Stream("console", UID)),
-        ("vnc", running(), {}, Stream("vnc", UID)),
-        ("vnc/screenshot", running(), {}, Stream("screenshot", UID)),
-        ("portforward", running(), {"port": "22"}, Stream("portforward", UID, 22, "tcp")),
+        ("pause", running(), {}, BusVerb("vm.pause", UID)),
+        ("unpause", running(Paused=True), {}, BusVerb("vm.unpause", UID)),
+        ("reset", running(), {}, BusVerb("vm.reset", UID)),
+        ("softreboot", running(), {}, BusVerb("vm.soft-reboot", UID)),
+        ("console", running(), {}, GuestStream("console", UID)),
+        ("vnc", running(), {}, GuestStream("vnc", UID)),
+        ("vnc/screenshot", running(), {}, GuestStream("screenshot", UID)),
+        ("portforward", running(), {"port": "22"}, GuestStream("portforward", UID, 22, "tcp")),
         ("portforward", running(), {"port": 53, "protocol": "udp"},
-         Stream("portforward", UID, 53, "udp")),
+         GuestStream("portforward", UID, 53, "udp")),
     ],
 )  # fmt: skip
 def test_a_verb_of_a_vmi_becomes_a_verb_of_the_bus(
     name: str, its: Any, options: dict[str, Any], deed: Deed
 ) -> None:
     assert ask(name, None, its, **options) == (deed,)
-    if isinstance(deed, Bus):
+    if isinstance(deed, BusVerb):
         assert ask(name, None, its, dryRun=["All"], **options) == ()
 
 
@@ -177,7 +177,7 @@ def test_a_vm_without_instance_types_is_expanded_already() -> None:
 def patched(outcome: Refusal | tuple[Deed, ...]) -> list[tuple[str, str, Any]]:
     """Return the object, path and value of each patch, without the tests of patches."""
     assert not isinstance(outcome, Refusal)
-    patches = [deed for deed in outcome if isinstance(deed, Patch)]
+    patches = [deed for deed in outcome if isinstance(deed, JsonPatch)]
     assert len(patches) == len(outcome)
     return [
         (patch.of, operation["path"], operation["value"])
@@ -229,7 +229,7 @@ def test_a_concurrent_change_is_a_conflict() -> None:
     outcome = ask("stop", vm(), running())
     assert isinstance(outcome, tuple)
     patch = outcome[0]
-    assert isinstance(patch, Patch)
+    assert isinstance(patch, JsonPatch)
     assert patch.operations[0] == {"op": "test", "path": "/spec/running", "value": True}
 
 
@@ -238,7 +238,7 @@ def asks(w: World, name: str, **options: Any) -> None:
     outcome = ask(name, w.vm, w.vmi, VM, **options)
     assert not isinstance(outcome, Refusal), outcome.message
     for deed in outcome:
-        assert isinstance(deed, Patch)
+        assert isinstance(deed, JsonPatch)
         value = deed.operations[-1]["value"]
         path = deed.operations[-1]["path"].strip("/").split("/")
         if deed.of == "vmi":

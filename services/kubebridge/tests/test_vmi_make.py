@@ -6,7 +6,7 @@ import pytest
 from services.kubebridge.tests.manifests import UID, vmi
 from services.kubebridge.tests.world import NOW, view, vmi_said
 
-from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.objects.unstructured import read
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import Seen, described, qos_class, volume_status
 from virtbus.schemas.vm import Disk, DiskBus

@@ -18,12 +18,12 @@ from services.kubebridge.tests.world import (
 )
 
 from virtbus.imaged.core import qcow2
-from virtbus.kubebridge.core.objects.plain import read, stamp
+from virtbus.kubebridge.core.objects.unstructured import read, stamp
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     SECRET,
     Await,
-    Call,
+    BusCall,
     Key,
     Patch,
     RecordEvent,
@@ -31,14 +31,14 @@ from virtbus.kubebridge.core.runtime.controller import (
     Requeue,
 )
 from virtbus.kubebridge.core.vm import status as vm_status
-from virtbus.kubebridge.core.vm.model import Request
+from virtbus.kubebridge.core.vm.model import StateChange
 from virtbus.kubebridge.core.vmi import orphans
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
 from virtbus.kubebridge.core.vmi import status as vmi_status
-from virtbus.kubebridge.core.vmi.model import Phase
+from virtbus.kubebridge.core.vmi.model import VmiPhase
 from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
-from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.states import VmState
@@ -87,12 +87,12 @@ def test_the_status_of_a_running_vmi_is_complete() -> None:
 def test_the_status_is_kept_while_the_vm_is_not_seen() -> None:
     running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
     create, *again = reconcile_vmi(running, Seen(), {}, NOW, CLUSTER)
-    assert isinstance(create, Call)  # the next reconcile gets its answer
+    assert isinstance(create, BusCall)  # the next reconcile gets its answer
     assert Requeue(AT_ONCE_S) in again
     assert all(isinstance(one, Requeue) for one in again)
     changed = Refused(code=409, reason="uid_taken", message="not as asked for here")
     create, *again = reconcile_vmi(running, Seen(refused=changed), {}, NOW, CLUSTER)
-    assert isinstance(create, Call)
+    assert isinstance(create, BusCall)
     assert again == [Requeue(vmi_rules.RETRY_S[0])]
     gone = reconcile_vmi(running, Seen(gone=True), {}, NOW, CLUSTER)
     assert [one.changes["status"]["phase"] for one in gone if isinstance(one, Patch)] == ["Failed"]
@@ -166,13 +166,13 @@ SEEN = [
 ]
 
 
-@pytest.mark.parametrize("before", ["", *Phase])
+@pytest.mark.parametrize("before", ["", *VmiPhase])
 @pytest.mark.parametrize("deleted", [False, True])
 def test_the_crd_accepts_every_status(before: str, *, deleted: bool) -> None:
     whole = put(vmi(), {"status": {"phase": before} if before else {}})
     if deleted:
         put(whole, {"metadata.deletionTimestamp": GONE})
-    requests = [read(Request, {"action": "Start", "data": {"paused": "true"}})]
+    requests = [read(StateChange, {"action": "Start", "data": {"paused": "true"}})]
     for seen in SEEN:
         for retried in ("", GONE):
             kept_whole(vmi_said(whole, seen, NOW, retried))
@@ -212,8 +212,8 @@ def test_the_ready_condition_has_kubevirts_reasons(
     ("how", "word"), [("crashed", "crashed"), ("panicked", "panicked"), ("watchdog", "watchdog")]
 )
 def test_an_event_reports_how_a_guest_failed(how: Any, word: str) -> None:
-    end = GuestEnd(how=how, asked=False, at_ns=1)
-    seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_end=end))
+    end = GuestExit(how=how, asked=False, at_ns=1)
+    seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_exit=end))
     ran = put(vmi(), {"status": {"phase": "Running"}})
     *_, event = reconcile_vmi(ran, seen, {}, NOW, CLUSTER)
     assert isinstance(event, RecordEvent)
@@ -284,7 +284,7 @@ def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
 def test_a_refused_create_is_retried(code: int, after_s: float) -> None:
     seen = Seen(refused=Refused(code=code, reason="why", message="so"))
     create, again, *_ = reconcile_vmi(vmi(), seen, {}, NOW, CLUSTER)
-    assert isinstance(create, Call)
+    assert isinstance(create, BusCall)
     assert again == Requeue(after_s)
 
 
@@ -307,5 +307,5 @@ def test_a_vm_with_an_absent_vmi_is_marked_once_and_never_deleted(there: str, wh
 def test_a_created_vm_is_reconciled_again_without_an_event() -> None:
     """A starting bridge sends a create for a running VM whose controller lags."""
     actions = reconcile_vmi(vmi(), Seen(), {}, NOW, CLUSTER)
-    assert isinstance(actions[0], Call)
+    assert isinstance(actions[0], BusCall)
     assert any(isinstance(one, Requeue) for one in actions)

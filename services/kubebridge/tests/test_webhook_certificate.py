@@ -12,8 +12,8 @@ from services.kubebridge.tests.test_webhooks import review
 from tests.kubernetes.certificates import Authority, Pair
 
 from virtbus.kubebridge.edge.admission import MUTATE, routes
-from virtbus.kubebridge.edge.web.asking import Asking
-from virtbus.kubebridge.edge.web.door import Door, serving
+from virtbus.kubebridge.edge.web.authorization import Authorization
+from virtbus.kubebridge.edge.web.tls import TlsListener, serving
 
 
 class Told:
@@ -32,10 +32,10 @@ class Told:
 async def test_only_the_front_proxy_gets_an_answer_if_certificates_are_required(
     tmp_path: Path,
 ) -> None:
-    authority, door, app = Authority(tmp_path, "ca"), Door(), web.Application()
+    authority, door, app = Authority(tmp_path, "ca"), TlsListener(), web.Application()
     door.show(*authority.sign("bridge", "bridge", hosts=["localhost"]))
     cluster: Any = Told(authority.certificate.read_text())
-    asking = Asking(cluster, door)
+    asking = Authorization(cluster, door)
     assert await asking.look()
     app.add_routes(routes(asking.is_front_proxy))
     server, other = (authority.sign(name, name) for name in ("front-proxy", "somebody"))

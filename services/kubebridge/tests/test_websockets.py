@@ -11,9 +11,9 @@ from services.kubebridge.tests.world import view
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.streams import accepting
-from virtbus.kubebridge.core.runtime.calls import Stream
+from virtbus.kubebridge.core.runtime.subresource_effects import GuestStream
 from virtbus.kubebridge.edge.web import websockets
-from virtbus.kubebridge.edge.web.guests import WINDOW_BYTES, Guests
+from virtbus.kubebridge.edge.web.guest_proxy import WINDOW_BYTES, Guests
 from virtbus.schemas import subjects
 from virtbus.schemas.streams import ConsoleOpen
 from virtbus.schemas.vm import VmView
@@ -39,7 +39,7 @@ async def test_a_client_that_leaves_is_detected_while_its_guest_accepts_nothing(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
-            return await guests.stream(request, Stream("console", UID), "me")
+            return await guests.stream(request, GuestStream("console", UID), "me")
         finally:
             over.set()
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.runtime.controller import VM, VMI, Key
-from virtbus.kubebridge.edge.cluster import Answer
+from virtbus.kubebridge.edge.cluster import StatusError
 from virtbus.kubebridge.edge.runtime.workqueue import REST_S, Lane, WorkQueue
 
 AT_ONCE = 32
@@ -87,7 +87,7 @@ async def test_a_failed_key_is_retried_with_growing_delays() -> None:
     async def look(_: str) -> float:
         times.append(asyncio.get_running_loop().time())
         if len(times) < 4:
-            raise Answer({"code": 500})
+            raise StatusError({"code": 500})
         return 0.0
 
     async with working(look) as (queue, _):

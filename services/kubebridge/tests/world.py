@@ -10,11 +10,11 @@ from services.kubebridge.tests.manifests import vm as smoke_vm
 
 from virtbus.documents.crds.models.instance_status import InstanceStatus
 from virtbus.documents.crds.models.virtualmachine import MachineStatus
-from virtbus.kubebridge.core.objects.plain import Object, read
+from virtbus.kubebridge.core.objects.unstructured import Object, read
 from virtbus.kubebridge.core.runtime.controller import (
     Action,
     Await,
-    Call,
+    BusCall,
     Create,
     Delete,
     Patch,
@@ -30,7 +30,7 @@ from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
 from virtbus.kubebridge.core.vmi import status as vmi_status
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import Seen
-from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmSpec, VmView
 
@@ -169,7 +169,7 @@ class World:
                 return self._write(obj, read, changes)
             case RecordEvent(reason):
                 self.events.append(reason)
-            case Call(verb, request):
+            case BusCall(verb, request):
                 self._ask(verb, str(getattr(request, "uid", "")))
             case _:
                 pass
@@ -250,9 +250,9 @@ class World:
         """Let a running guest shut down or crash."""
         one = self.views.get(self.uid)
         if one is not None and one.state is VmState.RUNNING:
-            end = GuestEnd(how="shut down" if well else "crashed", asked=False, at_ns=1)
+            end = GuestExit(how="shut down" if well else "crashed", asked=False, at_ns=1)
             state = VmState.SUCCEEDED if well else VmState.FAILED
-            self._see(self.uid, state=state, reason="" if well else GUEST_ENDED, last_end=end)
+            self._see(self.uid, state=state, reason="" if well else GUEST_ENDED, last_exit=end)
 
     def user(self, **spec: Any) -> None:
         """Change the VM's spec as a user."""

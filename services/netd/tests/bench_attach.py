@@ -25,10 +25,10 @@ from services.netd.tests.test_dhcp import request
 from services.netd.tests.test_dhcp_server import ask, reply
 from services.netd.tests.test_handover import DOMAIN, Desk
 
-from virtbus.netd.core.dhcp import Kind, answer, parse
-from virtbus.netd.core.offer import offers_of
-from virtbus.netd.edge.handover import HandoverServer
-from virtbus.schemas.nodework import NetReady
+from virtbus.netd.core.dhcp import MessageType, answer, parse
+from virtbus.netd.core.dhcp_offer import offers_of
+from virtbus.netd.edge.fd_passing import HandoverServer
+from virtbus.schemas.node_rpc import NetReady
 
 CYCLES = 30
 MANY = 300
@@ -123,9 +123,9 @@ async def dhcp(node: Node) -> None:
         for _cycle in range(CYCLES):
             await asyncio.sleep(0.06)  # within the rate limit
             with served.sample():
-                ask(guest, Kind.DISCOVER)
+                ask(guest, MessageType.DISCOVER)
                 await reply(guest)
-        message = request(Kind.DISCOVER, mac=guest.mac)
+        message = request(MessageType.DISCOVER, mac=guest.mac)
     for _cycle in range(1000):
         with pure.sample():
             parsed = parse(message)

@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 
 from virtbus.netd.attachments import Attachments
-from virtbus.netd.builder import Doors
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.names import mac_bytes, netns
-from virtbus.netd.core.offer import Site
 from virtbus.netd.edge import links
+from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
-from virtbus.netd.edge.emulators import Emulators
 from virtbus.netd.edge.host_bridge import HostBridge
-from virtbus.netd.edge.leases import StateFiles
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
-from virtbus.schemas.nodework import NetReady
+from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.schemas.node_rpc import NetReady
 from virtbus.schemas.vm import VmRecord
 
 CLONE_NEWNET = 0x40000000
@@ -307,7 +307,7 @@ class Node:
         self.bridge = bridge
         self.state_dir = host.tmp / state
         self.gateway = IPv4Interface(subnet)
-        self.site = Site(
+        self.site = DhcpSettings(
             dns=(IPv4Address("192.0.2.53"),),
             domain="vms.example",
             search=("vms.example", "example"),
@@ -317,15 +317,15 @@ class Node:
         self.conf_dir.mkdir(exist_ok=True)
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
         self.begun: list[NetReady] = []
-        self.doors: Doors
+        self.doors: HostPorts
         self.attachments: Attachments
 
     async def start(self) -> None:
         state = self.state_dir / "netd"
-        self.doors = Doors(
+        self.doors = HostPorts(
             namespaces=self.host.namespaces,
             bridge=HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir),
-            files=StateFiles(state / "vms"),
+            files=AttachmentStore(state / "vms"),
             cni=Cni(
                 self.conf_dir,
                 self.bin_dirs,
@@ -333,7 +333,7 @@ class Node:
                 openings={"*": ("*",), "team-only": ("team",)},
             ),
             dhcp=DhcpServer(),
-            emulators=Emulators(Path(sys.executable)),
+            emulators=QemuProcesses(Path(sys.executable)),
         )
         self.attachments = Attachments(self.doors, self.site)
         await self.attachments.recover()

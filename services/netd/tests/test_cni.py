@@ -13,9 +13,9 @@ from services.netd.tests.test_dhcp import request
 from services.netd.tests.test_dhcp_server import reply
 from services.netd.tests.test_network_path import world
 
-from virtbus.netd.core.dhcp import Kind
+from virtbus.netd.core.dhcp import MessageType
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import NetPhase
+from virtbus.schemas.node_rpc import NetPhase
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +75,7 @@ async def test_the_guest_takes_address_and_mac_of_the_plugins(node: Node) -> Non
         assert node.inside(A, "ip -4 -o addr show dev eth0") == ""
         async with node.guest(A) as guest:
             await guest.ping(GATEWAY)
-            message = request(Kind.DISCOVER, mac=guest.mac)
+            message = request(MessageType.DISCOVER, mac=guest.mac)
             any_address = IPv4Address("255.255.255.255")
             guest.send(
                 guest.udp(b"\xff" * 6, any_address, (68, 67), message, source=IPv4Address(0))

@@ -14,7 +14,7 @@ from services.netd.tests.test_cni import bridge, conflist, without_bridge
 
 from virtbus.netd.core.names import netns
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import NetPhase
+from virtbus.schemas.node_rpc import NetPhase
 
 pytestmark = pytest.mark.integration
 

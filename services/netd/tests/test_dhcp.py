@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from virtbus.netd.core.dhcp import (
     ANY,
-    Answer,
-    Kind,
+    DhcpAnswer,
+    MessageType,
     Offer,
     Option,
     answer,
@@ -39,7 +39,7 @@ OFFER = Offer(
 
 
 def request(
-    kind: int | None = Kind.DISCOVER,
+    kind: int | None = MessageType.DISCOVER,
     *options: tuple[int, bytes],
     mac: bytes = MAC,
     client: IPv4Address = ANY,
@@ -56,12 +56,12 @@ def request(
     return fixed + b"\x63\x82\x53\x63" + encoded + b"\xff"
 
 
-def answered(message: bytes, offer: Offer = OFFER) -> Answer | None:
+def answered(message: bytes, offer: Offer = OFFER) -> DhcpAnswer | None:
     parsed = parse(message)
     return answer(parsed, offer) if parsed is not None else None
 
 
-def options_of(reply: Answer) -> dict[int, bytes]:
+def options_of(reply: DhcpAnswer) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     field, at = reply.message[240:], 0
     while field[at] != 255:
@@ -71,9 +71,9 @@ def options_of(reply: Answer) -> dict[int, bytes]:
 
 
 def test_a_discover_gets_exactly_the_assigned_configuration() -> None:
-    reply = answered(request(Kind.DISCOVER))
+    reply = answered(request(MessageType.DISCOVER))
     assert reply is not None
-    assert (reply.kind, reply.destination, reply.unicast) == (Kind.OFFER, ADDRESS, True)
+    assert (reply.kind, reply.destination, reply.unicast) == (MessageType.OFFER, ADDRESS, True)
     assert reply.message[16:20] == ADDRESS.packed
     assert options_of(reply) == {
         Option.MESSAGE_TYPE: b"\2",
@@ -95,24 +95,24 @@ def test_a_discover_gets_exactly_the_assigned_configuration() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "client", "kind"),
     [
-        ("selecting", ((54, SERVER.packed), (50, ADDRESS.packed)), ANY, Kind.ACK),
-        ("after a reboot", ((50, ADDRESS.packed),), ANY, Kind.ACK),
-        ("renewing", (), ADDRESS, Kind.ACK),
-        ("a wrong address", ((50, b"\x0a\x7f\0\x09"),), ANY, Kind.NAK),
-        ("renewing a wrong address", (), IPv4Address("10.0.0.9"), Kind.NAK),
+        ("selecting", ((54, SERVER.packed), (50, ADDRESS.packed)), ANY, MessageType.ACK),
+        ("after a reboot", ((50, ADDRESS.packed),), ANY, MessageType.ACK),
+        ("renewing", (), ADDRESS, MessageType.ACK),
+        ("a wrong address", ((50, b"\x0a\x7f\0\x09"),), ANY, MessageType.NAK),
+        ("renewing a wrong address", (), IPv4Address("10.0.0.9"), MessageType.NAK),
         ("another server's offer", ((54, b"\x0a\0\0\1"), (50, ADDRESS.packed)), ANY, None),
         ("no address at all", (), ANY, None),
     ],
 )
 def test_a_request_is_answered(
-    name: str, options: tuple[tuple[int, bytes], ...], client: IPv4Address, kind: Kind | None
+    name: str, options: tuple[tuple[int, bytes], ...], client: IPv4Address, kind: MessageType | None
 ) -> None:
-    reply = answered(request(Kind.REQUEST, *options, client=client))
+    reply = answered(request(MessageType.REQUEST, *options, client=client))
     assert (reply.kind if reply else None) == kind, name
 
 
 def test_a_nak_is_broadcast_and_gives_nothing() -> None:
-    reply = answered(request(Kind.REQUEST, (50, b"\x0a\0\0\7")))
+    reply = answered(request(MessageType.REQUEST, (50, b"\x0a\0\0\7")))
     assert reply is not None
     assert not reply.unicast
     assert reply.message[12:20] == bytes(8)
@@ -120,13 +120,13 @@ def test_a_nak_is_broadcast_and_gives_nothing() -> None:
 
 
 def test_a_client_that_cannot_receive_unicast_is_answered_by_broadcast() -> None:
-    reply = answered(request(Kind.DISCOVER, flags=0x8000))
+    reply = answered(request(MessageType.DISCOVER, flags=0x8000))
     assert reply is not None
     assert not reply.unicast
 
 
 def test_inform_is_answered_without_a_lease() -> None:
-    reply = answered(request(Kind.INFORM, client=ADDRESS))
+    reply = answered(request(MessageType.INFORM, client=ADDRESS))
     assert reply is not None
     assert reply.message[16:20] == bytes(4)
     assert Option.LEASE_TIME not in options_of(reply)
@@ -136,11 +136,11 @@ def test_inform_is_answered_without_a_lease() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        request(Kind.DISCOVER, mac=bytes.fromhex("020102030499")),
-        request(Kind.DISCOVER, relay=IPv4Address("10.127.0.9")),
-        request(Kind.DECLINE, (50, ADDRESS.packed)),
-        request(Kind.RELEASE, client=ADDRESS),
-        request(Kind.OFFER),
+        request(MessageType.DISCOVER, mac=bytes.fromhex("020102030499")),
+        request(MessageType.DISCOVER, relay=IPv4Address("10.127.0.9")),
+        request(MessageType.DECLINE, (50, ADDRESS.packed)),
+        request(MessageType.RELEASE, client=ADDRESS),
+        request(MessageType.OFFER),
         request(77),
         request(None),
         b"\2" + request()[1:],
@@ -167,7 +167,7 @@ def test_no_answer_is_sent(message: bytes) -> None:
 
 
 def test_the_client_id_is_echoed() -> None:
-    reply = answered(request(Kind.DISCOVER, (61, b"\x01" + MAC)))
+    reply = answered(request(MessageType.DISCOVER, (61, b"\x01" + MAC)))
     assert reply is not None
     assert options_of(reply)[Option.CLIENT_ID] == b"\x01" + MAC
 
@@ -192,7 +192,9 @@ def test_a_router_outside_the_subnet_is_first_reached_on_the_link() -> None:
 def test_an_answer_is_cut_at_the_end_to_fit_the_clients_buffer() -> None:
     search = tuple(f"{'x' * 60}.{number}.example" for number in range(8))
     small = answered(request(), replace(OFFER, search=search))
-    large = answered(request(Kind.DISCOVER, (57, b"\x05\xdc")), replace(OFFER, search=search))
+    large = answered(
+        request(MessageType.DISCOVER, (57, b"\x05\xdc")), replace(OFFER, search=search)
+    )
     assert small is not None
     assert large is not None
     assert len(small.message) <= 548

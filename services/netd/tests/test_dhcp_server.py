@@ -9,7 +9,7 @@ from services.netd.tests.pretended_host import Guest, Node
 from services.netd.tests.test_dhcp import request
 from services.netd.tests.test_filters import wire
 
-from virtbus.netd.core.dhcp import Kind
+from virtbus.netd.core.dhcp import MessageType
 from virtbus.netd.edge.dhcp_server import BURST
 
 pytestmark = pytest.mark.integration
@@ -18,7 +18,9 @@ A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 BROADCAST = IPv4Address("255.255.255.255")
 
 
-def ask(guest: Guest, kind: Kind, *options: tuple[int, bytes], mac: bytes | None = None) -> None:
+def ask(
+    guest: Guest, kind: MessageType, *options: tuple[int, bytes], mac: bytes | None = None
+) -> None:
     message = request(kind, *options, mac=mac or guest.mac)
     source = IPv4Address(0)
     guest.send(guest.udp(b"\xff" * 6, BROADCAST, (68, 67), message, source=source))
@@ -33,23 +35,28 @@ async def test_a_guest_gets_its_address_and_nobody_else_sees_its_request(node: N
     await node.attach(A)
     async with node.guest(A) as guest:
         with wire() as host:
-            ask(guest, Kind.DISCOVER)
+            ask(guest, MessageType.DISCOVER)
             offer = await reply(guest)
-            ask(guest, Kind.REQUEST, (50, guest.ip.packed), (54, IPv4Address("10.127.0.1").packed))
+            ask(
+                guest,
+                MessageType.REQUEST,
+                (50, guest.ip.packed),
+                (54, IPv4Address("10.127.0.1").packed),
+            )
             ack = await reply(guest)
             assert not host.seen(b"\x63\x82\x53\x63")
         assert offer[16:20] == ack[16:20] == guest.ip.packed
         assert offer[240:243] == b"\x35\x01\x02"
         assert ack[240:243] == b"\x35\x01\x05"
         assert b"vms\x07example" in ack
-        assert node.doors.dhcp.counts(A) == {Kind.DISCOVER: 1, Kind.REQUEST: 1}
+        assert node.doors.dhcp.counts(A) == {MessageType.DISCOVER: 1, MessageType.REQUEST: 1}
 
 
 async def test_a_restarted_netd_answers_again(node: Node) -> None:
     await node.attach(A)
     async with node.guest(A) as guest:
         await node.restart()
-        ask(guest, Kind.DISCOVER)
+        ask(guest, MessageType.DISCOVER)
         assert (await reply(guest))[16:20] == guest.ip.packed
 
 
@@ -57,7 +64,7 @@ async def test_another_hardware_address_gets_no_answer(node: Node) -> None:
     await node.attach(A)
     async with node.guest(A) as guest:
         for number in range(10):
-            ask(guest, Kind.DISCOVER, mac=b"\x02\0\0\0\0" + bytes((number,)))
+            ask(guest, MessageType.DISCOVER, mac=b"\x02\0\0\0\0" + bytes((number,)))
         with pytest.raises(TimeoutError):
             await reply(guest, 0.2)
 
@@ -66,7 +73,7 @@ async def test_a_flood_is_answered_slowly_and_the_loop_stays_free(node: Node) ->
     await node.attach(A)
     async with node.guest(A) as guest:
         for _number in range(5000):
-            ask(guest, Kind.DISCOVER)
+            ask(guest, MessageType.DISCOVER)
         await asyncio.sleep(0)
         answers = 0
         while True:
@@ -84,7 +91,7 @@ async def test_each_interface_gets_its_own_address_and_only_one_a_default_route(
     routers = []
     for index in (0, 1):
         async with node.guest(A, index) as guest:
-            ask(guest, Kind.DISCOVER)
+            ask(guest, MessageType.DISCOVER)
             message = await reply(guest)
             address = ready.interfaces[index].addresses[0].split("/")[0]
             assert message[16:20] == IPv4Address(address).packed

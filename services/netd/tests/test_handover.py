@@ -15,7 +15,7 @@ import pytest
 from services.netd.tests.pretended_host import Node, eventually
 
 from virtbus.netd.core.wrapper_frame import PROTOCOL
-from virtbus.netd.edge.handover import (
+from virtbus.netd.edge.fd_passing import (
     MAX_CONNECTIONS,
     READ_TIMEOUT_S,
     SHARE_OF_USER,
@@ -23,7 +23,7 @@ from virtbus.netd.edge.handover import (
     HandoverServer,
 )
 from virtbus.netd.edge.wrapper_install import install
-from virtbus.schemas.nodework import Arm, Armed, ArmNic
+from virtbus.schemas.node_rpc import Arm, Armed, ArmNic
 from virtbus.schemas.wire import encode, read
 
 pytestmark = pytest.mark.integration
@@ -311,7 +311,7 @@ async def test_bad_frames_are_closed_and_others_served(desk: Desk, sent: bytes) 
 
 
 async def test_half_a_frame_is_dropped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("virtbus.netd.edge.handover.READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("virtbus.netd.edge.fd_passing.READ_TIMEOUT_S", 0.05)
     reader, writer = await asyncio.open_unix_connection(desk.server.wrapper_path)
     writer.write(b"\0\0\0\x50half")
     assert await reader.read() == b""

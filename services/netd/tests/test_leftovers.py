@@ -9,7 +9,7 @@ from services.netd.tests.test_cni import bridge, conflist, without_bridge
 
 from virtbus.netd.core.names import host_link, netns
 from virtbus.netd.edge.namespaces import in_thread
-from virtbus.netd.leftovers import HOST, Leftovers
+from virtbus.netd.orphan_audit import HOST, OrphanAudit
 
 pytestmark = pytest.mark.integration
 
@@ -17,8 +17,8 @@ A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
 
 
-def leftovers(node: Node) -> Leftovers:
-    return Leftovers(node.doors, node.attachments)
+def leftovers(node: Node) -> OrphanAudit:
+    return OrphanAudit(node.doors, node.attachments)
 
 
 def run(command: str) -> None:

@@ -100,7 +100,7 @@ def test_addresses_of_both_families_come_and_go(
 ) -> None:
     with Netlink() as netlink:
         netlink.do([links.add_address(1, interface), links.add_address(1, interface)])
-        assert links.Address(1, interface, is_global=True) in links.list_addresses(netlink)
+        assert links.KernelAddress(1, interface, is_global=True) in links.list_addresses(netlink)
         netlink.do([links.delete_address(1, interface), links.delete_address(1, interface)])
         assert interface not in [each.interface for each in links.list_addresses(netlink)]
 

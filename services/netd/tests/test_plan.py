@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from services.netd.tests.pretended_host import make_record
 
 from virtbus.netd.core import names
+from virtbus.netd.core.address_assignment import carried_over, settled
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.plan import plan_of
-from virtbus.netd.core.settling import carried_over, settled
 from virtbus.netd.core.subnet import choose_address
 from virtbus.netd.core.token_bucket import TokenBucket
 from virtbus.netd.settings import Settings, host_dns

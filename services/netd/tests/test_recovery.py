@@ -26,7 +26,7 @@ from services.netd.tests.test_cni import (
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import netns
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import ANY_EPOCH, NetPhase
+from virtbus.schemas.node_rpc import ANY_EPOCH, NetPhase
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

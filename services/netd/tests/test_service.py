@@ -17,9 +17,17 @@ from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.events import Event, EventKind
 from virtbus.schemas.node import HostAddresses, NodeState
-from virtbus.schemas.nodework import ANY_EPOCH, Ensure, Inspect, NetPhase, NetReady, Release, Tele
+from virtbus.schemas.node_rpc import (
+    ANY_EPOCH,
+    Ensure,
+    Inspect,
+    NetPhase,
+    NetReady,
+    Release,
+    ServiceReport,
+)
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.wire import encode
 
@@ -43,7 +51,7 @@ def settings_on(host: Host) -> Settings:
         wrapper_compiler="",
         emulator=emulator,
         bridge_linger_s=0,
-        tele_interval_s=0.05,
+        report_interval_s=0.05,
     )
 
 
@@ -54,7 +62,7 @@ class Desk:
         self.bus = bus
         self.settings = settings
         self.told: asyncio.Queue[NetReady] = asyncio.Queue()
-        self.teles: list[Tele] = []
+        self.teles: list[ServiceReport] = []
 
     async def put(self, record: VmRecord) -> None:
         await self.bus.put(subjects.vm_record(NODE, record.uid), encode(record))
@@ -79,7 +87,7 @@ async def serving(host: Host, server: MemoryServer) -> AsyncIterator[Desk]:
     desk = Desk(MemoryBus(server, "desk"), settings_on(host))
     async with (
         desk.bus.subscribe(subjects.ready_all(NODE)) as messages,
-        desk.bus.subscribe(subjects.tele(NODE, "netd")) as teles,
+        desk.bus.subscribe(subjects.service_report(NODE, "netd")) as teles,
         asyncio.TaskGroup() as group,
     ):
 
@@ -89,7 +97,7 @@ async def serving(host: Host, server: MemoryServer) -> AsyncIterator[Desk]:
 
         async def listen() -> None:
             async for message in teles:
-                desk.teles.append(Tele.model_validate(open_envelope(message.body).data))
+                desk.teles.append(ServiceReport.model_validate(open_envelope(message.body).data))
 
         tasks = [
             group.create_task(hear()),
@@ -118,10 +126,10 @@ async def test_a_record_becomes_a_network_and_a_ready_event(desk: Desk) -> None:
     ready = await desk.ready()
     assert (ready.phase, ready.epoch, ready.generation) == (NetPhase.READY, 1, 1)
     assert ready.interfaces[0].network == "default"
-    await eventually_kinds(desk, [Kind.NETWORK_READY])
+    await eventually_kinds(desk, [EventKind.NETWORK_READY])
 
 
-async def eventually_kinds(desk: Desk, wanted: list[Kind]) -> None:
+async def eventually_kinds(desk: Desk, wanted: list[EventKind]) -> None:
     async with asyncio.timeout(5):
         while await desk.kinds() != wanted:
             await asyncio.sleep(0.01)
@@ -136,7 +144,7 @@ async def test_ensure_and_release_by_request_are_repeatable(desk: Desk) -> None:
     for _time in range(2):
         assert await desk.ask("release", Release(uid=A, epoch=1)) == {"uid": A}
     assert (await desk.ask("inspect", Inspect())).get("things", {}) == {}
-    await eventually_kinds(desk, [Kind.NETWORK_READY, Kind.NETWORK_RELEASED])
+    await eventually_kinds(desk, [EventKind.NETWORK_READY, EventKind.NETWORK_RELEASED])
 
 
 async def test_an_audit_removes_nothing_that_belongs_to_a_record(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
-from virtbus.netd.edge.leases import StateFiles
+from virtbus.netd.edge.attachment_store import AttachmentStore
 
 UIDS = [f"0192f0c1-2d3e-7abc-8def-{number:012x}" for number in (1, 2)]
 
@@ -23,7 +23,7 @@ def attachment(uid: str) -> Attachment:
 
 
 def test_a_file_cut_at_any_byte_is_forgotten_and_the_others_stay(tmp_path: Path) -> None:
-    files = StateFiles(tmp_path)
+    files = AttachmentStore(tmp_path)
     files.prepare()
     one, two = (attachment(uid) for uid in UIDS)
     files.write(two)

@@ -19,7 +19,7 @@ from types import FrameType
 
 PACKAGE = "virtbus.nodeagent."
 ACTOR = (PACKAGE + "vm.actor", PACKAGE + "guest")
-LEAVES = frozenset({"vm.machine", "tools", "settings", "node_wish", "early_parts"})
+LEAVES = frozenset({"vm.machine", "agent_ports", "settings", "node_spec", "early_events"})
 
 
 def kind(module: str) -> str:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
+from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.ports import (
     DomainChange,
@@ -20,14 +21,14 @@ from virtbus.nodeagent.core.ports import (
     HostFacts,
 )
 from virtbus.nodeagent.edge.console import Consoles
-from virtbus.nodeagent.edge.record_files import StateFiles
+from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
-from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import NoDisks, SimulatedNode
-from virtbus.nodeagent.tools import Facts, Tools
+from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.simulated_files import NoDisks
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import JoinNonce, VmRecord, VmStatus
@@ -173,7 +174,7 @@ class Node:
             heartbeat_s=0.05,
             **settings,
         )
-        self.files: StateFiles
+        self.files: AgentFiles
         self.simulated: SimulatedNode
 
     async def join(self, nonce: str = "bus-1") -> None:
@@ -189,10 +190,10 @@ class Node:
     async def agent(self, bus: MemoryBus | None = None) -> AsyncIterator[NodeAgent]:
         """Run the agent's process while the context is open; on a connection of its own."""
         bus = bus or MemoryBus(self.server, "agent")
-        self.files = StateFiles(self.settings.state_dir, self.settings.run_dir)
+        self.files = AgentFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
         self.simulated = simulated = SimulatedNode(bus, NODE)
-        tools = Tools(
+        tools = AgentPorts(
             bus=bus,
             settings=self.settings,
             hypervisor=self.domains,
@@ -201,13 +202,13 @@ class Node:
             disks=NoDisks(),
             netd=simulated,
             reach=simulated,
-            facts=Facts(bus, NODE),
+            facts=EventRecorder(bus, NODE),
             accelerator=lambda _record: "tcg",
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)
         agent = NodeAgent(
             tools,
-            Liveness(bus, self.settings, lambda: HOST),
+            Heartbeat(bus, self.settings, lambda: HOST),
             AgentRpc(bus, NODE, consoles),
         )
         try:

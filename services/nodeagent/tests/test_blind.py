@@ -41,7 +41,7 @@ async def running(node: Node) -> Away:
 async def test_a_node_that_cannot_see_its_guests_is_recovering_until_it_has_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("virtbus.nodeagent.watched_domains.BLIND_AFTER_S", 0.05)
+    monkeypatch.setattr("virtbus.nodeagent.domain_events.BLIND_AFTER_S", 0.05)
     node = Node(tmp_path)
     domains = await running(node)
 
@@ -80,8 +80,8 @@ async def test_a_short_restart_of_libvirtd_is_not_reported(tmp_path: Path) -> No
 async def test_a_list_failure_without_a_lost_connection_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("virtbus.nodeagent.watched_domains.BLIND_AFTER_S", 0.05)
-    monkeypatch.setattr("virtbus.nodeagent.watched_domains.AGAIN_S", 0.05)
+    monkeypatch.setattr("virtbus.nodeagent.domain_events.BLIND_AFTER_S", 0.05)
+    monkeypatch.setattr("virtbus.nodeagent.domain_events.AGAIN_S", 0.05)
     node = Node(tmp_path, compare_s=0.05)
     domains = await running(node)
 

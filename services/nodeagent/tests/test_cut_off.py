@@ -7,7 +7,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.nodework import NetPhase, NetReady
+from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmStatus
 
 A = uid(1)

@@ -13,10 +13,10 @@ import pytest
 from services.nodeagent.tests.pretended_node import record
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
-from virtbus.nodeagent.edge.disk_files import DiskFiles
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.nodework import ImageReady, MadeDisk
+from virtbus.schemas.node_rpc import ImageReady, MadeDisk
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
@@ -53,7 +53,7 @@ class Host:
             path.parent.mkdir(parents=True)
         self.image.write_bytes(qcow2())
         self.disk.write_bytes(qcow2(str(self.image)))
-        self.files = DiskFiles(state)
+        self.files = HostDiskFiles(state)
 
     async def path(self, made: dict[str, MadeDisk] = MADE, of: VmRecord = WANTED) -> str:
         return (await self.files.sources(of, made))["root"].path

@@ -9,7 +9,7 @@ import pytest
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
-from virtbus.nodeagent.core.slots import nic_devices
+from virtbus.nodeagent.core.pcie import nic_devices
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.seed import CloudInitNoCloud

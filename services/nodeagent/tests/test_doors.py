@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from virtbus.bus.client.flow_control import Flow
-from virtbus.bus.client.streams import Stream
-from virtbus.nodeagent.edge import doors
-from virtbus.nodeagent.edge.doors import Displays, GuestDoors
+from virtbus.bus.client.flow_control import FlowControl
+from virtbus.bus.client.streams import ByteStream
+from virtbus.nodeagent.edge import guest_connections
+from virtbus.nodeagent.edge.guest_connections import Displays, GuestConnections
 from virtbus.nodeagent.streams import Carry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamData
@@ -37,7 +37,7 @@ async def say(_: StreamData) -> None:
 
 async def left_in_the_midst(carry: Carry) -> socket.socket:
     """Send more than the other side reads, then leave; return the connection's socket."""
-    stream = Stream(say, Flow(MORE_THAN_ANY_BUFFER))
+    stream = ByteStream(say, FlowControl(MORE_THAN_ANY_BUFFER))
     stream.heard(StreamData(data=bytes(MORE_THAN_ANY_BUFFER)))
     writer: asyncio.StreamWriter = cast("partial[None]", carry).keywords["writer"]
 
@@ -61,10 +61,10 @@ async def gone(connected: socket.socket) -> None:
 async def test_a_guest_that_reads_nothing_keeps_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doors, "CLOSE_S", 0.05)
+    monkeypatch.setattr(guest_connections, "CLOSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as guest:
         want = PortOpen(uid=UID, port=guest.getsockname()[1])
-        async with GuestDoors(cast("Displays", None)).port("127.0.0.1", want) as carry:
+        async with GuestConnections(cast("Displays", None)).port("127.0.0.1", want) as carry:
             connected = await left_in_the_midst(carry)
         await gone(connected)
 
@@ -72,10 +72,10 @@ async def test_a_guest_that_reads_nothing_keeps_no_connection(
 async def test_a_display_that_reads_nothing_keeps_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doors, "CLOSE_S", 0.05)
+    monkeypatch.setattr(guest_connections, "CLOSE_S", 0.05)
     display = Display()
     with display.qemus:
-        async with GuestDoors(cast("Displays", display)).display(UID) as carry:
+        async with GuestConnections(cast("Displays", display)).display(UID) as carry:
             connected = await left_in_the_midst(carry)
         await gone(connected)
 
@@ -83,8 +83,8 @@ async def test_a_display_that_reads_nothing_keeps_no_connection(
 async def test_accepted_input_of_a_client_that_leaves_still_reaches_the_guest() -> None:
     display = Display()
     with display.qemus:
-        async with GuestDoors(cast("Displays", display)).display(UID) as carry:
-            stream = Stream(say, Flow(1024))
+        async with GuestConnections(cast("Displays", display)).display(UID) as carry:
+            stream = ByteStream(say, FlowControl(1024))
             stream.heard(StreamData(data=b"the last words", eof=True))
             stream.heard(StreamData(closed="detached"))
             await carry(stream)
@@ -95,6 +95,6 @@ async def test_accepted_input_of_a_client_that_leaves_still_reaches_the_guest() 
 async def test_an_unreachable_datagram_address_is_refused_like_a_silent_port() -> None:
     want = PortOpen(uid=UID, port=53, protocol="udp")
     with pytest.raises(VirtbusError) as refused:
-        async with GuestDoors(cast("Displays", None)).port("255.255.255.255", want):
+        async with GuestConnections(cast("Displays", None)).port("255.255.255.255", want):
             pass
     assert (refused.value.code, refused.value.reason) == (Code.UNAVAILABLE, "port_silent")

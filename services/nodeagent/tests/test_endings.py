@@ -9,7 +9,7 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState,
 from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import Envelope
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm import VmStatus
 from virtbus.schemas.wire import read
 
@@ -52,17 +52,17 @@ async def test_the_cause_of_a_guests_own_end_is_reported_with_its_time(
     async with node.agent():
         await eventually(in_state(node, "Running"))
         before = await status(node)
-        assert before.last_end is None
+        assert before.last_exit is None
         node.domains.end(A, ending, change)
         await eventually(in_state(node, "Succeeded" if how == "shut down" else "Failed"))
-        end = (await status(node)).last_end
+        end = (await status(node)).last_exit
         assert end is not None
         assert (end.how, end.asked) == (how, False)
         assert before.started_ns is not None
         assert end.at_ns >= before.started_ns
     async with node.agent():
         await node.start_another()
-        assert (await status(node)).last_end == end
+        assert (await status(node)).last_exit == end
 
 
 @pytest.mark.parametrize("strategy", ["Once", "Always", "RerunOnFailure", "Manual"])
@@ -85,12 +85,12 @@ async def test_panics_and_watchdogs_are_crashes_with_their_own_names(
         node.domains.tell(DomainEvent(A, DomainChange.CRASHED))  # reported twice, it counts once
 
         async def ended() -> bool:
-            return (await status(node)).last_end is not None
+            return (await status(node)).last_exit is not None
 
         await eventually(ended)
         found = await status(node)
-        assert found.last_end is not None
-        assert (found.last_end.how, found.last_end.asked) == (how, False)
+        assert found.last_exit is not None
+        assert (found.last_exit.how, found.last_exit.asked) == (how, False)
         again = strategy in {"Always", "RerunOnFailure"}
         if not again:
             assert found.state == "Failed"
@@ -101,7 +101,7 @@ async def test_panics_and_watchdogs_are_crashes_with_their_own_names(
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)  # of another cause
 
         async def twice() -> bool:
-            end = (await status(node)).last_end
+            end = (await status(node)).last_exit
             return end is not None and end.how == "crashed"
 
         await eventually(twice)
@@ -114,12 +114,12 @@ async def test_a_watchdog_that_resets_its_guest_is_a_fact_and_no_end(node: Node)
         await eventually(in_state(node, "Running"))
         node.domains.tell(DomainEvent(A, DomainChange.WATCHDOG_RESET))
         await boots_anew(node, 1)
-        facts = await node.bus.history(subjects.event(NODE, A, Kind.GUEST_WATCHDOG))
+        facts = await node.bus.history(subjects.event(NODE, A, EventKind.GUEST_WATCHDOG))
         assert [read(Envelope, fact.body).data["reason"] for fact in facts] == ["reset"]
-        assert (await status(node)).last_end is None
+        assert (await status(node)).last_exit is None
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
         await eventually(in_state(node, "Failed"))
-        end = (await status(node)).last_end
+        end = (await status(node)).last_exit
         assert end is not None
         assert end.how == "crashed"
 
@@ -133,7 +133,7 @@ async def test_a_requested_end_is_marked_and_kept_in_the_next_run(node: Node) ->
         await eventually(in_state(node, "Stopped"))
         await node.put(record(power_epoch=2))
         await eventually(in_state(node, "Running"))
-        end = (await status(node)).last_end
+        end = (await status(node)).last_exit
         assert end is not None
         assert (end.how, end.asked) == ("ended", True)
 
@@ -146,7 +146,7 @@ async def test_an_end_while_the_agent_was_down_is_found(node: Node) -> None:
     node.domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
     async with node.agent():
         await eventually(in_state(node, "Succeeded"))
-        end = (await status(node)).last_end
+        end = (await status(node)).last_exit
         assert end is not None
         assert (end.how, end.asked) == ("shut down", False)
 

@@ -20,7 +20,7 @@ from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.libvirt_calls import Threads
 from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_guests import QUICK_S, LibvirtGuests
-from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
@@ -149,7 +149,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 @pytest.fixture
 async def guests(host: Host) -> AsyncIterator[LibvirtGuests]:
     threads = Threads("test")
-    quick, slow = (Links("qemu:///system", threads, at_once=3, stuck_limit=4) for _ in range(2))
+    quick, slow = (
+        LibvirtLinks("qemu:///system", threads, at_once=3, stuck_limit=4) for _ in range(2)
+    )
     made = LibvirtGuests(quick, slow)
     yield made
     made.close()
@@ -280,7 +282,7 @@ async def test_displays_do_not_wait_for_guest_agents_nor_for_hung_displays(
 ) -> None:
     monkeypatch.setattr(libvirt_displays, "CONNECT_S", 0.2)
     threads = Threads("test")
-    links = Links("qemu:///system", threads, at_once=2, stuck_limit=4)
+    links = LibvirtLinks("qemu:///system", threads, at_once=2, stuck_limit=4)
     displays = LibvirtDisplays(links)
     host.hung = {UIDS[0]}
     for reason in ("libvirt_stuck", *["display_busy"] * 3):

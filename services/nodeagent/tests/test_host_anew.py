@@ -12,7 +12,7 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 from virtbus.nodeagent.vm import actions
 from virtbus.nodeagent.vm import status as nodestatus
 from virtbus.schemas import subjects
-from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.wire import encode
 
 A = uid(1)
@@ -88,14 +88,14 @@ async def test_a_blocked_start_is_not_reported_as_an_end(tmp_path: Path) -> None
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
         await eventually(in_state(node, "Failed"))
         fence = Fence(by="operator", why="powered off", time_ns=1)
-        await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
+        await node.bus.put(subjects.node_spec(NODE), encode(NodeSpec(node=NODE, fenced=fence)))
         await eventually(lambda: agent.vms.actors[A].vm.reasons.held)
         await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
         await eventually(lambda: agent.vms.actors[A].vm.record.power_epoch == 1)
         assert agent.vms.actors[A].status().power_epoch == 0
     node.domains.done.clear()
     node.domains.set(A, DomainState.SHUT_OFF)
-    await node.bus.purge(subjects.node_wish(NODE))
+    await node.bus.purge(subjects.node_spec(NODE))
     async with node.agent():
         await eventually(lambda: node.domains.done == [("start", A)])
 

@@ -15,7 +15,7 @@ from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_domains import state_of
 from virtbus.nodeagent.edge.libvirt_errors import cause, translated
 from virtbus.nodeagent.edge.libvirt_limits import parse_max_workers
-from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
 
@@ -190,7 +190,7 @@ async def test_a_cancelled_caller_leaves_the_call_to_end_by_itself() -> None:
 async def test_too_many_stuck_calls_make_the_hypervisor_refuse(tmp_path: Path) -> None:
     release = threading.Event()
     threads = Threads("test")
-    links = Links(f"test://{_node(tmp_path)}", threads, at_once=9, stuck_limit=STUCK_LIMIT)
+    links = LibvirtLinks(f"test://{_node(tmp_path)}", threads, at_once=9, stuck_limit=STUCK_LIMIT)
     async with asyncio.TaskGroup() as group:
         for _ in range(STUCK_LIMIT):
             group.create_task(_stuck(threads, release))

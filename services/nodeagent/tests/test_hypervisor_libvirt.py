@@ -20,7 +20,7 @@ from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
-from virtbus.nodeagent.edge.record_files import StateFiles
+from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
@@ -58,7 +58,7 @@ class Host:
     """A state folder that QEMU's user may traverse, and the real libvirtd."""
 
     hypervisor: LibvirtHypervisor
-    files: StateFiles
+    files: AgentFiles
     folder: Path
     uids: list[str]
 
@@ -121,7 +121,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 async def host(folder: Path) -> AsyncIterator[Host]:
-    files = StateFiles(folder / "state", folder / "run")
+    files = AgentFiles(folder / "state", folder / "run")
     files.open("n1")
     async with LibvirtHypervisor(URI, starts_at_once=4) as hypervisor:
         made = Host(hypervisor, files, folder, [])

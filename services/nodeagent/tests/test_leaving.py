@@ -17,8 +17,8 @@ from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.nodeagent.vm import status as statuses
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import Fence, NodeWish
-from virtbus.schemas.nodework import Released
+from virtbus.schemas.node import Fence, NodeSpec
+from virtbus.schemas.node_rpc import ReleaseReply
 from virtbus.schemas.wire import encode
 
 A = uid(1)
@@ -55,12 +55,12 @@ def gone(node: Node) -> Callable[[], Awaitable[bool]]:
 
 async def fence(node: Node) -> None:
     proof = Fence(by="operator", why="powered off", time_ns=1)
-    wish = NodeWish(node=NODE, fenced=proof)
-    await node.bus.put(subjects.node_wish(NODE), encode(wish))
+    node_spec = NodeSpec(node=NODE, fenced=proof)
+    await node.bus.put(subjects.node_spec(NODE), encode(node_spec))
 
 
 async def unfence(node: Node) -> None:
-    await node.bus.purge(subjects.node_wish(NODE))
+    await node.bus.purge(subjects.node_spec(NODE))
 
 
 async def run_once(node: Node, **more: Any) -> None:
@@ -82,7 +82,7 @@ async def test_a_leaving_vm_is_ended_released_and_forgotten_once_moved(node: Nod
     await run_once(node)
     async with node.agent():
         await eventually(in_state(node, "Running"))
-        await node.put(record(leaving=True))
+        await node.put(record(evacuating=True))
         await eventually(released(node))
         assert node.domains.done == [("destroy", A)]
         assert node.domains.there == {}
@@ -95,7 +95,7 @@ async def test_an_agent_that_restarts_while_a_vm_leaves_reports_the_release_agai
     node: Node,
 ) -> None:
     await run_once(node)
-    await node.put(record(leaving=True))
+    await node.put(record(evacuating=True))
     async with node.agent():
         await eventually(released(node))
     await node.bus.purge(subjects.vm_status(NODE, A))
@@ -107,7 +107,7 @@ async def test_an_agent_that_restarts_while_a_vm_leaves_reports_the_release_agai
 async def test_a_vm_that_left_and_comes_back_starts_as_new(node: Node) -> None:
     await run_once(node)
     async with node.agent():
-        await node.put(record(leaving=True))
+        await node.put(record(evacuating=True))
         await eventually(released(node))
         await node.put(record(epoch=2))  # the marker of the move is never seen
         await eventually(in_state(node, "Running"))
@@ -118,12 +118,12 @@ async def test_a_vm_that_left_and_comes_back_starts_as_new(node: Node) -> None:
 
 async def test_a_release_does_not_wait_for_parts_of_the_next_assignment(node: Node) -> None:
     await run_once(node)
-    await node.put(record(leaving=True))
+    await node.put(record(evacuating=True))
     async with node.agent():  # reports the release; the next agent was killed before that
         await eventually(released(node))
     await node.bus.purge(subjects.vm_status(NODE, A))
 
-    async def taken_back(_self: SimulatedNode, _request: Request) -> Released:
+    async def taken_back(_self: SimulatedNode, _request: Request) -> ReleaseReply:
         raise VirtbusError(Code.CONFLICT, "stale_epoch", "it is held for epoch 2")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +137,7 @@ async def test_a_release_does_not_wait_for_parts_of_the_next_assignment(node: No
 async def test_a_lower_epoch_never_starts(node: Node) -> None:
     await run_once(node, epoch=3)
     async with node.agent():
-        await node.put(record(epoch=3, leaving=True))
+        await node.put(record(epoch=3, evacuating=True))
         await eventually(released(node, 3))
         await node.bus.purge(KEY)
         await eventually(gone(node))
@@ -236,7 +236,7 @@ async def test_a_fence_that_was_lifted_while_the_agent_was_cut_off_is_lifted(nod
     async with node.agent():
         await eventually(held(node))
         shelf = node.server.shelf(KEY)
-        del shelf.entries[subjects.node_wish(NODE)]  # the marker expired before it was seen
+        del shelf.entries[subjects.node_spec(NODE)]  # the marker expired before it was seen
         await eventually(in_state(node, "Running"))
 
 

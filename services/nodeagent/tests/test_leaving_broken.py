@@ -63,7 +63,7 @@ async def killed_at(tmp: Path, at: int, *, behind: bool) -> bool:
         await eventually(in_state(node, "Running"))
         await asyncio.sleep(0.05)
         bus.armed = True
-        await node.put(record(leaving=True))
+        await node.put(record(evacuating=True))
         await eventually(over)
     async with node.agent():
         await eventually(released(node))

@@ -3,11 +3,11 @@
 from services.nodeagent.tests.pretended_node import NODE, uid
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
-from virtbus.nodeagent.left_statuses import LOOKED_KEPT, LeftStatuses
+from virtbus.nodeagent.status_gc import LOOKED_KEPT, StatusCollector
 
 
 async def test_the_memory_of_searched_statuses_is_bounded() -> None:
-    left = LeftStatuses(MemoryBus(MemoryServer(), "agent"), NODE)
+    left = StatusCollector(MemoryBus(MemoryServer(), "agent"), NODE)
     for number in range(LOOKED_KEPT + 500):
         left.purged(uid(number))
         left.purged(uid(number))

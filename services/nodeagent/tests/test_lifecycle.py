@@ -19,9 +19,9 @@ from virtbus.nodeagent.vm.machine import (
     Action,
     Control,
     Effect,
-    Event,
-    Phase,
+    MachineEvent,
     Signal,
+    VmPhase,
     accepts,
     control,
     react,
@@ -34,14 +34,16 @@ STRATEGIES = [str(s) for s in RunStrategy]
 
 
 @pytest.mark.parametrize(("phase", "event"), TABLE, ids=lambda v: str(v).replace(" ", "-"))
-def test_every_row_decides_its_case(phase: Phase, event: Event) -> None:
+def test_every_row_decides_its_case(phase: VmPhase, event: MachineEvent) -> None:
     assert step(phase, event, "Always") == TABLE[phase, event]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("event", get_args(Event))
-def test_an_event_without_a_row_changes_nothing(phase: Phase, event: Event, strategy: str) -> None:
+@pytest.mark.parametrize("event", get_args(MachineEvent))
+def test_an_event_without_a_row_changes_nothing(
+    phase: VmPhase, event: MachineEvent, strategy: str
+) -> None:
     if (phase, event) in TABLE or (phase in ALIVE and (strategy, event) in BY_STRATEGY):
         return
     assert step(phase, event, strategy) == (phase, ())
@@ -97,7 +99,7 @@ def test_a_step_leaves_enters_acts_reports_and_settles_in_this_order() -> None:
 
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "released"])
-def test_a_purge_waits_until_the_vm_is_released(phase: Phase) -> None:
+def test_a_purge_waits_until_the_vm_is_released(phase: VmPhase) -> None:
     assert react(phase, "purged", "Always") == (phase, ("defer purge",))
 
 
@@ -106,7 +108,7 @@ def test_an_event_that_changes_nothing_is_not_reported() -> None:
 
 
 def test_a_guest_that_starts_while_it_is_ended_ends_once_only() -> None:
-    endings: set[Event] = {"shut down", "ended", "crashed"}
+    endings: set[MachineEvent] = {"shut down", "ended", "crashed"}
     for phase in ("stopping", "ending"):
         for event in endings:
             assert not accepts(phase, event, starting=True, powered=True)
@@ -114,7 +116,7 @@ def test_a_guest_that_starts_while_it_is_ended_ends_once_only() -> None:
 
 
 def test_dependencies_of_an_earlier_step_start_nothing() -> None:
-    ready: Event = "dependencies ready"
+    ready: MachineEvent = "dependencies ready"
     for phase in PHASES:
         started = accepts(phase, ready, starting=False, powered=True)
         assert started == (phase == "preparing")
@@ -199,6 +201,6 @@ def test_a_guest_that_ended_while_the_agent_was_down_follows_its_strategy() -> N
     ],
 )
 def test_a_lost_event_is_corrected_by_comparison(
-    phase: Phase, state: DomainState | None, event: Event | None
+    phase: VmPhase, state: DomainState | None, event: MachineEvent | None
 ) -> None:
     assert missed(phase, facts(state) if state else None) is event

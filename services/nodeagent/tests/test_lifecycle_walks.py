@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from virtbus.nodeagent.vm.machine import REQUESTS, Action, Event, Phase, accepts, step
+from virtbus.nodeagent.vm.machine import REQUESTS, Action, MachineEvent, VmPhase, accepts, step
 from virtbus.nodeagent.vm.status import VISIBLE
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
@@ -21,12 +21,12 @@ class Life(RuleBasedStateMachine):
     @initialize(strategy=st.sampled_from([str(one) for one in RunStrategy]))
     def begin(self, strategy: str) -> None:
         self.strategy = strategy
-        self.phase: Phase = "new"
+        self.phase: VmPhase = "new"
         self.guest = False
         self.doing: set[Action] = set()
         self.deleting = False
 
-    def take(self, event: Event) -> None:
+    def take(self, event: MachineEvent) -> None:
         self.phase, actions = step(self.phase, event, self.strategy)
         for action in actions:
             assert not (self.deleting and action in WAY_UP), "a deleted VM is on its way up"
@@ -38,7 +38,7 @@ class Life(RuleBasedStateMachine):
     # --- requests of users ----------------------------------------------------------------
     @precondition(lambda self: not self.deleting)
     @rule(event=st.sampled_from(sorted(REQUESTS - {"delete"})))
-    def wish(self, event: Event) -> None:
+    def node_spec(self, event: MachineEvent) -> None:
         self.take(event)
 
     @rule()
@@ -49,14 +49,14 @@ class Life(RuleBasedStateMachine):
     # --- results of actions ---------------------------------------------------------------
     @precondition(lambda self: "prepare" in self.doing)
     @rule(event=st.sampled_from(PREPARED))
-    def prepared(self, event: Event) -> None:
+    def prepared(self, event: MachineEvent) -> None:
         self.doing.discard("prepare")
         if accepts(self.phase, event, starting=False, powered=True):
             self.take(event)
 
     @precondition(lambda self: "start" in self.doing)
     @rule(event=st.sampled_from(["started", "start failed", "start later"]))
-    def start_ended(self, event: Event) -> None:
+    def start_ended(self, event: MachineEvent) -> None:
         self.doing.discard("start")
         self.guest = event == "started"
         self.take(event)
@@ -77,7 +77,7 @@ class Life(RuleBasedStateMachine):
     # --- spontaneous events ---------------------------------------------------------------
     @precondition(lambda self: self.guest)
     @rule(event=GUEST_ENDS)
-    def guest_ends(self, event: Event) -> None:
+    def guest_ends(self, event: MachineEvent) -> None:
         self.guest = False
         self.take(event)
 

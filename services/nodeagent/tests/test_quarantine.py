@@ -10,7 +10,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.quarantine import Keep, Quarantine
+from virtbus.schemas.quarantine import Quarantine, QuarantineRequest
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
@@ -73,7 +73,7 @@ async def test_a_purge_ends_the_guest_and_only_that_of_a_delete_removes_its_disk
         assert await node.files.list() == {}
 
 
-@pytest.mark.parametrize("word", ["deleting", "leaving"])
+@pytest.mark.parametrize("word", ["deleting", "evacuating"])
 async def test_a_delete_and_a_drain_remove_the_disks(node: Node, word: str) -> None:
     async with node.agent():
         await run(node)
@@ -103,7 +103,7 @@ async def test_a_held_vm_and_the_entries_are_listed(node: Node) -> None:
     async with node.agent():
         await run(node)
         await lose_record(node)
-        node.simulated.kept[COPY] = Keep(why="a test")
+        node.simulated.kept[COPY] = QuarantineRequest(why="a test")
         found = await ask(node, "list")
         assert [(one.entry, one.held, one.name) for one in found.entries] == [
             (A, True, "vm-1"),
@@ -228,6 +228,6 @@ async def test_an_entry_returns_to_its_recreated_vm_once_that_is_off(
 async def test_an_entry_without_a_saved_record_names_the_way_to_adopt_it(node: Node) -> None:
     async with node.agent():
         await run(node)
-        node.simulated.kept[COPY] = Keep(why="a test")
+        node.simulated.kept[COPY] = QuarantineRequest(why="a test")
         assert await refused(node, "adopt", COPY) == "no_record_saved"
         assert await refused(node, "adopt", uid(9)) == "no_entry"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.nodeagent.edge import reach as reach_module
-from virtbus.nodeagent.edge.reach import Reach
+from virtbus.nodeagent.edge import readiness_probe as reach_module
+from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
 from virtbus.schemas.network import InterfaceStatus
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -22,8 +22,8 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reach(log: Path) -> Reach:
-    reach = Reach(lambda _uid: log)
+def reach(log: Path) -> ReadinessProbe:
+    reach = ReadinessProbe(lambda _uid: log)
     reach.open()
     return reach
 
@@ -34,12 +34,14 @@ def interface(*addresses: str) -> InterfaceStatus:
     )
 
 
-async def test_a_guest_is_ready_when_its_console_shows_the_word(reach: Reach, log: Path) -> None:
+async def test_a_guest_is_ready_when_its_console_shows_the_word(
+    reach: ReadinessProbe, log: Path
+) -> None:
     log.write_text("booting\nGUEST-READY\n")
     assert await reach.answers(UID, tuple) == "GuestSaysReady"
 
 
-async def test_later_console_output_counts_too(reach: Reach, log: Path) -> None:
+async def test_later_console_output_counts_too(reach: ReadinessProbe, log: Path) -> None:
     log.write_text("x" * 100_000)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         waiting = group.create_task(reach.answers(UID, tuple))
@@ -49,7 +51,9 @@ async def test_later_console_output_counts_too(reach: Reach, log: Path) -> None:
     assert waiting.result() == "GuestSaysReady"
 
 
-async def test_console_output_from_before_a_reboot_does_not_count(reach: Reach, log: Path) -> None:
+async def test_console_output_from_before_a_reboot_does_not_count(
+    reach: ReadinessProbe, log: Path
+) -> None:
     log.write_text("GUEST-READY\n")
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         waiting = group.create_task(reach.answers(UID, tuple, rebooted=True))
@@ -60,7 +64,7 @@ async def test_console_output_from_before_a_reboot_does_not_count(reach: Reach, 
     assert waiting.result() == "GuestSaysReady"
 
 
-async def test_a_silent_guest_is_not_ready(reach: Reach) -> None:
+async def test_a_silent_guest_is_not_ready(reach: ReadinessProbe) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.6):
             await reach.answers(UID, lambda: (interface("fd00::1/64"),))
@@ -68,7 +72,7 @@ async def test_a_silent_guest_is_not_ready(reach: Reach) -> None:
 
 @pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="a raw socket")
-async def test_an_address_that_answers_a_ping_is_a_sign_of_life(reach: Reach) -> None:
+async def test_an_address_that_answers_a_ping_is_a_sign_of_life(reach: ReadinessProbe) -> None:
     async with asyncio.timeout(5):
         found = await reach.answers(UID, lambda: (interface("fd00::1/64", "127.0.0.1/8"),))
     assert found == "AddressAnswers"
@@ -91,7 +95,7 @@ async def test_a_flood_of_one_guests_replies_is_not_read_for_another(
 ) -> None:
     unanswered = struct.pack(">BBHHH", 8, 0, 0xFFFF, 0, 0)  # its checksum is wrong
     monkeypatch.setattr(reach_module, "_echo_request", lambda: unanswered)
-    reach = Reach(lambda _uid: log)
+    reach = ReadinessProbe(lambda _uid: log)
     reach.open()
     flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD)
     try:

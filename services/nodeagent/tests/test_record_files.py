@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtbus.nodeagent.edge.durable import replace
+from virtbus.nodeagent.edge.atomic_file import replace
 from virtbus.nodeagent.edge.ledger import REMOVED_KEPT_S, EpochLedger, read_entries
-from virtbus.nodeagent.edge.record_files import StateFiles
+from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.vm import VmRecord, VmSpec
@@ -34,8 +34,8 @@ def record(number: int, epoch: int = 1) -> VmRecord:
     )
 
 
-def opened(path: Path) -> StateFiles:
-    files = StateFiles(path / "state", path / "run")
+def opened(path: Path) -> AgentFiles:
+    files = AgentFiles(path / "state", path / "run")
     files.open("n1")
     return files
 
@@ -214,11 +214,11 @@ async def test_writers_of_one_file_leave_one_whole_file(tmp_path: Path) -> None:
 
 
 def test_state_of_another_node_is_refused(tmp_path: Path) -> None:
-    first = StateFiles(tmp_path / "state", tmp_path / "run")
+    first = AgentFiles(tmp_path / "state", tmp_path / "run")
     first.open("n1")
     first.close()
     with pytest.raises(VirtbusError) as refused:
-        StateFiles(tmp_path / "state", tmp_path / "run").open("n2")
+        AgentFiles(tmp_path / "state", tmp_path / "run").open("n2")
     assert refused.value.reason == "other_node"
     assert "--node n1" in str(refused.value)
 

@@ -10,7 +10,7 @@ from services.nodeagent.tests.pretended_node import NODE, Domains, Node, eventua
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
@@ -235,12 +235,12 @@ async def test_a_held_vm_is_restarted_once_it_is_released(node: Node) -> None:
         await eventually(lambda: told(node, "Running", 0))
         guest = agent.vms.actors[A]
         fence = Fence(by="operator", why="powered off", time_ns=1)
-        await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
+        await node.bus.put(subjects.node_spec(NODE), encode(NodeSpec(node=NODE, fenced=fence)))
         await eventually(lambda: guest.vm.reasons.held)
         await node.put(vm(epoch=1))
         await eventually(lambda: guest.vm.record.restart_epoch == 1)
         node.domains.tell(DomainEvent(A, DomainChange.RESUMED))
         assert starts(node) == 1
-        await node.bus.purge(subjects.node_wish(NODE))
+        await node.bus.purge(subjects.node_spec(NODE))
         await eventually(lambda: told(node, "Running", 1))
         assert starts(node) == 2

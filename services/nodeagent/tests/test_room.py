@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
+from virtbus.nodeagent.core.capacity_check import no_room
 from virtbus.nodeagent.core.ports import HostFacts
-from virtbus.nodeagent.core.room import no_room
 from virtbus.schemas import subjects
-from virtbus.schemas.node import Drain, NodeWish
+from virtbus.schemas.node import Drain, NodeSpec
 from virtbus.schemas.vm import Cpu, Memory, VmRecord
 from virtbus.schemas.wire import encode
 
@@ -56,8 +56,8 @@ async def test_a_drained_node_releases_late_vms_and_forgets_them_once_moved(
     node: Node,
 ) -> None:
     await node.join()
-    wish = NodeWish(node=NODE, cordoned=True, draining=Drain(since_ns=1))
-    await node.bus.put(subjects.node_wish(NODE), encode(wish))
+    node_spec = NodeSpec(node=NODE, cordoned=True, draining=Drain(since_ns=1))
+    await node.bus.put(subjects.node_spec(NODE), encode(node_spec))
     async with node.agent():
         await node.put(record())
         await eventually(refused(node))
@@ -78,11 +78,11 @@ async def test_a_refused_vm_is_refused_by_the_next_agent_and_accepted_under_a_hi
 ) -> None:
     """A controller may be moving it by the first refusal: two nodes would run it (I1)."""
     await node.join()
-    await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, cordoned=True)))
+    await node.bus.put(subjects.node_spec(NODE), encode(NodeSpec(node=NODE, cordoned=True)))
     await node.put(record())
     async with node.agent():
         await eventually(refused(node))
-    await node.bus.purge(subjects.node_wish(NODE))
+    await node.bus.purge(subjects.node_spec(NODE))
     await node.bus.purge(subjects.vm_status(NODE, uid(1)))
     async with node.agent():
         await eventually(refused(node))
@@ -101,8 +101,8 @@ async def test_running_vms_continue_when_their_node_is_cordoned(node: Node) -> N
             return await node.state(uid(1)) == "Running"
 
         await eventually(running)
-        wish = NodeWish(node=NODE, cordoned=True)
-        await node.bus.put(subjects.node_wish(NODE), encode(wish))
+        node_spec = NodeSpec(node=NODE, cordoned=True)
+        await node.bus.put(subjects.node_spec(NODE), encode(node_spec))
     async with node.agent():
         await eventually(running)
         status = await node.status(uid(1))

@@ -12,7 +12,7 @@ from virtbus.bus.client.ports import ServiceInfo
 from virtbus.bus.client.streams import opening
 from virtbus.nodeagent import streams
 from virtbus.nodeagent.core.ports import Console
-from virtbus.nodeagent.streams import Doors, Streams
+from virtbus.nodeagent.streams import GuestStreams, Streams
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import StreamOpen
 from virtbus.schemas.subjects import rpc
@@ -36,7 +36,7 @@ async def client() -> AsyncIterator[MemoryBus]:
         node,
         "n1",
         cast("Console", None),
-        cast("Doors", Painted()),
+        cast("GuestStreams", Painted()),
         lambda _uid: (),
         known=lambda _uid, _account: None,
     )

@@ -10,7 +10,7 @@ from virtbus.nodeagent.vm.status import StatusWriter
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
-from virtbus.schemas.nodework import Tele
+from virtbus.schemas.node_rpc import ServiceReport
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmStatus
@@ -59,8 +59,8 @@ async def test_a_node_with_thousands_of_image_names_is_heard(tmp_path: Path) -> 
         key = subjects.node_record(NODE)
 
         async def heard() -> NodeRecord | None:
-            tele = Tele(service="imaged", state=state, images=(image,))
-            await node.bus.publish(subjects.tele(NODE, "imaged"), tele)
+            service_report = ServiceReport(service="imaged", state=state, images=(image,))
+            await node.bus.publish(subjects.service_report(NODE, "imaged"), service_report)
             entry = await node.bus.get(key)
             found = read_stored(NodeRecord, key, entry.value) if entry is not None else None
             return found if found is not None and found.state is NodeState.READY else None

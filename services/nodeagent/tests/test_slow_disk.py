@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
-from virtbus.nodeagent.edge import durable, seed_iso
-from virtbus.nodeagent.edge.durable import in_thread
+from virtbus.nodeagent.edge import atomic_file, seed_iso
+from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.schemas import subjects
 
 SYNC_S = 1.5
@@ -53,7 +53,7 @@ async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
 ) -> None:
     node = Node(tmp_path)
     writing, go_on = threading.Event(), threading.Event()
-    real = durable.replace
+    real = atomic_file.replace
 
     def slow(*of: Any, **how: Any) -> None:
         if not writing.is_set():

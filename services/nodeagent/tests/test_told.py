@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import record, uid
 
-from virtbus.nodeagent.core.told import contradiction
+from virtbus.nodeagent.core.reported_status import contradiction
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.nodework import ImageReady, NetPhase, NetReady
+from virtbus.schemas.node_rpc import ImageReady, NetPhase, NetReady
 
 MAC = "02:00:00:00:00:01"
 RECORD = record(

@@ -8,11 +8,11 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.errors import UnavailableError
 from virtbus.bus.runtime.tasks import background
-from virtbus.nodeagent.told_images import ToldImages
+from virtbus.nodeagent.image_report import ImageReport
 from virtbus.schemas import subjects
 from virtbus.schemas.image import MAX_IMAGE_KEYS, image_key
 from virtbus.schemas.node import NodeImages, NodeState, ServiceState
-from virtbus.schemas.nodework import Tele
+from virtbus.schemas.node_rpc import ServiceReport
 from virtbus.schemas.wire import encode, read
 
 KEY = subjects.node_images(NODE)
@@ -29,10 +29,12 @@ async def test_a_heartbeat_is_as_small_with_many_images_as_with_none(tmp_path: P
     node = Node(tmp_path)
     await node.join()
     async with node.agent():
-        tele = Tele(service="imaged", state=ServiceState(state=NodeState.READY), image_keys=MANY)
+        service_report = ServiceReport(
+            service="imaged", state=ServiceState(state=NodeState.READY), image_keys=MANY
+        )
 
         async def told() -> bool:
-            await node.bus.publish(subjects.tele(NODE, "imaged"), tele)
+            await node.bus.publish(subjects.service_report(NODE, "imaged"), service_report)
             return (await stored(node.bus))[0] == MANY
 
         await eventually(told)
@@ -48,7 +50,7 @@ async def test_a_heartbeat_is_as_small_with_many_images_as_with_none(tmp_path: P
 async def test_the_key_is_written_when_the_images_change_and_only_then() -> None:
     bus = MemoryBus(MemoryServer(), "agent")
 
-    async def tell(told: ToldImages, keys: tuple[str, ...]) -> None:
+    async def tell(told: ImageReport, keys: tuple[str, ...]) -> None:
         told.told(keys)
 
         async def there() -> bool:
@@ -57,13 +59,13 @@ async def test_the_key_is_written_when_the_images_change_and_only_then() -> None
         await eventually(there)
 
     async with background() as tasks:
-        tasks.start((told := ToldImages(bus, NODE, pause_s=0)).run())
+        tasks.start((told := ImageReport(bus, NODE, pause_s=0)).run())
         for keys in (MANY[:1], MANY[:1], MANY[:2]):
             await tell(told, keys)
     _, revision = await stored(bus)
     assert revision == 2
     async with background() as tasks:  # a restarted agent
-        tasks.start((told := ToldImages(bus, NODE, pause_s=0)).run())
+        tasks.start((told := ImageReport(bus, NODE, pause_s=0)).run())
         await tell(told, MANY[:2])
         await tell(told, MANY[:3])
     assert (await stored(bus))[1] == revision + 1
@@ -82,7 +84,7 @@ async def test_an_unreadable_value_is_overwritten_and_a_missing_bus_is_retried()
     server = MemoryServer()
     await MemoryBus(server, "other").put(KEY, b"\xc1garbage")
     bus = Flaky(server, "agent")
-    told = ToldImages(bus, NODE, pause_s=0)
+    told = ImageReport(bus, NODE, pause_s=0)
     async with background() as tasks:
         tasks.start(told.run())
         told.told(())

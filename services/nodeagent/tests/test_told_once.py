@@ -8,7 +8,7 @@ from services.nodeagent.tests.pretended_node import HOST, NODE, Node, eventually
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Entry
-from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
@@ -62,7 +62,7 @@ async def test_a_change_during_a_heartbeat_is_reported_at_once(tmp_path: Path) -
 
     put = asyncio.Event()
     settings = node.settings.model_copy(update={"heartbeat_s": 60.0})
-    liveness = Liveness(Slow(node.server, "agent"), settings, lambda: HOST)
+    liveness = Heartbeat(Slow(node.server, "agent"), settings, lambda: HOST)
 
     async def ready() -> bool:
         found = await node.liveness()

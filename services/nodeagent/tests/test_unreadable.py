@@ -12,7 +12,7 @@ from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.core.ports import DomainChange, Ending
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.model import SCHEMA_VERSION
-from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import VmSecrets
 from virtbus.schemas.wire import encode
@@ -24,7 +24,7 @@ KEYS = {
     "join": subjects.join_nonce(NODE),
     "host": subjects.node_host(NODE),
     "hosts": subjects.node_hosts(NODE),
-    "wish": subjects.node_wish(NODE),
+    "node_spec": subjects.node_spec(NODE),
     "secret": subjects.vm_secret(NODE, A),
     "status": subjects.vm_status(NODE, A),
     "images": subjects.node_images(NODE),
@@ -143,17 +143,17 @@ async def test_a_fence_holds_while_the_node_spec_is_unreadable(node: Node) -> No
     """Another node runs its VMs: to treat the fence as lifted would start them twice."""
     await node.join()
     fence = Fence(by="operator", why="it burns", time_ns=1)
-    await node.bus.put(KEYS["wish"], encode(NodeWish(node=NODE, fenced=fence)))
+    await node.bus.put(KEYS["node_spec"], encode(NodeSpec(node=NODE, fenced=fence)))
     async with node.agent():
         await node.put(record())
         await asyncio.sleep(0.3)
-        damage(node, KEYS["wish"], "garbage")
+        damage(node, KEYS["node_spec"], "garbage")
         await asyncio.sleep(0.3)
         assert node.domains.done == []
     async with node.agent():
         await asyncio.sleep(0.5)
         assert node.domains.done == []
-        await node.bus.put(KEYS["wish"], encode(NodeWish(node=NODE)))
+        await node.bus.put(KEYS["node_spec"], encode(NodeSpec(node=NODE)))
         await eventually(lambda: ("start", A) in node.domains.done)
 
 

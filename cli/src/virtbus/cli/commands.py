@@ -17,7 +17,7 @@ _HERE = "virtbus.cli"
         "network": (f"{_HERE}.network", "List networks."),
         "node": (f"{_HERE}.node", "List the hosts that run VMs."),
         "bus": (f"{_HERE}.bus.group", "Set up, back up, restore and rebuild the bus."),
-        "events": (f"{_HERE}.facts", "Follow the events of all VMs."),
+        "events": (f"{_HERE}.event_history", "Follow the events of all VMs."),
         "doctor": (
             f"{_HERE}.doctor.command",
             "Find problems of this host, and the command for each.",

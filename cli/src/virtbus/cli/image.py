@@ -6,13 +6,13 @@ from typing import Any
 import click
 
 from virtbus.bus.runtime.ids import uuid7
-from virtbus.cli import known, output, units
+from virtbus.cli import completion_sources, output, units
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.progress import Steps
 from virtbus.cli.wire import message as bodies
-from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.protocol import WireMessage
 
 HEADER = ("IMAGE", "FORMAT", "SIZE", "VIRTUAL DISK", "NODES", "DIGEST")
 _SHORT = len("sha256:") + 12
@@ -63,11 +63,11 @@ def _all(invocation: Invocation) -> list[Mapping[str, Any]]:
         """
     ),
 )
-@click.argument("ref", shell_complete=known.images)
+@click.argument("ref", shell_complete=completion_sources.images)
 @click.option(
     "--node",
     metavar="NODE",
-    shell_complete=known.nodes,
+    shell_complete=completion_sources.nodes,
     help="Only onto this node.  [default: every ready one]",
 )
 @click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="Time limit.")
@@ -103,11 +103,11 @@ def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) 
         """
     ),
 )
-@click.argument("ref", shell_complete=known.images)
+@click.argument("ref", shell_complete=completion_sources.images)
 @click.option(
     "--node",
     metavar="NODE",
-    shell_complete=known.nodes,
+    shell_complete=completion_sources.nodes,
     help="Only from this node.  [default: all]",
 )
 @verb
@@ -140,10 +140,10 @@ class _Reports:
         self._steps = steps
         self._by_node: dict[str, tuple[int, int | None]] = {}
 
-    def receive(self, item: Message) -> None:
+    def receive(self, item: WireMessage) -> None:
         try:
             report = bodies.data_of(item.body)
-        except bodies.UnreadableError:
+        except bodies.UndecodableError:
             return
         if not isinstance(report, Mapping):
             return

@@ -20,9 +20,9 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
             "Run this host's services on a bus elsewhere.",
         ),
         "list": ("virtbus.cli.node:listing", "List the hosts, their size and allocations."),
-        "get": ("virtbus.cli.nodes.wishes:get", "Show a host, its desired state and its VMs."),
-        "cordon": ("virtbus.cli.nodes.wishes:cordon", "Place no new VM on a host."),
-        "uncordon": ("virtbus.cli.nodes.wishes:uncordon", "Place VMs on it again; ends a drain."),
+        "get": ("virtbus.cli.nodes.cordon:get", "Show a host, its desired state and its VMs."),
+        "cordon": ("virtbus.cli.nodes.cordon:cordon", "Place no new VM on a host."),
+        "uncordon": ("virtbus.cli.nodes.cordon:uncordon", "Place VMs on it again; ends a drain."),
         "audit": ("virtbus.cli.nodes.audit", "Find objects on hosts without a record; --repair."),
         "quarantine": (
             "virtbus.cli.nodes.quarantine",
@@ -72,13 +72,13 @@ def table(items: list[Mapping[str, Any]]) -> str:
 
 def state(item: Mapping[str, Any]) -> str:
     """Return the node's state and desired state, as kubectl shows `Ready,SchedulingDisabled`."""
-    wish = item.get("wish") or {}
+    node_spec = item.get("node_spec") or {}
     words = [str(item.get("state", ""))]
-    if wish.get("fenced"):
+    if node_spec.get("fenced"):
         words.append("fenced")
-    if wish.get("draining") and "draining" not in words:
+    if node_spec.get("draining") and "draining" not in words:
         words.append("draining")
-    elif wish.get("cordoned") and not wish.get("draining"):
+    elif node_spec.get("cordoned") and not node_spec.get("draining"):
         words.append("cordoned")
     return ",".join(words)
 

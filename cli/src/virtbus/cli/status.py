@@ -12,7 +12,7 @@ from virtbus.cli.failures import CliError, unavailable
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.wire import message as bodies
-from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
 
 GATHER_S = 0.4
@@ -103,10 +103,10 @@ def _services(session: Session) -> list[dict[str, Any]]:
     """Return every service instance that answers $SRV.INFO."""
     found: list[dict[str, Any]] = []
 
-    def receive(item: Message) -> None:
+    def receive(item: WireMessage) -> None:
         try:
             info = bodies.read(item.body)
-        except bodies.UnreadableError:
+        except bodies.UndecodableError:
             return
         if isinstance(info, Mapping):
             found.append(

@@ -6,10 +6,10 @@ from pydantic import Field, StringConstraints
 
 from virtbus.schemas.ids import Id, Uid, UnsignedRecord
 from virtbus.schemas.image import ImageRef
-from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
-from virtbus.schemas.nodework import Finding
+from virtbus.schemas.node_rpc import AuditFinding
 from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import SshKey
@@ -27,7 +27,7 @@ from virtbus.schemas.vm import (
 )
 
 
-class VmCreate(Command):
+class VmCreate(StrictModel):
     """`vm.create`. The shorthand fields (`image`, `cpus`, …) complete `spec`.
 
     Without `uid` the server generates one. Send your own UUID to make the request repeatable: the
@@ -54,7 +54,7 @@ class VmCreate(Command):
     network: Id | None = None
 
 
-class VmRef(Command):
+class VmRef(StrictModel):
     """A reference to a VM: `uid`, or `name` in `namespace`."""
 
     uid: Uid | None = None
@@ -115,7 +115,7 @@ class VmMove(VmRef):
     discard_local_disks: bool = False
 
 
-class VmList(Command):
+class VmList(StrictModel):
     """`vm.list`. The field `continue_` of a page requests the next page."""
 
     namespace: Id | None = None
@@ -124,7 +124,7 @@ class VmList(Command):
     continue_: str | None = Field(None, alias="continue", max_length=256)
 
 
-class VmWatch(Command):
+class VmWatch(StrictModel):
     """`vm.watch`: replies arrive on the request's inbox, see `WatchReply`.
 
     `after` is the `after` of an earlier reply. Without it the watch starts with a full list.
@@ -138,7 +138,7 @@ class VmWatch(Command):
     after: str | None = Field(None, max_length=128)
 
 
-class NodeRef(Command):
+class NodeRef(StrictModel):
     """A reference to a node."""
 
     node: Id
@@ -160,14 +160,14 @@ class NodeFence(NodeRef):
     discard_local_disks: bool = False
 
 
-class NodeAudit(Command):
+class NodeAudit(StrictModel):
     """`node.audit`: compares one node, or all, with the records. `repair` removes orphans."""
 
     node: Id | None = None
     repair: bool = False
 
 
-class BusRebuild(Command):
+class BusRebuild(StrictModel):
     """`bus.rebuild`: restores lost records from the hosts' copies; `dry_run` only reports them.
 
     Afterwards each node that answered belongs to this bus, even if it had joined another one.
@@ -178,7 +178,7 @@ class BusRebuild(Command):
     """Records that no controller of this bus has signed and that a person accepts."""
 
 
-class Empty(Command):
+class Empty(StrictModel):
     """A message without fields."""
 
 
@@ -188,14 +188,14 @@ class VmPage(Paged):
     items: tuple[VmView, ...] = ()
 
 
-class VmCreated(Fact):
+class VmCreated(LenientModel):
     """The answer of `vm.create`. `created` is False if the VM existed already, unchanged."""
 
     vm: VmView
     created: bool
 
 
-class WatchReply(Fact):
+class WatchReply(LenientModel):
     """One reply of a watch; exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
 
     A watch with this `after` resumes after this reply. `renew`, in the first reply, is a
@@ -220,18 +220,18 @@ class NodePage(Paged):
     """Problems that need a person, one sentence each."""
 
 
-class NodeVm(Fact):
-    """A VM of a node. `leaving`: it is being evacuated; `stays`: why a drain leaves it there."""
+class NodeVm(LenientModel):
+    """A VM of a node. `eviction_blocked_reason` says why a drain leaves it there."""
 
     uid: Uid
     namespace: str
     name: str
     state: VmState
-    leaving: bool = False
-    stays: str = ""
+    evacuating: bool = False
+    eviction_blocked_reason: str = ""
 
 
-class NodeDetail(Fact):
+class NodeDetail(LenientModel):
     """The answer of `node.get` and of every verb that changes a node's desired state."""
 
     node: NodeView
@@ -240,7 +240,7 @@ class NodeDetail(Fact):
     """Further VMs of the node that did not fit into this answer."""
 
 
-class NodeForgotten(Fact):
+class NodeForgotten(LenientModel):
     """The answer of `node.forget`: the bus has no data of the node any more."""
 
     node: str
@@ -254,7 +254,7 @@ class NetworkPage(Paged):
     items: tuple[NetworkInfo, ...] = ()
 
 
-class ConsumerStatus(Fact):
+class ConsumerStatus(LenientModel):
     """The lag of a consumer: undelivered messages, and pull requests that wait for messages."""
 
     name: str
@@ -262,7 +262,7 @@ class ConsumerStatus(Fact):
     waiting: int = 0
 
 
-class StreamStatus(Fact):
+class StreamStatus(LenientModel):
     """A stream of the bus; `fill` is the used share of its limit."""
 
     name: str
@@ -272,7 +272,7 @@ class StreamStatus(Fact):
     consumers: tuple[ConsumerStatus, ...] = ()
 
 
-class BusStatus(Fact):
+class BusStatus(LenientModel):
     """The answer of `bus.status`: streams, nodes that fit (`node.list` has all), counts of VMs."""
 
     streams: tuple[StreamStatus, ...] = ()
@@ -297,7 +297,7 @@ class BusStatus(Fact):
     """Problems that need a person, one sentence each."""
 
 
-class RebuiltVm(Fact):
+class RebuiltVm(LenientModel):
     """The result for one VM: `step` is add, raise, move, end, keep or conflict."""
 
     uid: Uid
@@ -308,7 +308,7 @@ class RebuiltVm(Fact):
     message: str = ""
 
 
-class RebuiltNode(Fact):
+class RebuiltNode(LenientModel):
     """A node that answered the rebuild. `joined`: it belongs to this bus now."""
 
     node: str
@@ -317,7 +317,7 @@ class RebuiltNode(Fact):
     message: str = ""
 
 
-class BusRebuilt(Fact):
+class BusRebuilt(LenientModel):
     """The answer of `bus.rebuild`.
 
     VMs that the bus already had unchanged (`keep`) are only counted.
@@ -328,15 +328,15 @@ class BusRebuilt(Fact):
     kept: int = 0
 
 
-class NodeFindings(Fact):
+class NodeFindings(LenientModel):
     """The audit of one node; `message` says why there is none."""
 
     node: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[AuditFinding, ...] = ()
     message: str = ""
 
 
-class NodeAudited(Fact):
+class NodeAudited(LenientModel):
     """The answer of `node.audit`. All is well if no node has a finding or a message."""
 
     nodes: tuple[NodeFindings, ...] = ()

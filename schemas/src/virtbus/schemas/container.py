@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, StringConstraints, ValidationInfo, field_validator
 
-from virtbus.schemas.model import Command
+from virtbus.schemas.model import StrictModel
 from virtbus.schemas.registry_login import DOCKER_HUB, SECRET_BYTES, login_for
 
 SCHEME = "docker://"
@@ -117,7 +117,7 @@ class ImagePullPolicy(StrEnum):
     """The image must have been pulled before."""
 
 
-class ContainerDisk(Command):
+class ContainerDisk(StrictModel):
     """A private overlay of the disk file in a container image (KubeVirt's containerDisk).
 
     The file is the only one in the image's /disk, or `path`. The guest's writes are private and are

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from virtbus.schemas.ids import Id
-from virtbus.schemas.model import Command
+from virtbus.schemas.model import StrictModel
 from virtbus.schemas.quantity import Count
 
 BOOT_ORDER_MAX = 2**31 - 1
@@ -34,7 +34,7 @@ class ErrorPolicy(StrEnum):
     """The guest pauses if the host's disk is full, and sees every other error."""
 
 
-class Disk(Command):
+class Disk(StrictModel):
     """A disk device; its content is the volume of the same name. A CD-ROM drive may be empty."""
 
     name: Id

@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic import Field
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 from virtbus.schemas.wire import MAX_NODES, decode, validate
 
 
-class Envelope(Fact):
+class Envelope(LenientModel):
     """The outer fields. `timeout_ms` counts on the receiver's monotonic clock from receipt."""
 
     id: str = Field("", max_length=128)

@@ -5,7 +5,7 @@ from enum import IntEnum, StrEnum
 
 from pydantic import Field
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 MAX_DETAILS = 100
 """Maximum number of problems in one error."""
@@ -61,7 +61,7 @@ _RETRY = {
 }
 
 
-class Detail(Fact):
+class Detail(LenientModel):
     """One problem: the field's path (`spec.domain.cpu.cores`) or the subject, and the next step."""
 
     path: str = ""
@@ -77,7 +77,7 @@ class Detail(Fact):
         )
 
 
-class ErrorBody(Fact):
+class ErrorBody(LenientModel):
     """`{code, reason, message, retry, after_ms, details[]}`."""
 
     code: int

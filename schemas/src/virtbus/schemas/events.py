@@ -4,16 +4,16 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """The kinds of events of VMs and nodes."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
     VM_UPDATED = "vm.updated"
-    VM_LEAVING = "vm.leaving"
+    VM_EVACUATING = "vm.evacuating"
     VM_MOVED = "vm.moved"
     VM_DELETING = "vm.deleting"
     VM_DELETED = "vm.deleted"
@@ -53,10 +53,10 @@ class Kind(StrEnum):
     SPAN = "trace.span"
 
 
-class Event(Fact):
+class Event(LenientModel):
     """One event. `at_ns` is the sender's clock, for people; the stream's sequence is the order."""
 
-    kind: Kind
+    kind: EventKind
     uid: str
     node: str
     epoch: int = 0
@@ -71,7 +71,7 @@ class Event(Fact):
     detail: dict[str, str] = Field(default_factory=dict)
 
 
-class Span(Fact):
+class Span(LenientModel):
     """A finished span (OpenTelemetry), stored as an event so that `vm trace` needs no collector."""
 
     trace_id: str
@@ -87,13 +87,13 @@ class Span(Fact):
     attributes: dict[str, str] = Field(default_factory=dict)
 
 
-class Spans(Fact):
+class SpanBatch(LenientModel):
     """The stored form: spans of one VM and one service that ended together."""
 
     spans: tuple[Span, ...] = ()
 
 
-class DeadLetter(Fact):
+class DeadLetter(LenientModel):
     """`virtbus.dlq.<service>`: a message that could not be handled, without its content.
 
     The content may be secret. It is still at `subject` and `revision`.

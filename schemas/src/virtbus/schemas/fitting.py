@@ -22,7 +22,7 @@ HINTS = frozenset({"detail", "attributes"})
 """Optional fields that readers can do without."""
 
 
-class Step(NamedTuple):
+class CutStep(NamedTuple):
     """The longest text and the longest list after one step of cutting."""
 
     text_bytes: int
@@ -31,11 +31,11 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step(2048, 1_000_000, hints=True),
-    Step(2048, 1_000_000),
-    Step(512, 64),
-    Step(128, 16),
-    Step(64, 2),
+    CutStep(2048, 1_000_000, hints=True),
+    CutStep(2048, 1_000_000),
+    CutStep(512, 64),
+    CutStep(128, 16),
+    CutStep(64, 2),
 )
 
 
@@ -61,7 +61,7 @@ def cut_text(text: str, most_bytes: int) -> str:
     return data[: most_bytes - len(MARK.encode())].decode(errors="ignore") + MARK
 
 
-def _cut(value: Any, step: Step) -> Any:
+def _cut(value: Any, step: CutStep) -> Any:
     match value:
         case BaseModel():
             fields = {name: getattr(value, name) for name in type(value).model_fields}
@@ -79,7 +79,7 @@ def _cut(value: Any, step: Step) -> Any:
             return value
 
 
-def _mapped(fields: Mapping[str, Any], step: Step) -> dict[str, Any]:
+def _mapped(fields: Mapping[str, Any], step: CutStep) -> dict[str, Any]:
     return {
         name: type(one)() if name in HINTS and not step.hints else _cut(one, step)
         for name, one in fields.items()

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 
 class GuestQuestion(StrEnum):
@@ -17,7 +17,7 @@ class GuestQuestion(StrEnum):
     INTERFACES = "interfaces"
 
 
-class GuestAsk(Fact):
+class GuestAsk(LenientModel):
     """`rpc.agent.guest`: asks a VM's guest agent `questions`, or for all it can answer.
 
     `timeout_s` bounds the whole request.
@@ -28,7 +28,7 @@ class GuestAsk(Fact):
     timeout_s: float = Field(5.0, ge=1, le=60)
 
 
-class GuestOs(Fact):
+class GuestOs(LenientModel):
     """The guest's `os-release`, kernel and time zone, as the guest reports them."""
 
     id: str = ""
@@ -45,7 +45,7 @@ class GuestOs(Fact):
     utc_offset_s: int = 0
 
 
-class GuestUser(Fact):
+class GuestUser(LenientModel):
     """A logged-in user; `login_time_s` in seconds since 1970, by the guest's clock."""
 
     name: str
@@ -53,7 +53,7 @@ class GuestUser(Fact):
     login_time_s: float = 0.0
 
 
-class GuestFilesystem(Fact):
+class GuestFilesystem(LenientModel):
     """A mounted file system. `disks` are its target devices, such as vda."""
 
     name: str
@@ -64,7 +64,7 @@ class GuestFilesystem(Fact):
     disks: tuple[str, ...] = ()
 
 
-class GuestInterface(Fact):
+class GuestInterface(LenientModel):
     """A network interface in the guest; `addresses` with their prefix."""
 
     name: str
@@ -72,7 +72,7 @@ class GuestInterface(Fact):
     addresses: tuple[str, ...] = ()
 
 
-class GuestInfo(Fact):
+class GuestInfo(LenientModel):
     """The guest's answers. Fields that were not asked for, or have no answer, are empty."""
 
     hostname: str = ""

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 
-class GuestEnd(Fact):
+class GuestExit(LenientModel):
     """The cause and time of the end of a guest's run.
 
     `how`: the guest powered itself off (`shut down`); it was destroyed (`ended`); its emulator died

@@ -3,11 +3,11 @@
 from pydantic import Field
 
 from virtbus.schemas.ids import Uid
-from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.quantity import Count
 
 
-class EventList(Command):
+class EventList(StrictModel):
     """`vm.events`: stored events of one VM, or of all; `spans` adds trace spans.
 
     A page has at most 200 events.
@@ -19,7 +19,7 @@ class EventList(Command):
     spans: bool = False
 
 
-class EventItem(Fact):
+class EventItem(LenientModel):
     """A stored event: `event` or `span` as a map."""
 
     sequence: int
@@ -28,7 +28,7 @@ class EventItem(Fact):
     data: dict[str, object] = Field(default_factory=dict)
 
 
-class EventPage(Fact):
+class EventPage(LenientModel):
     """A page of `vm.events`; `next_after`, passed as `after`, requests the next; None: the last."""
 
     items: tuple[EventItem, ...] = ()

@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from virtbus.schemas.model import SCHEMA_VERSION, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 
 
-class HostMarks(Fact):
+class HostMarks(LenientModel):
     """Digests that identify a host; they are only compared.
 
     `key` is of a random key in the agent's state folder. The others are of values that the machine
@@ -25,7 +25,7 @@ class HostMarks(Fact):
         return self.key == other.key and not differ
 
 
-class Instance(Fact):
+class Instance(LenientModel):
     """One life of a node's agent.
 
     At `$KV.st.<node>._instance` it is the agent that acts for the node; each write is a
@@ -48,7 +48,7 @@ class Instance(Fact):
     why: str = ""
 
 
-class Takeover(Fact):
+class Takeover(LenientModel):
     """The node was given to this instance by a person.
 
     The request said how the previous host is known to be off. `over` is the revision of `_instance`
@@ -61,7 +61,7 @@ class Takeover(Fact):
     time_ns: int
 
 
-class Approved(Fact):
+class Approved(LenientModel):
     """Capacity and labels that a node may offer. A report beyond this attracts no VM."""
 
     labels: dict[str, str] = Field(default_factory=dict)
@@ -70,7 +70,7 @@ class Approved(Fact):
     disk_bytes: int = 0
 
 
-class HostRecord(Fact):
+class HostRecord(LenientModel):
     """`$KV.vm.<node>._host`: the part of a node's join record that a backup keeps.
 
     Controllers write it by compare-and-set: first the node's first heartbeat, then only a person's
@@ -88,7 +88,7 @@ class HostRecord(Fact):
     """Ids of the last requests about it: a repeated request changes nothing."""
 
 
-class SigningKey(Fact):
+class SigningKey(LenientModel):
     """`$KV.sec._signing.<id>`: an HMAC key in hex, by which controllers sign records."""
 
     schema_version: int = SCHEMA_VERSION

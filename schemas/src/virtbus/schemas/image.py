@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import parse_locator
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 _NAME = re.compile(
     r"^[a-z0-9][a-z0-9._-]{0,127}(/[a-z0-9][a-z0-9._-]{0,127}){0,7}(:[A-Za-z0-9._-]{1,127})?$"
@@ -151,7 +151,7 @@ class ImageFormat(StrEnum):
     RAW = "raw"
 
 
-class ImageInfo(Fact):
+class ImageInfo(LenientModel):
     """An image in a node's store. `digest` is `sha256:<hex>` of the file's bytes."""
 
     digest: str
@@ -163,7 +163,7 @@ class ImageInfo(Fact):
     virtual_size_bytes: int
 
 
-class Progress(Fact):
+class Progress(LenientModel):
     """`node.<id>.progress.<uid>.<step>`: the progress of a long step. Droppable."""
 
     uid: str

@@ -4,17 +4,17 @@ from pydantic import ConfigDict, Field
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
-from virtbus.schemas.model import Command, Fact
-from virtbus.schemas.nodework import ForgottenImage
+from virtbus.schemas.model import LenientModel, StrictModel
+from virtbus.schemas.node_rpc import ForgottenImage
 
 
-class ImageList(Command):
+class ImageList(StrictModel):
     """`image.list`. The field `continue_` of a page requests the next page."""
 
     continue_: str | None = Field(None, alias="continue", pattern="^sha256:[0-9a-f]{64}$")
 
 
-class ImagePull(Command):
+class ImagePull(StrictModel):
     """`image.pull`: fetches `ref` onto `node` (default: every ready node)."""
 
     ref: ImageRef
@@ -22,7 +22,7 @@ class ImagePull(Command):
     job: Uid | None = None
 
 
-class ImageDelete(Command):
+class ImageDelete(StrictModel):
     """`image.delete`: removes an image by name, URL or digest from `node` (default: every node).
 
     Its names are removed at once, its bytes when no VM's disk uses it.
@@ -38,7 +38,7 @@ class NodeImage(ImageInfo):
     nodes: tuple[str, ...] = ()
 
 
-class ImagePage(Fact):
+class ImagePage(LenientModel):
     """A page of `image.list`, by digest."""
 
     items: tuple[NodeImage, ...] = ()
@@ -47,14 +47,14 @@ class ImagePage(Fact):
     model_config = ConfigDict(populate_by_name=True)
 
 
-class PulledImages(Fact):
+class PulledImages(LenientModel):
     """The answer of `image.pull`: the image by node, and the error by node that failed."""
 
     images: dict[str, ImageInfo] = Field(default_factory=dict)
     errors: dict[str, str] = Field(default_factory=dict)
 
 
-class DeletedImages(Fact):
+class DeletedImages(LenientModel):
     """The answer of `image.delete`: the removed names and the errors, by node."""
 
     nodes: dict[str, ForgottenImage] = Field(default_factory=dict)

@@ -1,9 +1,9 @@
 """A lease: the right of one process to act for a role."""
 
-from virtbus.schemas.model import SCHEMA_VERSION, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 
 
-class Lease(Fact):
+class Lease(LenientModel):
     """`$KV.lease.<role>`: its revision is the fencing token, which never goes back."""
 
     schema_version: int = SCHEMA_VERSION

@@ -19,13 +19,13 @@ class Model(BaseModel):
         return self.__dict__ == other.__dict__ if type(self) is type(other) else NotImplemented
 
 
-class Command(Model):
+class StrictModel(Model):
     """The base of client requests. Unknown fields are refused, so no typo is ignored (INJ-05)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=65536)
 
 
-class Fact(Model):
+class LenientModel(Model):
     """The base of virtbus' own messages. Readers drop unknown fields, so old readers keep working.
 
     Within a schema version changes are additive: a field is added with a default and never renamed.

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 
 def check_mac(text: str) -> str:
@@ -25,7 +25,7 @@ def check_mac(text: str) -> str:
 Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)]
 
 
-class InterfaceStatus(Fact):
+class InterfaceStatus(LenientModel):
     """One attached interface. `addresses` are CIDR strings; `queues` counts the tap queues."""
 
     name: str
@@ -38,7 +38,7 @@ class InterfaceStatus(Fact):
     netns: str = ""
 
 
-class NetworkInfo(Fact):
+class NetworkInfo(LenientModel):
     """A network that a node offers."""
 
     name: str

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from virtbus.schemas.hosts import Approved, HostMarks, Instance
 from virtbus.schemas.image import ImageKeys
-from virtbus.schemas.model import SCHEMA_VERSION, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 
 
 class NodeState(StrEnum):
@@ -23,7 +23,7 @@ class NodeState(StrEnum):
     """Silent for 25 s while the bus and most other nodes were reachable."""
 
 
-class ServiceState(Fact):
+class ServiceState(LenientModel):
     """One service of a node, as it reports itself."""
 
     state: NodeState = NodeState.RECOVERING
@@ -32,7 +32,7 @@ class ServiceState(Fact):
     seen_ns: int = 0
 
 
-class NodeRecord(Fact):
+class NodeRecord(LenientModel):
     """`$KV.node.<id>`: liveness and capacity. In memory, TTL 15 s, renewed every 4 s."""
 
     schema_version: int = SCHEMA_VERSION
@@ -66,7 +66,7 @@ class NodeRecord(Fact):
     host: HostMarks | None = None
 
 
-class NodeImages(Fact):
+class NodeImages(LenientModel):
     """`$KV.st.<node>._images`: the images that a node has, for placement. Written on change.
 
     Each entry is the key of a reference or digest (`image_key`), so the value stays below 16 KiB.
@@ -77,7 +77,7 @@ class NodeImages(Fact):
     keys: ImageKeys = ()
 
 
-class Fence(Fact):
+class Fence(LenientModel):
     """Proof that a node is off, and the agent's life that this ended.
 
     `instance` is the last one heard of the agent, or empty if no present controller heard it.
@@ -93,15 +93,15 @@ class Fence(Fact):
     """The user's permission for all VMs. Without it, each VM's eviction strategy decides."""
 
 
-class Drain(Fact):
+class Drain(LenientModel):
     """A request to evacuate a node; `discard_local_disks` is the permission for all its VMs."""
 
     discard_local_disks: bool = False
     since_ns: int
 
 
-class NodeWish(Fact):
-    """`$KV.vm.<node>._wish`: the desired state of a node. Written by controllers, by CAS.
+class NodeSpec(LenientModel):
+    """`$KV.vm.<node>._spec`: the desired state of a node. Written by controllers, by CAS.
 
     It is in the node's own subtree. So a node reads in one list the VMs that it should run, and
     whether it is fenced: a fenced node starts nothing (F25). Without the key, the node takes VMs. A
@@ -133,7 +133,7 @@ class NodeWish(Fact):
         return "is cordoned" if self.cordoned else ""
 
 
-class HostAddresses(Fact):
+class HostAddresses(LenientModel):
     """`$KV.vm.<node>._hosts`: addresses that guests of the node may not reach.
 
     Written by controllers, by CAS. `own` are the node's addresses, kept while it is silent. `fleet`
@@ -146,7 +146,7 @@ class HostAddresses(Fact):
     fleet: tuple[str, ...] = ()
 
 
-class Reserved(Fact):
+class Reserved(LenientModel):
     """`$KV.vm._reserved.node.<node>`: the sum of the resources of strict VMs on a node.
 
     Written only in one atomic batch with their records. Memory includes QEMU's overhead.
@@ -162,7 +162,7 @@ class Reserved(Fact):
 class NodeView(NodeRecord):
     """A node as the API shows it."""
 
-    wish: NodeWish | None = None
+    node_spec: NodeSpec | None = None
     images: int = 0
     """Number of its images, by each name and by digest; at most 512 are reported."""
     vms: int = 0

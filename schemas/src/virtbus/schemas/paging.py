@@ -2,16 +2,16 @@
 
 from pydantic import ConfigDict, Field
 
-from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.model import LenientModel, StrictModel
 
 
-class PageAsk(Command):
+class PageAsk(StrictModel):
     """A list without a filter. The `continue` of a page requests the next one."""
 
     continue_: str | None = Field(None, alias="continue", max_length=1024)
 
 
-class Paged(Fact):
+class Paged(LenientModel):
     """A page of a list, bounded in bytes. `continue` is set if more pages follow."""
 
     continue_: str | None = Field(None, alias="continue")

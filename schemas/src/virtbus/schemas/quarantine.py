@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.vm import VmRecord
 
 ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?$"
@@ -17,14 +17,14 @@ ORPHANED = "virtbus.io/orphaned"
 """The annotation of a VM whose creator no longer knows it; its value is the reason."""
 
 
-class Keep(Fact):
+class QuarantineRequest(LenientModel):
     """In a release: move the disks to the quarantine. `record` is the VM's record, if known."""
 
     why: str
     record: VmRecord | None = None
 
 
-class Kept(Fact):
+class QuarantineEntry(LenientModel):
     """One entry of a quarantine, or a VM without a record that is held in place (`held`).
 
     `bytes` is the disk space of its disks. `digests` are their images. `adoptable`: the record was
@@ -45,7 +45,7 @@ class Kept(Fact):
     since_ns: int = 0
 
 
-class QuarantineWork(Fact):
+class QuarantineWork(LenientModel):
     """`rpc.imaged.quarantine`: list entries, get one, restore its disks to `uid`, or purge it.
 
     `restore` moves existing disks of `uid` into the quarantine, as `keep` says.
@@ -54,18 +54,18 @@ class QuarantineWork(Fact):
     do: Literal["list", "get", "restore", "purge"]
     entry: str | None = Field(None, pattern=ENTRY_PATTERN)
     uid: str | None = None
-    keep: Keep | None = None
+    keep: QuarantineRequest | None = None
 
 
-class Quarantine(Fact):
+class Quarantine(LenientModel):
     """Entries of a node's quarantine, by name; `record` answers a `get`."""
 
-    entries: tuple[Kept, ...] = ()
+    entries: tuple[QuarantineEntry, ...] = ()
     total: int = 0
     record: VmRecord | None = None
 
 
-class QuarantineAsk(Fact):
+class QuarantineAsk(LenientModel):
     """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a new VM.
 
     `keep` ends a guest without a record. With `below_epoch` it also ends one that runs elsewhere by
@@ -79,7 +79,7 @@ class QuarantineAsk(Fact):
     below_epoch: int = 0
 
 
-class NodeQuarantine(Command):
+class NodeQuarantine(StrictModel):
     """`node.quarantine`: `entry` is the uid, or the entry's name in `list`."""
 
     node: Id
@@ -95,10 +95,10 @@ class NodeQuarantine(Command):
         return self
 
 
-class NodeQuarantined(Fact):
+class NodeQuarantined(LenientModel):
     """The answer of `node.quarantine`: the current entries, and the VM that was adopted."""
 
     node: str
-    entries: tuple[Kept, ...] = ()
+    entries: tuple[QuarantineEntry, ...] = ()
     total: int = 0
     adopted: Uid | None = None

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from virtbus.schemas.ids import Id
-from virtbus.schemas.model import Command
+from virtbus.schemas.model import StrictModel
 
 SEED_BYTES = 64 * 1024
 FILE_CHARACTERS = 512 * 1024
@@ -43,7 +43,7 @@ SshKey = Annotated[
 """One line of an authorized_keys file (INJ-10)."""
 
 
-class CloudInit(Command):
+class CloudInit(StrictModel):
     """Data for cloud-init at first boot, independent of the datasource.
 
     User and network data are given as text or as base64 (not both), which may be anything (gzip).
@@ -105,7 +105,7 @@ FileName = Annotated[
 """A key of a ConfigMap or Secret, within the length of Joliet's names."""
 
 
-class FilesVolume(Command):
+class FilesVolume(StrictModel):
     """Files by name on a read-only ISO: a ConfigMap, a Secret or a Sysprep answer (KubeVirt's).
 
     `data` is text, `binary_data` base64. A running guest sees the files of its last start.

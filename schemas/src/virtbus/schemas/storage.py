@@ -1,10 +1,10 @@
 """Reports about the disk of a bus server, sent by the process that runs the server."""
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 
-class BusStorage(Fact):
-    """`virtbus.tele.bus.storage`: sent every few seconds and at changes; droppable.
+class BusStorage(LenientModel):
+    """`virtbus.report.bus.storage`: sent every few seconds and at changes; droppable.
 
     `low`: too little space for creates; deletes still fit. `stalled`: the server stores nothing in
     these streams. `message` is the cause and the next step, empty if all is well.

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from virtbus.schemas.model import Fact
+from virtbus.schemas.model import LenientModel
 
 MAX_WINDOW_BYTES = 16 * 1024 * 1024
 
 
-class StreamOpen(Fact):
+class StreamOpen(LenientModel):
     """The common fields of a request that opens a stream.
 
     `window` is how many bytes the node may send before the client grants more. 0 means no flow
@@ -57,7 +57,7 @@ class PortOpen(StreamOpen):
     protocol: Literal["tcp", "udp"] = "tcp"
 
 
-class StreamData(Fact):
+class StreamData(LenientModel):
     """A piece of a stream, in either direction; without `data` it is a keep-alive.
 
     `at` is how many bytes its sender sent before. `upto` is how many bytes the other end may have

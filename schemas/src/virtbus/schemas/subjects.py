@@ -5,7 +5,7 @@ from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token
 PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
-WISH_KEY = "_wish"
+NODE_SPEC_KEY = "_spec"
 HOST_KEY = "_host"
 SIGNING = "_signing"
 INSTANCE_KEY = "_instance"
@@ -49,9 +49,9 @@ def join_nonce(node: str) -> str:
     return f"$KV.vm.{check_id(node)}.{JOIN_KEY}"
 
 
-def node_wish(node: str) -> str:
-    """`$KV.vm.<node>._wish`: a node's desired state; without it, the node takes VMs."""
-    return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
+def node_spec(node: str) -> str:
+    """`$KV.vm.<node>._spec`: a node's desired state; without it, the node takes VMs."""
+    return f"$KV.vm.{check_id(node)}.{NODE_SPEC_KEY}"
 
 
 def node_host(node: str) -> str:
@@ -139,14 +139,14 @@ def progress(node: str, uid: str, step: str) -> str:
     return f"{PREFIX}.node.{check_id(node)}.progress.{check_uid(uid)}.{check_id(step)}"
 
 
-def tele(node: str, service: str) -> str:
-    """`virtbus.node.<id>.tele.<service>`: the report of a node's service; droppable."""
-    return f"{PREFIX}.node.{check_id(node)}.tele.{check_id(service)}"
+def service_report(node: str, service: str) -> str:
+    """`virtbus.node.<id>.report.<service>`: the report of a node's service; droppable."""
+    return f"{PREFIX}.node.{check_id(node)}.report.{check_id(service)}"
 
 
-def tele_all(node: str) -> str:
+def service_report_all(node: str) -> str:
     """Filter over a node's telemetry."""
-    return f"{PREFIX}.node.{check_id(node)}.tele.*"
+    return f"{PREFIX}.node.{check_id(node)}.report.*"
 
 
 def event(node: str, uid: str, kind: str) -> str:
@@ -187,13 +187,13 @@ def stream_input(node: str, verb: str, session: str) -> str:
 
 
 def client_span() -> str:
-    """`virtbus.tele.client.span`: a client's own span of a request; droppable."""
-    return f"{PREFIX}.tele.client.span"
+    """`virtbus.report.client.span`: a client's own span of a request; droppable."""
+    return f"{PREFIX}.report.client.span"
 
 
 def bus_storage() -> str:
-    """`virtbus.tele.bus.storage`: the disk of the bus, reported by the server's supervisor."""
-    return f"{PREFIX}.tele.bus.storage"
+    """`virtbus.report.bus.storage`: the disk of the bus, reported by the server's supervisor."""
+    return f"{PREFIX}.report.bus.storage"
 
 
 def storage_probe(bucket: str) -> str:

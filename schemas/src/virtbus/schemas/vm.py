@@ -14,10 +14,10 @@ from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
 from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
-from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef, sealed_ref
-from virtbus.schemas.model import SCHEMA_VERSION, Command, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.network import InterfaceStatus, Mac
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import CloudInit, CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
@@ -69,7 +69,7 @@ class EvictionStrategy(StrEnum):
     """It stays; an external controller moves it with `vm.move`."""
 
 
-class Cpu(Command):
+class Cpu(StrictModel):
     """The guest's CPU topology; vCPUs = sockets * cores * threads."""
 
     sockets: Count = Field(1, ge=1, le=256)
@@ -84,13 +84,13 @@ class Cpu(Command):
         return self.sockets * self.cores * self.threads
 
 
-class Memory(Command):
+class Memory(StrictModel):
     """The guest's memory."""
 
     guest: Bytes = Field(256 * MIB, ge=MEMORY_MIN, le=MEMORY_MAX)
 
 
-class Interface(Command):
+class Interface(StrictModel):
     """A network device; it is attached to the network of the same name."""
 
     name: Id
@@ -98,7 +98,7 @@ class Interface(Command):
     model: Literal["virtio"] = "virtio"
 
 
-class Devices(Command):
+class Devices(StrictModel):
     """The guest's devices beyond CPU and memory."""
 
     disks: tuple[Disk, ...] = Field((), max_length=24)
@@ -108,14 +108,14 @@ class Devices(Command):
     watchdog: Watchdog | None = None
 
 
-class Firmware(Command):
+class Firmware(StrictModel):
     """Values that the guest's firmware shows. `uuid` may repeat on a host; the VM's uid may not."""
 
     uuid: Uid | None = None
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
 
 
-class Domain(Command):
+class Domain(StrictModel):
     """The machine as the guest sees it."""
 
     cpu: Cpu = Cpu()
@@ -125,7 +125,7 @@ class Domain(Command):
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
 
 
-class ImageVolume(Command):
+class ImageVolume(StrictModel):
     """A private overlay of an image, optionally larger than it.
 
     The query of a URL may be a signature: a record has its SHA-256 in its place.
@@ -140,13 +140,13 @@ class ImageVolume(Command):
         return self if ref == self.ref else self.model_copy(update={"ref": ref})
 
 
-class EmptyDisk(Command):
+class EmptyDisk(StrictModel):
     """An empty disk that is deleted with the VM."""
 
     capacity: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
 
 
-class Volume(Command):
+class Volume(StrictModel):
     """The content of the disk of the same name; exactly one source is set."""
 
     name: Id
@@ -174,7 +174,7 @@ class Volume(Command):
         return source.ref if source is not None else ""
 
 
-class Network(Command):
+class Network(StrictModel):
     """The network of the interface of that name: `default`, or a CNI conflist on the node."""
 
     name: Id
@@ -190,13 +190,13 @@ class Overcommit(StrEnum):
     """The VM's CPUs and memory are reserved for it from placement to delete, even when stopped."""
 
 
-class PlacementRules(Command):
+class PlacementRules(StrictModel):
     """Constraints on the placement of a VM."""
 
     overcommit: Overcommit = Overcommit.SHARED
 
 
-class VmSpec(Command):
+class VmSpec(StrictModel):
     """The specification of a VM."""
 
     run_strategy: RunStrategy = RunStrategy.ALWAYS
@@ -223,7 +223,7 @@ class VmSpec(Command):
         )
 
 
-class VmRecord(Fact):
+class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
     `epoch` rises with every assignment, `generation` with every change of the spec. Secrets are
@@ -257,9 +257,9 @@ class VmRecord(Fact):
     """Ids of the last changes except updates: a repeated request changes nothing."""
     deleting: bool = False
     delete_grace_s: int | None = None
-    leaving: bool = False
+    evacuating: bool = False
     """Evacuation: the node ends the guest and releases it; then a controller moves the record."""
-    leaving_to: str | None = None
+    evacuation_target: str | None = None
     """The requested target node of the evacuation; None: placement decides."""
     reserved: bool = False
     """Its CPUs and memory are counted in `$KV.vm._reserved.node.<node>`."""
@@ -275,10 +275,10 @@ class VmRecord(Fact):
     @property
     def ending(self) -> bool:
         """Return True if nothing of the VM should stay on its node: it is deleted or evacuated."""
-        return self.deleting or self.leaving
+        return self.deleting or self.evacuating
 
 
-class Tombstone(Fact):
+class Tombstone(LenientModel):
     """`$KV.vm._.<uid>` of a uid whose name claim was taken over: nobody may commit that uid."""
 
     schema_version: int = SCHEMA_VERSION
@@ -286,21 +286,21 @@ class Tombstone(Fact):
     uid: Uid
 
 
-class NameClaim(Fact):
+class NameClaim(LenientModel):
     """`$KV.vm._name.<namespace>.<token>`: the holder of a name."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
 
 
-class JoinNonce(Fact):
+class JoinNonce(LenientModel):
     """`$KV.vm.<node>._join`: the bus incarnation that the node joined."""
 
     schema_version: int = SCHEMA_VERSION
     nonce: str
 
 
-class VmSecrets(Fact):
+class VmSecrets(LenientModel):
     """`$KV.sec.<node>.<uid>`: secret inputs, by volume name."""
 
     schema_version: int = SCHEMA_VERSION
@@ -311,7 +311,7 @@ class VmSecrets(Fact):
     """Secrets of a pull, by volume: the registry's login (`config.json`) or the query of a URL."""
 
 
-class Condition(Fact):
+class Condition(LenientModel):
     """One aspect of a VM: its value, the reason, and the time of the last change."""
 
     type: str
@@ -322,7 +322,7 @@ class Condition(Fact):
     since_ns: int = 0
 
 
-class VmStatus(Fact):
+class VmStatus(LenientModel):
     """`$KV.st.<node>.<uid>`: the state that the owning node observes.
 
     Written by its nodeagent only.
@@ -348,7 +348,7 @@ class VmStatus(Fact):
     reboots: int = 0
     """Number of reboots in this run of the guest; `rebooted_ns` is the time of the last one."""
     rebooted_ns: int | None = None
-    last_end: GuestEnd | None = None
+    last_exit: GuestExit | None = None
     released: bool = False
     """Nothing of the VM is left on the host: the controller may purge the record."""
     refused: bool = False
@@ -361,7 +361,7 @@ class VmStatus(Fact):
         return crashed or self.state is VmState.SUCCEEDED
 
 
-class VmView(Fact):
+class VmView(LenientModel):
     """A VM as the API shows it: record and status joined."""
 
     uid: Uid
@@ -381,12 +381,12 @@ class VmView(Fact):
     deleting: bool = False
     powered: bool = True
     paused: bool = False
-    caught_up: bool = True
+    power_observed: bool = True
     """The node has acted on the last start, stop, restart, pause and unpause."""
     restarts: int = 0
     reboots: int = 0
     rebooted_ns: int | None = None
-    last_end: GuestEnd | None = None
+    last_exit: GuestExit | None = None
     interfaces: tuple[InterfaceStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
     accelerator: str = ""

@@ -2,16 +2,16 @@
 
 from typing import Literal
 
-from virtbus.schemas.model import Command
+from virtbus.schemas.model import StrictModel
 
 
-class I6300esb(Command):
+class I6300esb(StrictModel):
     """Intel's 6300ESB, on PCI. `action`: end the guest, reset it, or press its power button."""
 
     action: Literal["poweroff", "reset", "shutdown"] = "reset"
 
 
-class Watchdog(Command):
+class Watchdog(StrictModel):
     """A watchdog counts once the guest has opened it; in Linux `/dev/watchdog`, module i6300esb."""
 
     i6300esb: I6300esb = I6300esb()

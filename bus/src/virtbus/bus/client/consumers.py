@@ -13,7 +13,7 @@ CALL_S = 2.0
 INACTIVE_S = 30
 
 
-class Call(Protocol):
+class JetStreamCall(Protocol):
     """The signature of `Records.call`: one call of JetStream's API."""
 
     def __call__(
@@ -32,7 +32,7 @@ class OwnConsumer:
     Each watch of a process has a fixed name.
     """
 
-    def __init__(self, call: Call, filters: tuple[str, ...], owner: str) -> None:
+    def __init__(self, call: JetStreamCall, filters: tuple[str, ...], owner: str) -> None:
         self._call = call
         self._filters = filters
         self._stream = stream_of(filters[0])
@@ -90,7 +90,7 @@ class NodeConsumer:
 
     stays = True
 
-    def __init__(self, call: Call, node: str, service: str) -> None:
+    def __init__(self, call: JetStreamCall, node: str, service: str) -> None:
         self._call = call
         self._name = node_consumer(node, service)
 

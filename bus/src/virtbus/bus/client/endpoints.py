@@ -14,7 +14,7 @@ from functools import partial
 from virtbus.bus.client.answers import Answers, refusal_of
 from virtbus.bus.client.codec import TRACEPARENT
 from virtbus.bus.client.discovery import Discovery, Tally
-from virtbus.bus.client.fair_shares import Shares, Turns
+from virtbus.bus.client.fair_shares import FairQueue, FairShares
 from virtbus.bus.client.link import Link, Raw, Subscription
 from virtbus.bus.client.owners import account_of
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
@@ -104,22 +104,22 @@ class _Asked:
     size_bytes: int
 
 
-class Served:
+class EndpointServer:
     """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429.
 
     Slots, places in the queue and bytes are shared fairly among accounts.
     """
 
     def __init__(
-        self, link: Link, endpoint: Endpoint, tasks: Background, held: Shares | None = None
+        self, link: Link, endpoint: Endpoint, tasks: Background, held: FairShares | None = None
     ) -> None:
         self._link = link
         self._endpoint = endpoint
         self._tasks = tasks
-        self._held = held or Shares(HELD_BYTES)
-        self._slots = Shares(endpoint.limit)
-        self._places = Shares(endpoint.backlog)
-        self._backlog: Turns[_Asked] = Turns()
+        self._held = held or FairShares(HELD_BYTES)
+        self._slots = FairShares(endpoint.limit)
+        self._places = FairShares(endpoint.backlog)
+        self._backlog: FairQueue[_Asked] = FairQueue()
         self.tally = Tally(endpoint.name, endpoint.subject, endpoint.queue or "")
 
     def receive(self, raw: Raw) -> None:
@@ -292,8 +292,8 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Answer while the context is open; at its end running requests get STOP_S to finish."""
     async with background() as tasks:
-        held = Shares(HELD_BYTES)
-        served = [Served(link, endpoint, tasks, held) for endpoint in endpoints]
+        held = FairShares(HELD_BYTES)
+        served = [EndpointServer(link, endpoint, tasks, held) for endpoint in endpoints]
         discovery = Discovery(link, info, [one.tally for one in served], tasks)
         subscriptions: list[Subscription] = []
         try:

@@ -32,7 +32,7 @@ REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class QueuedEvent:
     """An event in the queue."""
 
     subject: str
@@ -58,7 +58,7 @@ def shared(subject: str) -> bool:
     return subject.startswith("virtbus.evt.")
 
 
-class Told:
+class RecentEvents:
     """Recently emitted events, so that a repeated step is one event."""
 
     def __init__(self, limit: int = REMEMBERED) -> None:
@@ -77,20 +77,20 @@ class Told:
         return False
 
 
-class Facts:
+class EventWriter:
     """A bounded queue and the task that empties it. Over capacity the oldest are dropped."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._queue: deque[Fact] = deque()
+        self._queue: deque[QueuedEvent] = deque()
         self._wake = asyncio.Event()
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._told = Told()
+        self._told = RecentEvents()
         self.dropped = 0
 
-    def add(self, fact: Fact) -> None:
+    def add(self, fact: QueuedEvent) -> None:
         """Queue an event, unless it was emitted recently."""
         if self._told.again(fact.subject, fact.message_id, asyncio.get_running_loop().time()):
             return
@@ -128,7 +128,7 @@ class Facts:
             if not self._under_way:
                 self._idle.set()
 
-    async def _store(self, fact: Fact) -> None:
+    async def _store(self, fact: QueuedEvent) -> None:
         """Retry until stored; the id makes a retry harmless (the stream's dedupe window)."""
         for delay_s in delays(0.1, 5.0):
             try:

@@ -10,7 +10,7 @@ GREED = 3
 """A caller may hold this many times the free amount: alone, three quarters of the limit."""
 
 
-class Shares:
+class FairShares:
     """`total` units, which callers take and release.
 
     A caller with many units is refused before one with few. So nobody can take all: some remain for
@@ -47,7 +47,7 @@ class Shares:
                 del self._held[caller]
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """A queue: first come, first served for each caller, with callers in turn."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class BrokenStreamError(Exception):
     """Bytes were lost on the way, or the peer sent beyond the advertised window."""
 
 
-class Flow:
+class FlowControl:
     """The counters of one end. `window` is the limit of unread bytes.
 
     `counted` False: the other end has no flow control and does not report gaps.

@@ -14,13 +14,13 @@ from typing import Any
 
 from virtbus.bus.client.codec import envelope
 from virtbus.bus.client.endpoints import serving
-from virtbus.bus.client.event_writer import Told, stored_id
+from virtbus.bus.client.event_writer import RecentEvents, stored_id
 from virtbus.bus.client.filters import matches
 from virtbus.bus.client.gated_watch import GatedWatch
 from virtbus.bus.client.link import Raw
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.memory_link import MemoryLink, MemoryServer
-from virtbus.bus.client.memory_stream import Shelf
+from virtbus.bus.client.memory_stream import MemoryStream
 from virtbus.bus.client.ports import (
     HISTORY_BYTES,
     Endpoint,
@@ -36,10 +36,10 @@ from virtbus.bus.client.ports import (
     Write,
 )
 from virtbus.bus.client.records import stream_of
-from virtbus.bus.client.requests import Calls, headers_out
+from virtbus.bus.client.requests import RequestClient, headers_out
 from virtbus.bus.client.stored_sizes import check_written, fact_body
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
-from virtbus.bus.runtime.clock import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Clock
 
 __all__ = ["Fault", "MemoryBus", "MemoryServer"]
 
@@ -105,16 +105,16 @@ class MemoryBus:
         self,
         server: MemoryServer,
         name: str = "memory",
-        sources: Sources = REAL,
+        sources: Clock = REAL,
         link: MemoryLink | None = None,
     ) -> None:
         self.server = server
         self.sources = sources
         self.faults: deque[Fault] = deque()
         self._name = name
-        self._told = Told()
+        self._told = RecentEvents()
         self._link = link or MemoryLink(server)
-        self._calls = Calls(self._link, name, sources)
+        self._calls = RequestClient(self._link, name, sources)
         self.request = self._calls.request
         self.request_stream = self._calls.request_stream
 
@@ -220,7 +220,11 @@ class MemoryBus:
             raise UnavailableError(msg)
 
     async def _write(
-        self, store: Callable[[], int], shelf: Shelf, keys: Sequence[str], ttl_s: float | None
+        self,
+        store: Callable[[], int],
+        shelf: MemoryStream,
+        keys: Sequence[str],
+        ttl_s: float | None,
     ) -> int:
         del keys  # endpoints that check permissions read them
         await asyncio.sleep(0)  # others run between any two writes, as on the wire

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from virtbus.bus.client.filters import matches
 from virtbus.bus.client.link import LinkLostError, Raw, Receive, Subscription
-from virtbus.bus.client.memory_stream import MAX_PAYLOAD_BYTES, Shelf
+from virtbus.bus.client.memory_stream import MAX_PAYLOAD_BYTES, MemoryStream
 from virtbus.bus.client.owners import REQUEST_INFO
 from virtbus.bus.client.ports import StoredMessage
 from virtbus.bus.client.records import stream_of
@@ -33,18 +33,18 @@ class MemoryServer:
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.clock_ns = clock_ns
-        self.shelves: dict[str, Shelf] = {}
+        self.shelves: dict[str, MemoryStream] = {}
         self.subscribed: list[_Subscribed] = []
         self.stored: dict[str, list[StoredMessage]] = {}
         self.drop: Callable[[str], bool] = lambda _: False
         """Core messages are lost if this returns True for their subject."""
 
-    def shelf(self, key: str) -> Shelf:
+    def shelf(self, key: str) -> MemoryStream:
         """Return the bucket of a key; create it at first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
             markers = stream == "KV_lease"
-            self.shelves[stream] = Shelf(self.clock_ns, markers=markers)
+            self.shelves[stream] = MemoryStream(self.clock_ns, markers=markers)
         return self.shelves[stream]
 
     def expire(self) -> None:

@@ -14,7 +14,7 @@ Seen = Callable[[Entry], None]
 
 
 @dataclass(slots=True)
-class Shelf:
+class MemoryStream:
     """The last message of each key, as in a bucket; `clock_ns` is the stream's time."""
 
     clock_ns: Callable[[], int]

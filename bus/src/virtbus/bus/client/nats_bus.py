@@ -8,12 +8,12 @@ from typing import Any
 
 from virtbus.bus.client.codec import envelope
 from virtbus.bus.client.consumers import NodeConsumer, OwnConsumer
-from virtbus.bus.client.event_writer import Fact, Facts, stored_id
+from virtbus.bus.client.event_writer import EventWriter, QueuedEvent, stored_id
 from virtbus.bus.client.link import Link, Raw
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.ports import Endpoint, Gate, Message, ServiceInfo, StoredMessage, Watch
 from virtbus.bus.client.records import Records
-from virtbus.bus.client.requests import Calls, headers_out
+from virtbus.bus.client.requests import RequestClient, headers_out
 from virtbus.bus.client.stored_sizes import fact_body
 from virtbus.bus.client.watch import watching
 from virtbus.bus.errors import BusError
@@ -43,8 +43,8 @@ class NatsBus:
         self._link = link
         self._name = name
         self._records = Records(link, settings)
-        self._calls = Calls(link, name)
-        self._facts = Facts(self._records)
+        self._calls = RequestClient(link, name)
+        self._facts = EventWriter(self._records)
         self._tasks = tasks
         self._supervisor = supervisor
         self._pump = tasks.start(self._facts.pump())
@@ -139,7 +139,7 @@ class NatsBus:
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
         known_as = stored_id(subject, message_id)
-        self._facts.add(Fact(subject, body, message_id, headers_out(), known_as))
+        self._facts.add(QueuedEvent(subject, body, message_id, headers_out(), known_as))
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500

@@ -18,7 +18,7 @@ from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.tracing import current_traceparent
 from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import Attempts
-from virtbus.bus.runtime.clock import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Clock
 
 STREAM_CAPACITY = 4096
 STREAM_BYTES = 64 * 1024 * 1024
@@ -60,10 +60,10 @@ def data_of(raw: Raw) -> Any:
     return data
 
 
-class Calls:
+class RequestClient:
     """Requests of one connection; `source` is the sender in the envelope."""
 
-    def __init__(self, link: Link, source: str, sources: Sources = REAL) -> None:
+    def __init__(self, link: Link, source: str, sources: Clock = REAL) -> None:
         self._link = link
         self._source = source
         self._sources = sources

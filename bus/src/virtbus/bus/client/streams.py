@@ -1,6 +1,6 @@
 """Byte streams over the bus, with flow control: a console, a display, a port (ADR 0023).
 
-A client opens one with `opening`, a service answers with `accepting`; both then hold a `Stream`.
+A client opens one with `opening`, a service answers with `accepting`; both hold a `ByteStream`.
 Each end holds at most its window of unread bytes. A slow reader delays only the other end of its
 own stream. A lost message (the bus reconnects) ends the stream, so there is never a gap.
 """
@@ -18,7 +18,7 @@ from virtbus.bus.client.flow_control import (
     SILENT_S,
     WINDOW_BYTES,
     BrokenStreamError,
-    Flow,
+    FlowControl,
 )
 from virtbus.bus.client.ports import Bus, Message, Request
 from virtbus.bus.errors import BusError, UnavailableError
@@ -43,7 +43,7 @@ class StreamEndedError(BusError):
     """The stream has ended; the text says why."""
 
 
-class Stream:
+class ByteStream:
     """One end. `closed` is empty, or the first reason for the end.
 
     One task may read and one may write at a time.
@@ -52,7 +52,7 @@ class Stream:
     def __init__(
         self,
         tell: Callable[[StreamData], Awaitable[None]],
-        flow: Flow,
+        flow: FlowControl,
         *,
         datagrams: bool = False,
     ) -> None:
@@ -200,7 +200,9 @@ class Stream:
         self._writable.set()
 
 
-async def carry(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def carry(
+    stream: ByteStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """Copy bytes between a stream and a local connection until both directions end or one breaks.
 
     Closes neither.
@@ -224,15 +226,15 @@ async def carry(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.St
 @asynccontextmanager
 async def accepting(
     bus: Bus, request: Request, want: StreamOpen, *, datagrams: bool = False
-) -> AsyncIterator[Stream]:
+) -> AsyncIterator[ByteStream]:
     """Open a service's end of the stream that `request` asks for; leaving the context closes it.
 
     Only the client learns the subject for its bytes.
     """
     subject = f"{request.subject}.{bus.sources.uuid7()}"
-    flow = Flow(INPUT_WINDOW_BYTES) if want.window else Flow(counted=False)
+    flow = FlowControl(INPUT_WINDOW_BYTES) if want.window else FlowControl(counted=False)
     flow.limited(want.window)
-    stream = Stream(request.stream, flow, datagrams=datagrams)
+    stream = ByteStream(request.stream, flow, datagrams=datagrams)
     async with bus.subscribe(subject) as messages, background() as tasks:
         await request.stream(StreamData(input_subject=subject, upto=flow.upto))
         tasks.start(_hear(messages, stream))
@@ -245,7 +247,7 @@ async def accepting(
                 await request.stream(StreamData(closed=stream.closed))
 
 
-async def _hear(messages: AsyncIterator[Message], stream: Stream) -> None:
+async def _hear(messages: AsyncIterator[Message], stream: ByteStream) -> None:
     """Process the client's messages, until it is silent for SILENT_S."""
     loop = asyncio.get_running_loop()
     try:
@@ -267,7 +269,7 @@ async def opening(
     *,
     window: int = WINDOW_BYTES,
     datagrams: bool = False,
-) -> AsyncIterator[Stream]:
+) -> AsyncIterator[ByteStream]:
     """Open a client's end of a stream that a service answers on `subject`; leaving it closes it.
 
     Example: a console, whose reader may be slow::
@@ -282,7 +284,7 @@ async def opening(
         VirtbusError: refused.
         UnavailableError: no responder, or no connection.
     """
-    flow = Flow(window)
+    flow = FlowControl(window)
     query = want.model_copy(update={"window": window})
     async with (
         bus.request_stream(subject, query, idle_timeout_s=SILENT_S) as answers,
@@ -298,7 +300,7 @@ async def opening(
         async def tell(said: StreamData) -> None:
             await bus.publish(first.input_subject, said)
 
-        stream = Stream(tell, flow, datagrams=datagrams)
+        stream = ByteStream(tell, flow, datagrams=datagrams)
         stream.heard(first)
         tasks.start(_follow(answers, stream))
         tasks.start(stream.give_signs())
@@ -310,7 +312,7 @@ async def opening(
             await tell(StreamData(closed=stream.closed))
 
 
-async def _follow(answers: AsyncIterator[Any], stream: Stream) -> None:
+async def _follow(answers: AsyncIterator[Any], stream: ByteStream) -> None:
     """Process the service's messages, until the stream ends or the connection is lost."""
     try:
         while not stream.closed:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,20 @@ class Emit(Protocol):
     """The signature of `ports.Bus.emit`."""
 
     def __call__(self, subject: str, value: Any, *, message_id: str) -> None: ...
+
+
+class SpanFactory(Protocol):
+    """The part of `span` that services use; `no_span` is the other implementation."""
+
+    def __call__(
+        self, name: str, *, uid: str = "", parent: str | None = None
+    ) -> AbstractContextManager[Any]: ...
+
+
+def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractContextManager[None]:
+    """Do nothing, if tracing is off."""
+    del name, uid, parent
+    return nullcontext()
 
 
 def current_traceparent() -> str | None:

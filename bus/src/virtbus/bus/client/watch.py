@@ -39,7 +39,7 @@ UP_S = 60.0
 """Time that one attempt waits for a connection, before the next attempt."""
 
 
-class Source(Protocol):
+class WatchSource(Protocol):
     """A consumer on the server that a watch pulls from.
 
     `stays`: it exists before and after the list, and so do the pulls of earlier lists. A cluster
@@ -82,7 +82,9 @@ class PullWatch:
     The reader's `async for` drives it: a slow reader slows the pull.
     """
 
-    def __init__(self, link: Link, source: Source, name: str, gate: Gate | None = None) -> None:
+    def __init__(
+        self, link: Link, source: WatchSource, name: str, gate: Gate | None = None
+    ) -> None:
         self._link = link
         self._gate = gate
         self._source = source
@@ -269,7 +271,7 @@ class PullWatch:
 
 @asynccontextmanager
 async def watching(
-    link: Link, source: Source, name: str, gate: Gate | None = None
+    link: Link, source: WatchSource, name: str, gate: Gate | None = None
 ) -> AsyncIterator[PullWatch]:
     """Open a watch that follows the connection's changes; leaving it removes its consumer."""
     watch = PullWatch(link, source, name, gate)

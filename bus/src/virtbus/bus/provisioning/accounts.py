@@ -23,7 +23,7 @@ _DISCOVERY = "$SRV.>"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class RequestExport:
     """Requests on `subject`; `streamed`: one has many answers."""
 
     subject: str
@@ -34,7 +34,7 @@ class Service:
 class Export:
     """A service, or a stream of published messages, and the accounts that may import it."""
 
-    what: Service | str
+    what: RequestExport | str
     to: tuple[str, ...]
 
 
@@ -42,7 +42,7 @@ class Export:
 class Import:
     """An import from `account`; `local` is the subject here if it differs."""
 
-    what: Service | str
+    what: RequestExport | str
     account: str
     local: str = ""
 
@@ -60,13 +60,13 @@ class Account:
     """Subjects that are renamed on publish within the account."""
 
 
-def _services(role: Role) -> list[Service]:
+def _services(role: Role) -> list[RequestExport]:
     """Return a user's services in the controllers' account: its non-local publish list."""
     home = ["_INBOX", permissions.SERVER_ANSWERS]
     if role.node:
         home.append(f"virtbus.node.{role.node}.")
     return [
-        Service(subject, _streamed(subject))
+        RequestExport(subject, _streamed(subject))
         for subject in role.publish
         if not subject.startswith(tuple(home))
     ]
@@ -112,7 +112,7 @@ def _hears_facts(role: Role) -> bool:
 
 def _offered(clients: Iterable[Account]) -> list[Export]:
     """Return the controllers' exports to clients: each subject once, with all its importers."""
-    takers: dict[Service | str, list[str]] = {}
+    takers: dict[RequestExport | str, list[str]] = {}
     for account in clients:
         for one in account.imports:
             takers.setdefault(one.what, []).append(account.name)
@@ -147,9 +147,10 @@ def _node(name: str, control: Account, clients: list[Account]) -> Account:
         if local:
             account.renamed[service.subject] = local
     asked = [
-        Service(permissions.filled(subject, name), many) for subject, many in permissions.node_rpc()
+        RequestExport(permissions.filled(subject, name), many)
+        for subject, many in permissions.node_rpc()
     ]
-    for service in (*asked, Service(_DISCOVERY, streamed=True)):
+    for service in (*asked, RequestExport(_DISCOVERY, streamed=True)):
         account.exports.append(Export(service, (CONTROL_ACCOUNT,)))
         control.imports.append(Import(service, account.name))
     heard = [f"virtbus.node.{name}.{part}.>" for part in permissions.NODE_WATCHED]

@@ -19,7 +19,7 @@ from virtbus.bus.provisioning import certificate_authority, permissions
 from virtbus.bus.provisioning.accounts import accounts
 from virtbus.bus.provisioning.credentials import write_creds, write_secret
 from virtbus.bus.provisioning.permissions import Role
-from virtbus.bus.provisioning.server_config import Login, accounts_block
+from virtbus.bus.provisioning.server_config import ServerLogin, accounts_block
 
 CLIENT_PORT, ROUTE_PORT = 4222, 6222
 STORE = "/var/lib/virtbus/nats"
@@ -76,7 +76,7 @@ http: "127.0.0.1:{port}"
 
 
 @dataclass(slots=True)
-class Plan:
+class BusPlan:
     """The content of `bus.json`.
 
     `servers`: the names of each, with its address for clients first.
@@ -112,7 +112,7 @@ class Plan:
         return [role for account in listed for role in account.users]
 
 
-class Prepared:
+class BusDirectory:
     """The directory of a bus."""
 
     def __init__(self, base: Path) -> None:
@@ -131,7 +131,7 @@ class Prepared:
         """Return the folder of a server, counted from 1."""
         return self.base / f"server-{number}"
 
-    def plan(self) -> Plan:
+    def plan(self) -> BusPlan:
         """Return the description of this bus.
 
         Raises:
@@ -140,7 +140,7 @@ class Prepared:
         file = self.base / PLAN
         try:
             content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return Plan(**content)
+            return BusPlan(**content)
         except FileNotFoundError:
             msg = f"{file} does not exist: make a bus there with `virtbus bus init`"
             raise BusError(msg) from None
@@ -148,7 +148,7 @@ class Prepared:
             msg = f"{file} cannot be read: {error}"
             raise BusError(msg) from error
 
-    def write(self, plan: Plan) -> list[Path]:
+    def write(self, plan: BusPlan) -> list[Path]:
         """Write all files that are missing or outdated; return those that changed."""
         changed: list[Path] = []
         for folder in (self.base, self.base / "creds"):
@@ -168,7 +168,7 @@ class Prepared:
         changed += _changed(self.base / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
         return changed
 
-    def _seed(self, user: str, plan: Plan) -> str:
+    def _seed(self, user: str, plan: BusPlan) -> str:
         file = self.creds(user)
         if not file.exists():
             if user in plan.keys:
@@ -180,7 +180,7 @@ class Prepared:
             return nkeys.new_seed()
         return str(json.loads(file.read_text(encoding="utf-8"))["nkey_seed"])
 
-    def _write_server(self, plan: Plan, number: int, names: list[str]) -> list[Path]:
+    def _write_server(self, plan: BusPlan, number: int, names: list[str]) -> list[Path]:
         folder = self.folder(number)
         folder.mkdir(exist_ok=True, mode=0o700)
         changed: list[Path] = []
@@ -205,7 +205,7 @@ class Prepared:
             cluster=cluster if len(plan.servers) > 1 else "",
         )
         changed += _changed(folder / "nats-server.conf", text)
-        logins = {user: Login(nkey=key) for user, key in plan.keys.items()}
+        logins = {user: ServerLogin(nkey=key) for user, key in plan.keys.items()}
         block = accounts_block(accounts(plan.nodes, bridges=plan.bridges, system=True), logins)
         return changed + _changed(folder / "accounts.conf", block)
 

@@ -21,7 +21,7 @@ cluster {{
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterMember:
     """A member of a cluster. All members share one passwords file and the port for clients."""
 
     listen: str
@@ -51,7 +51,7 @@ class Cluster:
         )
 
 
-def keep_kind(store: Path, cluster: Cluster | None) -> None:
+def keep_kind(store: Path, cluster: ClusterMember | None) -> None:
     """Refuse a store of the other kind: nats-server would treat its streams as orphans.
 
     Raises:

@@ -34,7 +34,7 @@ HELPER_FACTS = {
     "netd": ("network.*", "trace.span"),
 }
 """The kinds of events that a node's helpers store (`schemas.events.Kind`)."""
-NODE_WATCHED = ("progress", "ready", "tele")
+NODE_WATCHED = ("progress", "ready", "report")
 """Subjects that a node publishes to subscribers: `virtbus.node.<id>.<one of these>.>`."""
 
 
@@ -113,7 +113,7 @@ def _api(*, reads_only: bool) -> Iterator[Channel]:
 
 
 RENEW = "virtbus.api.v1.watch.renew.*.*"
-CLIENT_SPAN = "virtbus.tele.client.span"
+CLIENT_SPAN = "virtbus.report.client.span"
 
 
 def _watched(inbox_prefix: str) -> tuple[str, ...]:
@@ -265,7 +265,7 @@ def helper(node: str, service: str) -> Role:
             *(f"virtbus.evt.{node}.*.{kind}" for kind in HELPER_FACTS[service]),
             f"virtbus.node.{node}.ready.*.{part}",
             *progress,
-            f"virtbus.node.{node}.tele.{service}",
+            f"virtbus.node.{node}.report.{service}",
         ),
         subscribe=(
             f"virtbus.node.{node}.rpc.{service}.>",

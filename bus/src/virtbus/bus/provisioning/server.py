@@ -18,9 +18,8 @@ from virtbus.bus.client import probes
 from virtbus.bus.errors import BusError
 from virtbus.bus.provisioning import credentials, permissions
 from virtbus.bus.provisioning.accounts import Account, accounts, heard_of
-from virtbus.bus.provisioning.cluster import ROUTE_USER, Cluster, keep_kind
-from virtbus.bus.provisioning.permissions import Role
-from virtbus.bus.provisioning.server_config import Login, accounts_block
+from virtbus.bus.provisioning.cluster import ROUTE_USER, ClusterMember, keep_kind
+from virtbus.bus.provisioning.server_config import ServerLogin, accounts_block
 from virtbus.bus.provisioning.server_store import ensure_account
 from virtbus.bus.runtime.bus_settings import BusSettings, creds_file
 
@@ -120,7 +119,7 @@ class Server:
         nodes: Sequence[str],
         host: str,
         monitor: int,
-        cluster: Cluster | None = None,
+        cluster: ClusterMember | None = None,
     ) -> None:
         self._files = files
         self._nodes = list(dict.fromkeys(nodes))
@@ -229,7 +228,7 @@ class Server:
     def _accounts(self) -> list[Account]:
         return accounts(self._nodes)
 
-    def _users(self) -> list[Role]:
+    def _users(self) -> list[permissions.Role]:
         return [role for account in self._accounts() for role in account.users]
 
     def _passwords(self) -> dict[str, str]:
@@ -240,7 +239,7 @@ class Server:
 
     def _write_config(self) -> None:
         passwords = self._passwords()
-        logins = {user: Login(password=password) for user, password in passwords.items()}
+        logins = {user: ServerLogin(password=password) for user, password in passwords.items()}
         monitor = f'http: "127.0.0.1:{self._monitor}"' if self._monitor else ""
         text = _CONFIG.format(
             name=self._name(),
@@ -377,7 +376,7 @@ async def running(
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
     monitor_port: int = 0,
-    cluster: Cluster | None = None,
+    cluster: ClusterMember | None = None,
 ) -> AsyncIterator[Server]:
     """Run a nats-server while the context is open; its store and passwords are kept.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from virtbus.bus.provisioning.accounts import QUIET, Account, Export, Import, Service
+from virtbus.bus.provisioning.accounts import QUIET, Account, Export, Import, RequestExport
 from virtbus.bus.provisioning.permissions import ANSWER_HOURS, SYSTEM_ACCOUNT, Role
 
 CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
@@ -11,7 +11,7 @@ CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class ServerLogin:
     """A user's credentials on the server: the public half of an nkey, or a password."""
 
     nkey: str = ""
@@ -28,7 +28,7 @@ def _listed(subjects: Iterable[str]) -> str:
     return "[" + ", ".join(f'"{subject}"' for subject in subjects) + "]"
 
 
-def _user(role: Role, login: Login, renamed: Mapping[str, str]) -> str:
+def _user(role: Role, login: ServerLogin, renamed: Mapping[str, str]) -> str:
     head = f"      {{ {login.fields(role.user)}"
     if not role.publish:
         return head + " }"
@@ -53,7 +53,7 @@ def _answers(role: Role) -> str:
 def _export(export: Export) -> str:
     to = f"accounts: {_listed(export.to)}"
     match export.what:
-        case Service(subject, streamed):
+        case RequestExport(subject, streamed):
             many = f", response_type: stream{_threshold(subject)}" if streamed else ""
             return f'      {{ service: "{subject}"{many}, {to} }}'
         case subject:
@@ -70,13 +70,15 @@ def _threshold(subject: str) -> str:
 
 def _import(one: Import) -> str:
     kind, subject = (
-        ("service", one.what.subject) if isinstance(one.what, Service) else ("stream", one.what)
+        ("service", one.what.subject)
+        if isinstance(one.what, RequestExport)
+        else ("stream", one.what)
     )
     local = f', to: "{one.local}"' if one.local else ""
     return f'      {{ {kind}: {{ account: "{one.account}", subject: "{subject}" }}{local} }}'
 
 
-def _account(account: Account, logins: Mapping[str, Login]) -> str:
+def _account(account: Account, logins: Mapping[str, ServerLogin]) -> str:
     parts = [f'  "{account.name}" {{']
     if account.streams:
         parts.append(f"    jetstream: {CONTROL_LIMITS}")
@@ -94,7 +96,7 @@ def _account(account: Account, logins: Mapping[str, Login]) -> str:
     return "\n".join([*parts, "  }"])
 
 
-def accounts_block(accounts: Iterable[Account], logins: Mapping[str, Login]) -> str:
+def accounts_block(accounts: Iterable[Account], logins: Mapping[str, ServerLogin]) -> str:
     """Return `system_account` and `accounts`; `logins` has every user."""
     blocks = "\n".join(_account(one, logins) for one in accounts)
     return f'system_account: "{SYSTEM_ACCOUNT}"\naccounts {{\n{blocks}\n}}\n'

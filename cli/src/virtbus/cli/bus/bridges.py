@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from virtbus.bus.provisioning.bus_directory import Prepared
+from virtbus.bus.provisioning.bus_directory import BusDirectory
 from virtbus.bus.provisioning.permissions import bridge
 from virtbus.cli.bus.nodes import reload
 from virtbus.cli.bus.place import copy_hint, directory, knows, refusals, written
@@ -26,7 +26,7 @@ def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
     Every bus has the user `bridge` for one cluster. Each bridge sees and changes only the VMs that
     its own account created, so two clusters never share a VM.
     """
-    prepared = Prepared(Path(place))
+    prepared = BusDirectory(Path(place))
     user = bridge(check_id(cluster)).user
     with refusals():
         changed = prepared.add_bridge(cluster)

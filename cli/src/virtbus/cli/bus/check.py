@@ -8,7 +8,7 @@ import click
 from virtbus.bus.client.connection import connect
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.bus.provisioning import stream_setup
-from virtbus.bus.provisioning.bus_directory import Prepared
+from virtbus.bus.provisioning.bus_directory import BusDirectory
 from virtbus.bus.provisioning.server import binary
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.bus.place import directory, refusals
@@ -24,7 +24,7 @@ DECLARE_S = 60.0
 @local
 def check(invocation: Invocation, place: str) -> None:
     """Check a bus's files: file modes, certificates, unauthenticated access."""
-    prepared = Prepared(Path(place))
+    prepared = BusDirectory(Path(place))
     with refusals():
         found = list(prepared.problems(binary()))
     if found:
@@ -40,7 +40,7 @@ def check(invocation: Invocation, place: str) -> None:
 @local
 def declare(invocation: Invocation, place: str) -> None:
     """Create the streams of a new bus, or update them to this version. Changes nothing else."""
-    prepared = Prepared(Path(place))
+    prepared = BusDirectory(Path(place))
     with refusals():
         asyncio.run(_declared(BusSettings(creds=prepared.creds("admin"))))
     invocation.show({"declared": True}, lambda: "declared")

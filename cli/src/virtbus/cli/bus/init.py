@@ -9,8 +9,8 @@ from virtbus.bus.provisioning.bus_directory import (
     CLIENT_PORT,
     ROUTE_PORT,
     STORE,
-    Plan,
-    Prepared,
+    BusDirectory,
+    BusPlan,
     parse_servers,
 )
 from virtbus.cli.bus.place import refusals, written
@@ -64,7 +64,7 @@ def command(
     file per user. If DIRECTORY already has a bus, its own settings are used and options are
     ignored.
     """
-    prepared = Prepared(Path(directory))
+    prepared = BusDirectory(Path(directory))
     with refusals():
         if prepared.exists:
             changed = prepared.write(prepared.plan())
@@ -73,7 +73,7 @@ def command(
             return
         if not hosts:
             raise usage("a bus needs a name that hosts find it by", "add --host bus.example.org")
-        plan = Plan(
+        plan = BusPlan(
             parse_servers(hosts, int(servers)),
             nodes=[check_id(node) for node in nodes],
             bridges=[check_id(cluster) for cluster in bridges],
@@ -84,7 +84,7 @@ def command(
     invocation.show(told, lambda: "\n".join([written(changed), *_next(prepared, plan)]))
 
 
-def _next(prepared: Prepared, plan: Plan) -> list[str]:
+def _next(prepared: BusDirectory, plan: BusPlan) -> list[str]:
     lines = ["", "Next:"]
     for number, names in enumerate(plan.servers, start=1):
         at = plan.installed_at or str(prepared.folder(number))

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from virtbus.bus.errors import DeniedError, UnavailableError
-from virtbus.bus.provisioning.bus_directory import Plan, Prepared
+from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.bus.provisioning.config_reload import reload_servers
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.bus.place import WAIT_S, answers, copy_hint, directory, knows, refusals, written
@@ -17,7 +17,7 @@ from virtbus.cli.lazy import examples
 from virtbus.schemas.ids import check_id
 
 
-def reload(prepared: Prepared) -> list[str]:
+def reload(prepared: BusDirectory) -> list[str]:
     """Reload the servers; return the names of those that did, none if none answers."""
     settings = BusSettings(creds=prepared.creds("sys"), connect_timeout_s=WAIT_S)
     try:
@@ -43,7 +43,7 @@ def add_node(invocation: Invocation, name: str, place: str) -> None:
     Servers that run from DIR reload at once. If they run from a copy, copy accounts.conf to them
     and repeat this command: it lists the servers that do not know the node yet.
     """
-    prepared = Prepared(Path(place))
+    prepared = BusDirectory(Path(place))
     with refusals():
         changed = prepared.add_node(check_id(name))
         reloaded = reload(prepared)
@@ -75,7 +75,7 @@ def remove_node(invocation: Invocation, name: str, place: str) -> None:
 
     Its VMs and their records stay; drain or fence the node first.
     """
-    prepared = Prepared(Path(place))
+    prepared = BusDirectory(Path(place))
     with refusals():
         there = name in prepared.plan().nodes
         changed = prepared.remove_node(name) if there else []
@@ -102,7 +102,7 @@ def revoke_node(invocation: Invocation, name: str, place: str) -> None:
     Use it for credentials that were stolen, or are old. The host's VMs keep running. The host is
     silent until it has its new files. If a server was not reached, repeat the command.
     """
-    prepared = Prepared(Path(place))
+    prepared = BusDirectory(Path(place))
     with refusals():
         goes_on = prepared.withdrawn(name).exists() and name in prepared.plan().nodes
         changed = [] if goes_on else prepared.renew_node(check_id(name))
@@ -111,7 +111,7 @@ def revoke_node(invocation: Invocation, name: str, place: str) -> None:
 
 
 def _end(
-    invocation: Invocation, prepared: Prepared, name: str, changed: list[Path], creds: list[str]
+    invocation: Invocation, prepared: BusDirectory, name: str, changed: list[Path], creds: list[str]
 ) -> None:
     """Reload the servers, and check that each refuses a host's old credentials.
 
@@ -136,7 +136,7 @@ def _end(
     prepared.withdrawn(name).unlink(missing_ok=True)
 
 
-async def _still_taking(prepared: Prepared, plan: Plan, name: str) -> list[str]:
+async def _still_taking(prepared: BusDirectory, plan: BusPlan, name: str) -> list[str]:
     """Return the servers that were not seen to refuse the withdrawn credentials.
 
     A server that does not answer may be unreachable from here only.

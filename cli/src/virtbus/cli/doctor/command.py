@@ -8,11 +8,11 @@ import click
 
 from virtbus.cli import output
 from virtbus.cli.doctor import bus, container, emulator, host, hypervisor, networking
-from virtbus.cli.doctor.finding import FAIL, OK, UNKNOWN, WARN, Finding, warn
+from virtbus.cli.doctor.finding import FAIL, OK, UNKNOWN, WARN, CheckResult, warn
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.lazy import examples
 
-Check = Callable[[], Finding]
+Check = Callable[[], CheckResult]
 
 
 def checks(state_dir: Path) -> tuple[Check, ...]:
@@ -45,7 +45,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
     )
 
 
-def quick(state_dir: Path, *, own_bus: bool = True) -> list[Finding]:
+def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
     """Run the checks that precede `virtbus up`; a remote bus needs no local server."""
     wanted: tuple[Check, ...] = (
         host.root,
@@ -59,7 +59,7 @@ def quick(state_dir: Path, *, own_bus: bool = True) -> list[Finding]:
     return [_look(check) for check in wanted]
 
 
-def _look(check: Check) -> Finding:
+def _look(check: Check) -> CheckResult:
     """Run a check. One that fails is itself a finding, so it never hides the others."""
     try:
         return check()

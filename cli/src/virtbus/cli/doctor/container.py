@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from virtbus.cli.doctor.finding import OK, Finding, ok, unknown
+from virtbus.cli.doctor.finding import OK, CheckResult, ok, unknown
 
 COMPOSE = "VIRTBUS_COMPOSE"
 """Set by docker-compose.yml. /.dockerenv is also in containers that are whole hosts."""
@@ -31,7 +31,7 @@ LOOKS = {
 """Check → the command that checks in the right place; otherwise the health of that service."""
 
 
-def judged(finding: Finding, environ: Mapping[str, str] = os.environ) -> Finding:
+def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> CheckResult:
     """Return the finding, as unknown if only this container lacks the resource."""
     if COMPOSE not in environ or finding.level == OK or finding.name in OWN:
         return finding
@@ -44,7 +44,7 @@ def judged(finding: Finding, environ: Mapping[str, str] = os.environ) -> Finding
     return unknown(finding.name, what, look)
 
 
-def container() -> Finding:
+def container() -> CheckResult:
     """Return the container that doctor runs in."""
     if COMPOSE in os.environ:
         return ok("container", "one of compose; `docker compose ps` has the health of each")

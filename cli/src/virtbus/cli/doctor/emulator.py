@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.doctor.finding import CheckResult, fail, ok, warn
 from virtbus.cli.doctor.probe import first_line, run
 
 WRAPPER = Path("/usr/local/libexec/virtbus/vmwrapper")
@@ -14,7 +14,7 @@ KVM = "/dev/kvm"
 _KVM_GET_API_VERSION, _KVM_CREATE_VM, _KVM_API = 0xAE00, 0xAE01, 12
 
 
-def qemu() -> Finding:
+def qemu() -> CheckResult:
     """Find the emulator."""
     code, text = run(("qemu-system-x86_64", "--version"))
     if code != 0:
@@ -22,7 +22,7 @@ def qemu() -> Finding:
     return ok("qemu", first_line(text))
 
 
-def kvm() -> Finding:
+def kvm() -> CheckResult:
     """Open /dev/kvm and create a VM: the existence of the device proves nothing."""
     try:
         mode = Path(KVM).stat().st_mode
@@ -65,7 +65,7 @@ def _kvm_answers() -> int:
     return int(version)
 
 
-def wrapper() -> Finding:
+def wrapper() -> CheckResult:
     """Check vmwrapper: owned by root, executable, and reachable for QEMU's user."""
     if not WRAPPER.exists():
         return warn("vmwrapper", f"{WRAPPER} is not installed; netd installs it when it starts")

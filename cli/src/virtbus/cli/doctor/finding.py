@@ -8,7 +8,7 @@ from virtbus.cli import output
 OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """A result.
 
     `level` ok, warn (works, but …), fail (no VM can run) or unknown (not visible here).
@@ -31,21 +31,21 @@ class Finding(NamedTuple):
         return f"{text}\n         {'':<18}  mend: {self.mend}" if self.mend else text
 
 
-def ok(name: str, what: str) -> Finding:
+def ok(name: str, what: str) -> CheckResult:
     """Return a finding without problems."""
-    return Finding(OK, name, what)
+    return CheckResult(OK, name, what)
 
 
-def warn(name: str, what: str, mend: str = "") -> Finding:
+def warn(name: str, what: str, mend: str = "") -> CheckResult:
     """Works, with a drawback."""
-    return Finding(WARN, name, what, mend)
+    return CheckResult(WARN, name, what, mend)
 
 
-def fail(name: str, what: str, mend: str = "") -> Finding:
+def fail(name: str, what: str, mend: str = "") -> CheckResult:
     """Without this no VM can run."""
-    return Finding(FAIL, name, what, mend)
+    return CheckResult(FAIL, name, what, mend)
 
 
-def unknown(name: str, what: str, mend: str = "") -> Finding:
+def unknown(name: str, what: str, mend: str = "") -> CheckResult:
     """Return a finding that cannot be checked from here."""
-    return Finding(UNKNOWN, name, what, mend)
+    return CheckResult(UNKNOWN, name, what, mend)

@@ -6,21 +6,21 @@ import sys
 from pathlib import Path
 
 from virtbus.cli import units
-from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.doctor.finding import CheckResult, fail, ok, warn
 from virtbus.cli.doctor.probe import first_line, read, run
 
 _LOW_BYTES = 4 * 1024**3
 _REAPERS = ("systemd", "init", "tini", "dumb-init", "s6-svscan", "runit")
 
 
-def root() -> Finding:
+def root() -> CheckResult:
     """Check for root, which netd and libvirt's system mode need."""
     if os.geteuid() == 0:
         return ok("root", "runs as root")
     return fail("root", "a real node needs root", "sudo virtbus up   (or: virtbus up --simulate)")
 
 
-def python() -> Finding:
+def python() -> CheckResult:
     """Check the interpreter, and the one that vmwrapper uses."""
     version = ".".join(map(str, sys.version_info[:3]))
     if not Path("/usr/bin/python3").exists():
@@ -30,7 +30,7 @@ def python() -> Finding:
     return ok("python", f"{version}; vmwrapper uses /usr/bin/python3")
 
 
-def disk(state_dir: Path) -> Finding:
+def disk(state_dir: Path) -> CheckResult:
     """Check disk space for images and overlays."""
     there = next(path for path in (state_dir, *state_dir.parents) if path.exists())
     usage = shutil.disk_usage(there)
@@ -40,7 +40,7 @@ def disk(state_dir: Path) -> Finding:
     return ok("disk", text)
 
 
-def quarantine(state_dir: Path) -> Finding:
+def quarantine(state_dir: Path) -> CheckResult:
     """Report disks in quarantine: they use space until a person decides (ADR 0033)."""
     folder = state_dir / "disks" / "quarantine"
     try:
@@ -57,7 +57,7 @@ def quarantine(state_dir: Path) -> Finding:
     return warn("quarantine", what, "virtbus node quarantine list NODE; then adopt or purge")
 
 
-def cgroups() -> Finding:
+def cgroups() -> CheckResult:
     """Check cgroups, by which netd identifies a wrapper."""
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         return ok("cgroups", "version 2")
@@ -70,7 +70,7 @@ def cgroups() -> Finding:
     )
 
 
-def clock() -> Finding:
+def clock() -> CheckResult:
     """Check for a time service: skew above 2 s between hosts is an alarm."""
     code, text = run(("timedatectl", "show", "-p", "NTPSynchronized", "--value"), 3.0)
     if code == 0 and text == "yes":
@@ -84,7 +84,7 @@ def clock() -> Finding:
     )
 
 
-def reaper() -> Finding:
+def reaper() -> CheckResult:
     """Check that the parent of guests reaps them: libvirt waits for that."""
     name = first_line(read("/proc/1/comm") or "")
     if name in _REAPERS or _libvirtd_parent() in _REAPERS:

@@ -2,7 +2,7 @@
 
 import re
 
-from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.doctor.finding import CheckResult, fail, ok, warn
 from virtbus.cli.doctor.probe import first_line, is_root, needs_root, read, run, unix_answers
 
 SOCKET = "/run/libvirt/libvirt-sock"
@@ -13,7 +13,7 @@ _START = "systemctl start libvirtd   (without systemd: virtlogd -d; setsid tini 
 _INSTALL = "apt-get install libvirt-daemon-system libvirt-clients"
 
 
-def libvirtd() -> Finding:
+def libvirtd() -> CheckResult:
     """Check that the daemon answers, and report its version."""
     why = unix_answers(SOCKET)
     if why is not None:
@@ -34,7 +34,7 @@ def libvirtd() -> Finding:
     return ok("libvirtd", "; ".join(versions.values()) or first_line(text))
 
 
-def limits() -> Finding:
+def limits() -> CheckResult:
     """Check the limits of concurrent calls, which limit concurrent starts."""
     requests = _configured("max_client_requests", _WANTED_REQUESTS)
     workers = _live_workers() or _configured("max_workers", _WANTED_WORKERS)
@@ -60,7 +60,7 @@ def _configured(name: str, default: int) -> int:
     return int(found[-1]) if found else default
 
 
-def virtlogd() -> Finding:
+def virtlogd() -> CheckResult:
     """Check virtlogd: it holds the guests' console logs, so that libvirtd can be restarted."""
     why = unix_answers("/run/libvirt/virtlogd-sock")
     if why is None:

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from virtbus.cli.doctor.finding import Finding, fail, ok, unknown, warn
+from virtbus.cli.doctor.finding import CheckResult, fail, ok, unknown, warn
 from virtbus.cli.doctor.probe import first_line, is_root, needs_root, read, run
 
 CNI_DIRS = ("/usr/lib/cni", "/opt/cni/bin")
@@ -15,7 +15,7 @@ _ACCEPT = "for way in -i -o; do iptables -I FORWARD $way virtbus0 -j ACCEPT; don
 _CNI_PLUGINS = ("bridge", "host-local", "loopback")
 
 
-def nftables() -> Finding:
+def nftables() -> CheckResult:
     """Check the firewall, which does anti-spoofing and masquerading."""
     code, text = run(("nft", "list", "tables"))
     if code == 127:
@@ -27,7 +27,7 @@ def nftables() -> Finding:
     return ok("nftables", f"answers; {len(text.splitlines())} table(s)")
 
 
-def cni() -> Finding:
+def cni() -> CheckResult:
     """Check the plugins of networks other than the built-in one."""
     found = next((d for d in CNI_DIRS if all((Path(d) / p).exists() for p in _CNI_PLUGINS)), None)
     if found is None:
@@ -39,7 +39,7 @@ def cni() -> Finding:
     return ok("cni plugins", found)
 
 
-def forwarding() -> Finding:
+def forwarding() -> CheckResult:
     """Check forwarding to the outside; netd enables it and restores it."""
     if first_line(read("/proc/sys/net/ipv4/ip_forward") or "") == "1":
         return ok("ip_forward", "on")
@@ -52,7 +52,7 @@ def forwarding() -> Finding:
     )
 
 
-def forward_policy() -> Finding:
+def forward_policy() -> CheckResult:
     """Another firewall's `drop` for forwarded packets also drops those of guests."""
     code, text = run(("nft", "list", "ruleset"))
     if code != 0:
@@ -84,7 +84,7 @@ def _dropping(ruleset: str) -> list[str]:
     ]
 
 
-def namespaces() -> Finding:
+def namespaces() -> CheckResult:
     """/run/netns must exist, and be shared so that libvirtd sees what netd binds there."""
     path = Path("/run/netns")
     if not path.exists():

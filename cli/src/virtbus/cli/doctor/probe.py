@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from virtbus.cli.doctor.finding import Finding, warn
+from virtbus.cli.doctor.finding import CheckResult, warn
 
 TIMEOUT_S = 10.0
 
@@ -33,7 +33,7 @@ def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]
     return ended.returncode, ended.stdout.strip()
 
 
-def needs_root(name: str, what: str) -> Finding:
+def needs_root(name: str, what: str) -> CheckResult:
     """Return the finding for a check that needs root."""
     return warn(name, f"cannot be checked without root: {what}", "sudo virtbus doctor")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from virtbus.cli import known, output
+from virtbus.cli import completion_sources, output
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
@@ -23,7 +23,7 @@ HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
         """
     )
 )
-@click.argument("name", required=False, shell_complete=known.nodes)
+@click.argument("name", required=False, shell_complete=completion_sources.nodes)
 @click.option("--repair", is_flag=True, help="Remove orphans, restore missing resources.")
 @verb
 def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:

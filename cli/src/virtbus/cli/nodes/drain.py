@@ -10,8 +10,8 @@ from virtbus.cli import units
 from virtbus.cli.failures import CliError, Exit, unknown
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
+from virtbus.cli.nodes.cordon import show
 from virtbus.cli.nodes.target import node_argument
-from virtbus.cli.nodes.wishes import show
 from virtbus.cli.progress import Steps
 
 _POLL_S = 0.5
@@ -60,7 +60,10 @@ def command(
             "vms_stay",
             f"{len(left)} VM(s) stay on {name}",
             hint=f"fix the reasons, or end the drain: virtbus node uncordon {name}",
-            details=[{"path": _name(vm), "message": vm.get("stays") or "stays"} for vm in left],
+            details=[
+                {"path": _name(vm), "message": vm.get("eviction_blocked_reason") or "stays"}
+                for vm in left
+            ],
         )
 
 
@@ -78,11 +81,15 @@ def _emptied(
             for uid in seen.keys() - there.keys():
                 steps.step("left", f"{_name(seen.pop(uid))} {_whereto(invocation, uid)}")
             for uid, vm in there.items():
-                if vm.get("leaving") and uid not in told:
+                if vm.get("evacuating") and uid not in told:
                     told.add(uid)
                     steps.step("leaves", _name(vm))
             seen |= there
-            going = [vm for vm in there.values() if vm.get("leaving") or not vm.get("stays")]
+            going = [
+                vm
+                for vm in there.values()
+                if vm.get("evacuating") or not vm.get("eviction_blocked_reason")
+            ]
             still = 0 if going else still + 1
             if not there or still >= _STILL:
                 return detail

@@ -4,8 +4,8 @@ import click
 
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
+from virtbus.cli.nodes.cordon import show
 from virtbus.cli.nodes.target import node_argument
-from virtbus.cli.nodes.wishes import show
 
 
 @click.command(

@@ -15,8 +15,8 @@ from typing import Protocol
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.errors import BusError
 from virtbus.bus.provisioning.server import ServerFiles
+from virtbus.cli.up.disk_policy import DiskAction, Room, step
 from virtbus.cli.up.plan import rest_s
-from virtbus.cli.up.room import Room, Step, step
 from virtbus.schemas import subjects
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.storage import BusStorage
@@ -79,17 +79,17 @@ class BusDisk:
         await self._tell(_said(room, stalled))
         now_s = asyncio.get_running_loop().time()
         match step(room, stalled=bool(stalled)):
-            case Step.RESTART if now_s >= self._not_before_s:
+            case DiskAction.RESTART if now_s >= self._not_before_s:
                 self._restarts += 1
                 self._not_before_s = now_s + 5 * rest_s(self._restarts)
                 self._terminal.say("nats-server stores nothing; it is started again", "WARNING")
                 await self._restart()
                 self._named.clear()
                 self._log_bytes = _size(self._files.log)
-            case Step.GIVE:
+            case DiskAction.GIVE:
                 self._terminal.say("the reserve on the bus's disk is given up", "WARNING")
                 self._reserve.unlink(missing_ok=True)
-            case Step.TAKE:
+            case DiskAction.TAKE:
                 await asyncio.to_thread(self._take, room.reserve_bytes)
                 self._restarts = 0
             case _:

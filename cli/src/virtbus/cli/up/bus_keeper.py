@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.errors import BusError
-from virtbus.bus.provisioning.cluster import Cluster
+from virtbus.bus.provisioning.cluster import ClusterMember
 from virtbus.bus.provisioning.server import DEFAULT_PORT, Server, ServerFiles, binary, running
 from virtbus.bus.provisioning.stream_setup import ensure, ensure_node, trust_host
 from virtbus.cli.failures import CliError, Exit
@@ -31,7 +31,7 @@ class Wanted:
     host: str = "127.0.0.1"
     nodes: tuple[str, ...] = ()
     """Further nodes that may log in; each gets a credentials file in the run directory."""
-    cluster: Cluster | None = None
+    cluster: ClusterMember | None = None
 
 
 class BusKeeper:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from virtbus.cli.up.plan import STEADY_S, Place, environment, rest_s
-from virtbus.cli.up.readiness import Readiness
+from virtbus.cli.up.readiness import ReadySocket
 from virtbus.cli.up.terminal import Terminal
 
 STOP_S = 10.0
@@ -36,7 +36,7 @@ class Child:
         self._parent_fd = parent_fd
         self._process: Process | None = None
         self._stopping = asyncio.Event()
-        self.readiness = Readiness(f"{os.getpid()}-{service}")
+        self.readiness = ReadySocket(f"{os.getpid()}-{service}")
 
     async def run(self) -> None:
         """Keep the service running; return once it ended after `stop`."""

@@ -7,11 +7,11 @@ import click
 
 from virtbus.cli.failures import usage
 from virtbus.cli.lazy import examples
-from virtbus.cli.up import begin
+from virtbus.cli.up import preflight
 from virtbus.cli.up.plan import ALL, BUS_ONLY, Place, choose
 
 if TYPE_CHECKING:
-    from virtbus.bus.provisioning.cluster import Cluster
+    from virtbus.bus.provisioning.cluster import ClusterMember
 
 DEFAULT_PORT = 4222
 LOCALHOST = "127.0.0.1"
@@ -90,21 +90,21 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
         data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ, simulate=simulate
     )
     runs = BUS_ONLY if no_node else ALL
-    place = Place(state, run, node or begin.node_name(state), simulate, log_level, runs)
+    place = Place(state, run, node or preflight.node_name(state), simulate, log_level, runs)
     more = tuple(name.strip() for name in nodes.split(",") if name.strip())
-    begin.check_name(place.node)
+    preflight.check_name(place.node)
     for name in more:
-        begin.check_name(name, "--nodes")
+        preflight.check_name(name, "--nodes")
     place_in_cluster = _cluster(cluster, routes, port)
     if not simulate and not no_node:
-        begin.preflight(place, force=force)
+        preflight.preflight(place, force=force)
     from virtbus.cli.up.bus_keeper import Wanted, bus  # imports the bus
 
     wanted = Wanted(port, listen, more, place_in_cluster)
-    begin.run(place, lambda terminal: bus(place, wanted, terminal))
+    preflight.run(place, lambda terminal: bus(place, wanted, terminal))
 
 
-def _cluster(listen: str | None, routes: str | None, port: int) -> "Cluster | None":
+def _cluster(listen: str | None, routes: str | None, port: int) -> "ClusterMember | None":
     """Return the cluster of --cluster and --routes.
 
     Raises:
@@ -121,6 +121,6 @@ def _cluster(listen: str | None, routes: str | None, port: int) -> "Cluster | No
             "virtbus up --listen 10.0.0.1 --cluster 10.0.0.1:6222"
             " --routes 10.0.0.1:6222,10.0.0.2:6222,10.0.0.3:6222",
         )
-    from virtbus.bus.provisioning.cluster import Cluster  # imports the bus
+    from virtbus.bus.provisioning.cluster import ClusterMember  # imports the bus
 
-    return Cluster(listen, members)
+    return ClusterMember(listen, members)

@@ -9,7 +9,7 @@ import click
 
 from virtbus.cli.failures import usage
 from virtbus.cli.lazy import examples
-from virtbus.cli.up import begin
+from virtbus.cli.up import preflight
 from virtbus.cli.up.plan import NODE_ONLY, OURS_ALONE, Place, choose
 
 
@@ -84,10 +84,10 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     from virtbus.cli.up.remote_bus import remote_bus, settle  # imports the bus
 
     place = settle(place)
-    begin.check_name(place.node, "--name")
+    preflight.check_name(place.node, "--name")
     if not simulate:
-        begin.preflight(place, force=force)
-    begin.run(place, lambda _: remote_bus(place))
+        preflight.preflight(place, force=force)
+    preflight.run(place, lambda _: remote_bus(place))
 
 
 def fleet(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-class Readiness:
+class ReadySocket:
     """An abstract unix datagram socket (no file, no limit by the run directory's length)."""
 
     def __init__(self, name: str) -> None:

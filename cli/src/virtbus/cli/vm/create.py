@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from virtbus.bus.runtime.ids import uuid7
-from virtbus.cli import known, units
+from virtbus.cli import completion_sources, units
 from virtbus.cli.failures import CliError, Exit, unknown, usage
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
@@ -16,7 +16,7 @@ from virtbus.cli.vm import request
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.span import RootSpan
 from virtbus.cli.vm.target import namespace_option
-from virtbus.cli.vm.waiting import Waiting
+from virtbus.cli.vm.waiting import WaitProgress
 from virtbus.cli.wire.session import REQUEST_TIMEOUT_S
 
 _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
@@ -44,7 +44,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
 @click.option(
     "--image",
     metavar="REF",
-    shell_complete=known.images,
+    shell_complete=completion_sources.images,
     help="Image name or URL, may end in @sha256:<digest>.",
 )
 @click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
@@ -61,7 +61,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
 @click.option(
     "--network",
     metavar="NAME",
-    shell_complete=known.networks,
+    shell_complete=completion_sources.networks,
     help="Network to join.  [default: default]",
 )
 @click.option("--display", is_flag=True, help="A VGA display, for `vm vnc` and `vm screenshot`.")
@@ -152,7 +152,7 @@ class _Create:
     def run(self) -> tuple[Mapping[str, Any], bool]:
         ok = False
         session = self._invocation.session
-        self._waiting = waiting = Waiting(session, self._uid, self._steps)
+        self._waiting = waiting = WaitProgress(session, self._uid, self._steps)
         try:
             if self._goal:
                 waiting.listen()
@@ -181,7 +181,7 @@ class _Create:
         self._uid = str((answer.get("vm") or {}).get("uid") or self._uid)
         return answer
 
-    def _waited(self, waiting: Waiting, view: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _waited(self, waiting: WaitProgress, view: Mapping[str, Any]) -> Mapping[str, Any]:
         reached = waiting.until(self._verdict, self._timeout_s - self._steps.elapsed_s)
         seen = waiting.view or view
         if not reached:

@@ -12,7 +12,7 @@ from virtbus.cli.lazy import examples
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.target import names_argument, namespace_option, ref
-from virtbus.cli.vm.waiting import Waiting
+from virtbus.cli.vm.waiting import WaitProgress
 
 
 @click.command(
@@ -100,7 +100,7 @@ class _Deletion:
         names = [_name(result) for result in results]
         width = max(map(len, names)) if len(names) > 1 else 0
         waitings = {
-            n: Waiting(
+            n: WaitProgress(
                 self._invocation.session,
                 str(result["uid"]),
                 steps,

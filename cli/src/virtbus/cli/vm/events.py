@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from virtbus.cli import fact_lines, output
+from virtbus.cli import event_lines, output
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.live_facts import LiveFacts
+from virtbus.cli.live_events import LiveFacts
 from virtbus.cli.vm.history import stored, uid_of
 from virtbus.cli.vm.target import name_argument, namespace_option
 
@@ -37,10 +37,10 @@ def command(invocation: Invocation, *, name: str, follow: bool, namespace: str) 
         return
     items = list(stored(invocation, uid=uid))
     # the stream is in order of arrival; people expect the order of the senders' clocks
-    items.sort(key=fact_lines.at_ns)
-    first_ns = fact_lines.at_ns(items[0]) if items else 0
-    rows = [fact_lines.cells(item, first_ns) for item in items]
-    invocation.show({"items": items}, lambda: output.table(fact_lines.HEADER, rows))
+    items.sort(key=event_lines.at_ns)
+    first_ns = event_lines.at_ns(items[0]) if items else 0
+    rows = [event_lines.cells(item, first_ns) for item in items]
+    invocation.show({"items": items}, lambda: output.table(event_lines.HEADER, rows))
 
 
 def _follow(invocation: Invocation, uid: str) -> None:
@@ -48,12 +48,12 @@ def _follow(invocation: Invocation, uid: str) -> None:
 
     def tell(item: Mapping[str, Any]) -> None:
         nonlocal first_ns
-        first_ns = first_ns or fact_lines.at_ns(item)
-        fact_lines.say(item, invocation.style, first_ns)
+        first_ns = first_ns or event_lines.at_ns(item)
+        event_lines.say(item, invocation.style, first_ns)
 
     live = LiveFacts(invocation, f"virtbus.evt.*.{uid}.>", tell)
     if invocation.for_eyes:
-        output.write(fact_lines.line(fact_lines.HEADER))
-    for item in sorted(stored(invocation, uid=uid), key=fact_lines.at_ns):
+        output.write(event_lines.line(event_lines.HEADER))
+    for item in sorted(stored(invocation, uid=uid), key=event_lines.at_ns):
         live.stored(item)
     live.follow()

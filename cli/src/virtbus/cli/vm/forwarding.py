@@ -10,7 +10,7 @@ from typing import NamedTuple
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.flow_control import CHUNK_BYTES
 from virtbus.bus.client.ports import Bus
-from virtbus.bus.client.streams import Stream, carry, opening
+from virtbus.bus.client.streams import ByteStream, carry, opening
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.tasks import Background
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 Address = tuple[str | int, ...]
 
 
-class Target(NamedTuple):
+class ForwardTarget(NamedTuple):
     """The VM, and the subject of its node that opens ports."""
 
     bus: Bus
@@ -43,11 +43,11 @@ class Target(NamedTuple):
 @asynccontextmanager
 async def reaching(
     settings: BusSettings, subject: str, uid: str, owner: str
-) -> AsyncIterator[Target]:
+) -> AsyncIterator[ForwardTarget]:
     """Connect to the bus; raise CliError if that fails, or if a stream was refused."""
     try:
         async with connect(settings, name="virtbus-cli") as bus:
-            yield Target(bus, subject, uid, owner)
+            yield ForwardTarget(bus, subject, uid, owner)
     except VirtbusError as error:
         raise CliError.answered(error.body.model_dump(mode="json")) from None
     except BusError as error:
@@ -55,7 +55,7 @@ async def reaching(
 
 
 async def listen_tcp(
-    target: Target, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
+    target: ForwardTarget, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
     """Forward every connection to `local` until `tasks` end; return the bound port.
 
@@ -89,7 +89,9 @@ async def _keep(server: asyncio.Server) -> None:
 class _Local(asyncio.DatagramProtocol):
     """A local UDP port: one stream for each sender's address."""
 
-    def __init__(self, target: Target, tasks: Background, want: StreamOpen, say: Say) -> None:
+    def __init__(
+        self, target: ForwardTarget, tasks: Background, want: StreamOpen, say: Say
+    ) -> None:
         self._target = target
         self._tasks = tasks
         self._want = want
@@ -116,13 +118,13 @@ class _Local(asyncio.DatagramProtocol):
         finally:
             del self._senders[addr]
 
-    async def _answer(self, stream: Stream, addr: Address) -> None:
+    async def _answer(self, stream: ByteStream, addr: Address) -> None:
         while data := await stream.read():
             if self.transport is not None:
                 self.transport.sendto(data, addr)
 
 
-async def _send(queue: asyncio.Queue[bytes], stream: Stream) -> None:
+async def _send(queue: asyncio.Queue[bytes], stream: ByteStream) -> None:
     try:
         while True:
             async with asyncio.timeout(UDP_IDLE_S):
@@ -133,7 +135,7 @@ async def _send(queue: asyncio.Queue[bytes], stream: Stream) -> None:
 
 
 async def listen_udp(
-    target: Target, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
+    target: ForwardTarget, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
     """Forward datagrams in the same way."""
     loop = asyncio.get_running_loop()
@@ -152,7 +154,7 @@ async def _close(transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
-async def stdio(target: Target, port: int) -> str:
+async def stdio(target: ForwardTarget, port: int) -> str:
     """Copy standard input and output, for ssh's ProxyCommand; return why it ended."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()

@@ -12,7 +12,7 @@ from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm import request
 from virtbus.cli.vm import view as views
-from virtbus.cli.wire.watch import Sees, Watch
+from virtbus.cli.wire.watch import Sees, WireWatch
 
 PAGE = 500
 _TICK_S = 1.0
@@ -69,7 +69,7 @@ def _all(invocation: Invocation, query: Mapping[str, Any]) -> list[dict[str, Any
 
 def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:
     session = invocation.session
-    watch = Watch(session, query, _Lines(invocation))
+    watch = WireWatch(session, query, _Lines(invocation))
     watch.start()
     while True:
         session.pump(_TICK_S)

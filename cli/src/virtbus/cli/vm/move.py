@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from virtbus.cli import known, units
+from virtbus.cli import completion_sources, units
 from virtbus.cli.failures import CliError, Exit, unknown
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
-from virtbus.cli.vm.waiting import Waiting
+from virtbus.cli.vm.waiting import WaitProgress
 
 _SETTLED = frozenset({"Running", "Stopped", "Succeeded"})
 
@@ -29,7 +29,7 @@ _SETTLED = frozenset({"Running", "Stopped", "Succeeded"})
 @click.option(
     "--to",
     metavar="NODE",
-    shell_complete=known.nodes,
+    shell_complete=completion_sources.nodes,
     help=("The target host.  [default: the best one]"),
 )
 @click.option(
@@ -57,7 +57,7 @@ def command(  # noqa: PLR0913  one parameter for each option
     """
     asked: dict[str, Any] = ref(name, namespace) | {"discard_local_disks": discard_local_disks}
     view: Mapping[str, Any] = invocation.call("vm", "move", asked | ({"to": to} if to else {}))
-    if wait and any(one.get("type") == "Leaving" for one in view.get("conditions") or ()):
+    if wait and any(one.get("type") == "Evacuating" for one in view.get("conditions") or ()):
         view = _arrived(invocation, view, timeout)
     invocation.show(view, lambda: views.table([view]))
 
@@ -68,7 +68,7 @@ def _arrived(
     """Return the VM once it has settled in its next assignment."""
     name, epoch = view.get("name"), int(view.get("epoch") or 0)
     steps = Steps(shown=invocation.for_eyes)
-    waiting = Waiting(invocation.session, str(view.get("uid")), steps)
+    waiting = WaitProgress(invocation.session, str(view.get("uid")), steps)
 
     def verdict(seen: Mapping[str, Any] | None) -> bool:
         if seen is None:

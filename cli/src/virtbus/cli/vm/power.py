@@ -11,7 +11,7 @@ from virtbus.cli.failures import CliError, Exit, unknown
 from virtbus.cli.invocation import Invocation
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
-from virtbus.cli.vm.waiting import Waiting
+from virtbus.cli.vm.waiting import WaitProgress
 
 Function = Callable[..., Any]
 
@@ -45,7 +45,7 @@ def grace_option(function: Function) -> Function:
 
 def switch(
     invocation: Invocation,
-    wish: str,
+    action: str,
     query: Mapping[str, Any],
     goals: frozenset[str] | None,
     timeout_s: float | None,
@@ -54,24 +54,24 @@ def switch(
 
     `goals` None: Running, or Paused if the answer says that its start leaves it paused.
     """
-    answer = invocation.call("vm", wish, query)
+    answer = invocation.call("vm", action, query)
     view: Mapping[str, Any] = answer.get("vm") or answer
     if timeout_s is not None:
         goals = goals or frozenset({"Paused" if view.get("paused") else "Running"})
-        view = _reached(invocation, wish, view, goals, timeout_s, query.get("grace_s"))
+        view = _reached(invocation, action, view, goals, timeout_s, query.get("grace_s"))
     invocation.show(view, lambda: views.table([view]))
 
 
-def press(invocation: Invocation, wish: str, query: Mapping[str, Any]) -> None:
+def press(invocation: Invocation, action: str, query: Mapping[str, Any]) -> None:
     """Request `vm.<wish>` for the current guest, once, and show the VM."""
     now = invocation.call("vm", "get", query)
-    view = invocation.call("vm", wish, dict(query) | {"epoch": now.get("epoch")})
+    view = invocation.call("vm", action, dict(query) | {"epoch": now.get("epoch")})
     invocation.show(view, lambda: views.table([view]))
 
 
 def _reached(
     invocation: Invocation,
-    wish: str,
+    action: str,
     view: Mapping[str, Any],
     goals: frozenset[str],
     timeout_s: float,
@@ -79,7 +79,7 @@ def _reached(
 ) -> Mapping[str, Any]:
     name, generation = view.get("name"), int(view.get("generation") or 0)
     steps = Steps(shown=invocation.for_eyes)
-    waiting = Waiting(invocation.session, str(view.get("uid")), steps)
+    waiting = WaitProgress(invocation.session, str(view.get("uid")), steps)
 
     def verdict(seen: Mapping[str, Any] | None) -> bool:
         if seen is None:
@@ -88,8 +88,8 @@ def _reached(
         if int(seen.get("observed_generation") or 0) < generation:
             return False
         # a guest that fails meanwhile is never paused; otherwise Failed is an earlier state
-        failed = views.state(seen) == "Failed" and wish in {"pause", "unpause"}
-        if seen.get("caught_up") is False and not failed:
+        failed = views.state(seen) == "Failed" and action in {"pause", "unpause"}
+        if seen.get("power_observed") is False and not failed:
             return False
         if views.state(seen) == "Failed" and "Failed" not in goals:
             why = seen.get("message") or seen.get("reason") or "no reason is known"

@@ -8,10 +8,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from virtbus.bus.client.flow_control import SIGN_S, SILENT_S, WINDOW_BYTES, BrokenStreamError, Flow
+from virtbus.bus.client.flow_control import (
+    SIGN_S,
+    SILENT_S,
+    WINDOW_BYTES,
+    BrokenStreamError,
+    FlowControl,
+)
 from virtbus.cli.failures import CliError, Exit, unavailable
 from virtbus.cli.wire import message as bodies
-from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import NOBODY, Session, nobody, refusal_of
 
 FIRST_ANSWER_S = 5.0
@@ -36,7 +42,7 @@ class SerialStream:
         self._subject = subject
         self._write = write
         self._note = note
-        self._flow = Flow(WINDOW_BYTES)
+        self._flow = FlowControl(WINDOW_BYTES)
         self._counted = False
         """The agent supports flow control; one of 0.1.0 does not."""
         self._heard = False
@@ -101,20 +107,20 @@ class SerialStream:
     def _lost(self) -> None:
         self.closed = self.closed or "the connection to the bus was lost; attach again"
 
-    def _receive(self, item: Message) -> None:
+    def _receive(self, item: WireMessage) -> None:
         refusal = refusal_of(item)
         if refusal is not None:
             raise nobody(self._subject) if refusal.reason == NOBODY else refusal
         try:
             value = bodies.read(item.body)
-        except bodies.UnreadableError as error:
+        except bodies.UndecodableError as error:
             raise CliError(Exit.REFUSED, "unreadable", str(error)) from None
         if isinstance(value, Mapping) and not self.closed:
             self._take(value)
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if not self._heard and not said.get("upto"):
-            self._flow = Flow(counted=False)
+            self._flow = FlowControl(counted=False)
         self._counted = self._counted or bool(said.get("upto"))
         self._heard, self._heard_s = True, time.monotonic()
         self.input_subject = str(said.get("input_subject") or self.input_subject)

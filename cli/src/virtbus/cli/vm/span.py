@@ -9,7 +9,7 @@ from virtbus.cli.failures import CliError
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.session import Session
 
-SUBJECT = "virtbus.tele.client.span"
+SUBJECT = "virtbus.report.client.span"
 
 
 class RootSpan:

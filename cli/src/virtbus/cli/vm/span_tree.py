@@ -10,7 +10,7 @@ _NS_PER_MS = 1_000_000
 _SETTLE_NS = 1_000_000_000
 
 
-class Span(NamedTuple):
+class SpanNode(NamedTuple):
     """A finished step of a trace (`schemas.events.Span`)."""
 
     trace_id: str
@@ -31,7 +31,7 @@ class Span(NamedTuple):
         return {**self._asdict(), "took_ms": round(self.took_ms, 3)}
 
 
-def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
+def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[SpanNode]:
     """Yield the spans among `EventItem` maps, each once."""
     seen: set[str] = set()
     for item in items:
@@ -39,7 +39,7 @@ def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
         span_id = str(data.get("span_id") or "")
         if span_id and span_id not in seen:
             seen.add(span_id)
-            yield Span(
+            yield SpanNode(
                 trace_id=str(data.get("trace_id") or ""),
                 span_id=span_id,
                 parent_id=str(data.get("parent_id") or ""),
@@ -52,7 +52,7 @@ def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
             )
 
 
-def of_creation(spans: list[Span]) -> list[Span]:
+def of_creation(spans: list[SpanNode]) -> list[SpanNode]:
     """Return the spans of a creation's trace, without later work for the same record.
 
     The creation ends with the client's wait, or a moment after the first start of the domain.
@@ -66,10 +66,10 @@ def of_creation(spans: list[Span]) -> list[Span]:
     return [span for span in spans if span.start_ns <= end_ns]
 
 
-def draw(spans: list[Span]) -> str:
+def draw(spans: list[SpanNode]) -> str:
     """Return the tree as lines. A span whose parent is not stored is a root."""
     known = {span.span_id for span in spans}
-    children: dict[str, list[Span]] = {}
+    children: dict[str, list[SpanNode]] = {}
     for span in sorted(spans, key=lambda span: span.start_ns):
         parent = (
             span.parent_id if span.parent_id in known and span.parent_id != span.span_id else ""
@@ -95,8 +95,8 @@ def draw(spans: list[Span]) -> str:
 
 
 def _walk(
-    children: Mapping[str, list[Span]], parent: str, indent: str
-) -> Iterator[tuple[str, Span]]:
+    children: Mapping[str, list[SpanNode]], parent: str, indent: str
+) -> Iterator[tuple[str, SpanNode]]:
     siblings = children.get(parent, [])
     for index, span in enumerate(siblings):
         last = index == len(siblings) - 1
@@ -106,7 +106,7 @@ def _walk(
         yield from _walk(children, span.span_id, deeper)
 
 
-def _bar(span: Span, start_ns: int, end_ns: int) -> str:
+def _bar(span: SpanNode, start_ns: int, end_ns: int) -> str:
     whole = max(1, end_ns - start_ns)
     first = min(_BAR_CELLS - 1, (span.start_ns - start_ns) * _BAR_CELLS // whole)
     cells = max(1, round((span.end_ns - span.start_ns) * _BAR_CELLS / whole))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from virtbus.cli import known
+from virtbus.cli import completion_sources
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
@@ -26,7 +26,7 @@ from virtbus.cli.vm.target import namespace_option
         """
     )
 )
-@click.argument("target", metavar="[USER@]NAME", shell_complete=known.vms)
+@click.argument("target", metavar="[USER@]NAME", shell_complete=completion_sources.vms)
 @click.argument("words", nargs=-1, metavar="[-- CMD...]", type=click.UNPROCESSED)
 @click.option("-i", "--identity", metavar="FILE", help="The private key, as in ssh.")
 @click.option(

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from virtbus.cli import known
+from virtbus.cli import completion_sources
 
 _UID_SHAPE = (8, 4, 4, 4, 12)
 _HEX = frozenset("0123456789abcdef")
@@ -37,9 +37,11 @@ def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def name_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add NAME or uid, completed from the bus."""
-    return click.argument("name", shell_complete=known.vms)(function)
+    return click.argument("name", shell_complete=completion_sources.vms)(function)
 
 
 def names_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add one or more NAMEs or uids."""
-    return click.argument("names", nargs=-1, required=True, shell_complete=known.vms)(function)
+    return click.argument("names", nargs=-1, required=True, shell_complete=completion_sources.vms)(
+        function
+    )

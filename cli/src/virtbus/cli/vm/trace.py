@@ -7,7 +7,7 @@ from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm.history import stored, uid_of
-from virtbus.cli.vm.span_tree import Span, draw, of_creation, spans_of
+from virtbus.cli.vm.span_tree import SpanNode, draw, of_creation, spans_of
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 
@@ -50,9 +50,9 @@ def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -
     output.flush()
 
 
-def _traces(invocation: Invocation, uid: str) -> list[list[Span]]:
+def _traces(invocation: Invocation, uid: str) -> list[list[SpanNode]]:
     """Return the spans by trace, the oldest trace first."""
-    found: dict[str, list[Span]] = {}
+    found: dict[str, list[SpanNode]] = {}
     for span in spans_of(stored(invocation, uid=uid, spans=True)):
         found.setdefault(span.trace_id, []).append(span)
     return sorted(found.values(), key=lambda spans: min(span.start_ns for span in spans))

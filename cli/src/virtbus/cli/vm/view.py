@@ -136,7 +136,7 @@ def describe(view: Mapping[str, Any]) -> str:
 
 def _last_end(view: Mapping[str, Any]) -> str:
     """Return how and when the last run of the guest ended."""
-    end = view.get("last_end")
+    end = view.get("last_exit")
     if not end:
         return ""
     asked = "as asked" if end.get("asked") else "by itself or from outside"

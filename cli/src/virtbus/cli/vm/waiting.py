@@ -8,9 +8,9 @@ from virtbus.cli import units
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
 from virtbus.cli.wire import message as bodies
-from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
-from virtbus.cli.wire.watch import Sees, Watch
+from virtbus.cli.wire.watch import Sees, WireWatch
 
 _TICK_S = 0.1
 _STOPPING = "domain.stopping"
@@ -21,7 +21,7 @@ Verdict = Callable[[Mapping[str, Any] | None], bool]
 """True if the watch's view (None: deleted) ends the wait; may raise CliError."""
 
 
-class Waiting(Sees):
+class WaitProgress(Sees):
     """The known state of a VM during a wait."""
 
     def __init__(self, session: Session, uid: str, steps: Steps, label: str = "") -> None:
@@ -31,7 +31,7 @@ class Waiting(Sees):
         self._session = session
         self._uid = uid
         self._steps = steps
-        self._watch = Watch(session, {"uid": uid}, self)
+        self._watch = WireWatch(session, {"uid": uid}, self)
         self._seen: dict[str, Mapping[str, Any]] = {}
         self.synced_once = False
         self.was_seen = False
@@ -103,7 +103,7 @@ class Waiting(Sees):
 
     # --- steps -------------------------------------------------------------------------------
 
-    def _fact(self, item: Message) -> None:
+    def _fact(self, item: WireMessage) -> None:
         fact = _map_of(item)
         kind = str(fact.get("kind") or ".".join(item.subject.split(".")[4:]))
         if kind == "trace.span":
@@ -112,7 +112,7 @@ class Waiting(Sees):
             self._grace_s = 0
         self._steps.step(f"{self._label}{kind:<18}", detail_of(fact))
 
-    def _progress(self, item: Message) -> None:
+    def _progress(self, item: WireMessage) -> None:
         report = _map_of(item)
         done = int(report.get("done_bytes") or 0)
         what = str(report.get("message") or report.get("step") or "transfer")
@@ -139,9 +139,9 @@ def _status(view: Mapping[str, Any]) -> str:
     )
 
 
-def _map_of(item: Message) -> Mapping[str, Any]:
+def _map_of(item: WireMessage) -> Mapping[str, Any]:
     try:
         value = bodies.data_of(item.body)
-    except bodies.UnreadableError:
+    except bodies.UndecodableError:
         return {}
     return value if isinstance(value, Mapping) else {}

@@ -13,7 +13,7 @@ DEFAULT_RUN_DIR = "/run/virtbus"
 CLIENT_CREDS = "bus.creds"
 
 
-class Address(NamedTuple):
+class ServerAddress(NamedTuple):
     """One server of a NATS URL."""
 
     host: str
@@ -32,7 +32,7 @@ class Address(NamedTuple):
 class Access(NamedTuple):
     """The parameters of a connection. `source` says where they were found, for error texts."""
 
-    servers: tuple[Address, ...]
+    servers: tuple[ServerAddress, ...]
     user: str = ""
     password: str = ""
     inbox_prefix: str = "_INBOX"
@@ -81,7 +81,7 @@ def default_creds(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("VIRTBUS_RUN_DIR") or DEFAULT_RUN_DIR) / CLIENT_CREDS
 
 
-def parse_url(text: str) -> tuple[Address, ...]:
+def parse_url(text: str) -> tuple[ServerAddress, ...]:
     """Return the servers of `nats://[user:password@]host[:port]`, several with commas.
 
     Raises:
@@ -93,7 +93,7 @@ def parse_url(text: str) -> tuple[Address, ...]:
     return tuple(_address(part) for part in parts)
 
 
-def _address(text: str) -> Address:
+def _address(text: str) -> ServerAddress:
     scheme, sep, rest = text.partition("://")
     if not sep:
         scheme, rest = "nats", text
@@ -102,7 +102,7 @@ def _address(text: str) -> Address:
     identity, _, place = rest.rstrip("/").rpartition("@")
     user, _, password = identity.partition(":")
     host, port = _place(place, text if not identity else place)
-    return Address(host, port, _unquote(user), _unquote(password), tls=scheme == "tls")
+    return ServerAddress(host, port, _unquote(user), _unquote(password), tls=scheme == "tls")
 
 
 def _place(place: str, shown: str) -> tuple[str, int]:

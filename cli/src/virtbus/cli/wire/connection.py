@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 
 from virtbus.cli.wire import protocol
-from virtbus.cli.wire.access import Access, Address
-from virtbus.cli.wire.protocol import Info, Message, Ping, Pong, Reader, Refusal
+from virtbus.cli.wire.access import Access, ServerAddress
+from virtbus.cli.wire.protocol import Info, Ping, Pong, Reader, ServerRefusal, WireMessage
 
 CONNECT_TIMEOUT_S = 3.0
 ONE_OF_MANY_S = 0.7
@@ -21,7 +21,7 @@ class LinkError(Exception):
     """The connection could not be made, or ended."""
 
 
-class DeniedError(Exception):
+class LoginDeniedError(Exception):
     """The server refuses: wrong credentials, or a subject that is not allowed."""
 
 
@@ -82,7 +82,7 @@ class Connection:
         except OSError as error:
             raise LinkError(_cause(error)) from error
 
-    def messages(self, timeout_s: float, also: int | None = None) -> list[Message]:
+    def messages(self, timeout_s: float, also: int | None = None) -> list[WireMessage]:
         """Return received messages; if there are none, wait for one, or for `also` (a fd).
 
         Raises:
@@ -118,10 +118,10 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.close()
 
-    def _parsed(self) -> list[Message]:
-        found: list[Message] = []
+    def _parsed(self) -> list[WireMessage]:
+        found: list[WireMessage] = []
         while (event := self._next()) is not None:
-            if isinstance(event, Message):
+            if isinstance(event, WireMessage):
                 found.append(event)
             else:
                 self._handle(event)
@@ -136,10 +136,10 @@ class Connection:
     def _handle(self, event: protocol.Event) -> None:
         if isinstance(event, Ping):
             self.send(b"PONG\r\n")
-        elif isinstance(event, Refusal):
+        elif isinstance(event, ServerRefusal):
             lowered = event.text.lower()
             if "permissions violation" in lowered or "authorization" in lowered:
-                raise DeniedError(event.text)
+                raise LoginDeniedError(event.text)
             raise LinkError(event.text)
 
     def _read(self) -> None:
@@ -153,7 +153,7 @@ class Connection:
         self._reader.feed(data)
 
 
-def _open_one(address: Address, access: Access, patience_s: float) -> Connection:
+def _open_one(address: ServerAddress, access: Access, patience_s: float) -> Connection:
     sock = socket.create_connection((address.host, address.port), patience_s)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -172,7 +172,7 @@ def _open_one(address: Address, access: Access, patience_s: float) -> Connection
     return connection
 
 
-def _options(address: Address, access: Access, nonce: str) -> dict[str, object]:
+def _options(address: ServerAddress, access: Access, nonce: str) -> dict[str, object]:
     options: dict[str, object] = {
         "verbose": False,
         "pedantic": False,

@@ -15,7 +15,7 @@ TRACEPARENT = "traceparent"
 ERROR_CODE = "Nats-Service-Error-Code"
 
 
-class UnreadableError(Exception):
+class UndecodableError(Exception):
     """A body that is neither JSON nor msgpack."""
 
 
@@ -75,7 +75,7 @@ def read(body: bytes) -> Any:
     except Exception as error:
         # msgpack's own exceptions share no base below Exception with ValueError
         msg = "a message cannot be read; do the command and the services have one version?"
-        raise UnreadableError(msg) from error
+        raise UndecodableError(msg) from error
 
 
 def data_of(body: bytes) -> Any:

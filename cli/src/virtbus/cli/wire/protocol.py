@@ -22,7 +22,7 @@ class Info(NamedTuple):
     fields: dict[str, Any]
 
 
-class Message(NamedTuple):
+class WireMessage(NamedTuple):
     """A delivered message. `status` is the server's (503: no responder), otherwise 0."""
 
     subject: str
@@ -46,13 +46,13 @@ class Pong(NamedTuple):
     """The server has handled everything sent before our PING."""
 
 
-class Refusal(NamedTuple):
+class ServerRefusal(NamedTuple):
     """`-ERR`: an operation that the server does not allow or support."""
 
     text: str
 
 
-Event = Info | Message | Ping | Pong | Refusal
+Event = Info | WireMessage | Ping | Pong | ServerRefusal
 
 
 class _Announced(NamedTuple):
@@ -114,13 +114,13 @@ class Reader:
             case b"+OK":
                 pass
             case b"-ERR":
-                event = Refusal(rest.decode("utf-8", "replace").strip().strip("'"))
+                event = ServerRefusal(rest.decode("utf-8", "replace").strip().strip("'"))
             case _:
                 msg = f"the server does not speak NATS: {line[:40]!r}"
                 raise ProtocolError(msg)
         return event
 
-    def _payload(self, head: _Announced) -> Message | None:
+    def _payload(self, head: _Announced) -> WireMessage | None:
         if len(self._buffer) < head.total_bytes + 2:
             return None
         raw = bytes(self._buffer[: head.total_bytes])
@@ -131,7 +131,7 @@ class Reader:
         self._announced = None
         headers, status = _headers(raw[: head.header_bytes]) if head.header_bytes else ({}, 0)
         body = raw[head.header_bytes :]
-        return Message(head.subject, head.sid, head.reply, body, headers, status)
+        return WireMessage(head.subject, head.sid, head.reply, body, headers, status)
 
 
 def _announce(rest: bytes, *, headers: bool) -> _Announced:

@@ -12,8 +12,8 @@ from typing import Any
 from virtbus.cli.failures import CliError, Exit, unavailable, unknown
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.access import Access
-from virtbus.cli.wire.connection import Connection, DeniedError, LinkError
-from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.connection import Connection, LinkError, LoginDeniedError
+from virtbus.cli.wire.protocol import WireMessage
 
 REQUEST_TIMEOUT_S = 10.0
 NOBODY_PATIENCE_S = 3.0
@@ -25,7 +25,7 @@ _REPEAT_AFTER_MS = 2000
 """An error that asks for a longer pause is shown instead, so that a person decides."""
 NO_RESPONDERS = 503
 
-Receive = Callable[[Message], None]
+Receive = Callable[[WireMessage], None]
 
 
 class _Subscription:
@@ -108,7 +108,7 @@ class Session:
                     subscription.receive(item)
         except LinkError:
             self._reconnect(time.monotonic() + RECONNECT_PATIENCE_S)
-        except DeniedError as error:
+        except LoginDeniedError as error:
             raise denied(error, self._access) from None
 
     def request(
@@ -137,7 +137,7 @@ class Session:
                 f"the bus does not answer: {error}",
                 f"is `virtbus up` running? (the address is from {self._access.address_source})",
             ) from None
-        except DeniedError as error:
+        except LoginDeniedError as error:
             raise denied(error, self._access) from None
 
     def _reconnect(self, deadline: float) -> None:
@@ -163,7 +163,7 @@ class Session:
         """Return a number that changes with each reconnect."""
         return id(self._connection)
 
-    def _answered(self, item: Message) -> None:
+    def _answered(self, item: WireMessage) -> None:
         receive = self._answers.get(item.subject.rpartition(".")[2])
         if receive is not None:
             receive(item)
@@ -182,7 +182,7 @@ class _Asking:
         self._id = os.urandom(16).hex()
         self._data = data
         self._headers = headers | {bodies.CONTENT_TYPE: bodies.JSON}
-        self._got: list[Message] = []
+        self._got: list[WireMessage] = []
         self._may_have_happened = False
         self._refused: CliError | None = None
 
@@ -205,7 +205,7 @@ class _Asking:
             self._wait(pause_s)
             pause_s = min(_REPEAT_MOST_S, pause_s * 2)
 
-    def _attempt(self) -> Message | None:
+    def _attempt(self) -> WireMessage | None:
         """Return the first answer of one attempt.
 
         None if the connection or the time ended first.
@@ -266,7 +266,7 @@ def nobody(subject: str) -> CliError:
     )
 
 
-def refusal_of(item: Message) -> CliError | None:
+def refusal_of(item: WireMessage) -> CliError | None:
     """Return the error in an answer, or None."""
     if item.status == NO_RESPONDERS and not item.body:
         return nobody("")
@@ -274,7 +274,7 @@ def refusal_of(item: Message) -> CliError | None:
         return None
     try:
         body = bodies.read(item.body)
-    except bodies.UnreadableError:
+    except bodies.UndecodableError:
         body = None
     body = body.get("error") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping):
@@ -284,7 +284,7 @@ def refusal_of(item: Message) -> CliError | None:
     return CliError.answered(body)
 
 
-def denied(error: DeniedError, access: Access) -> CliError:
+def denied(error: LoginDeniedError, access: Access) -> CliError:
     """Return the error for refused credentials or a refused subject."""
     return CliError(
         Exit.REFUSED,
@@ -294,9 +294,9 @@ def denied(error: DeniedError, access: Access) -> CliError:
     )
 
 
-def _as_map(item: Message) -> dict[str, Any]:
+def _as_map(item: WireMessage) -> dict[str, Any]:
     try:
         value = bodies.read(item.body)
-    except bodies.UnreadableError as error:
+    except bodies.UndecodableError as error:
         raise CliError(Exit.REFUSED, "unreadable", str(error)) from None
     return dict(value) if isinstance(value, Mapping) else {}

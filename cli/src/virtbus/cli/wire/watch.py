@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from virtbus.cli.wire import message as bodies
-from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import NOBODY, Session, refusal_of
 
 SUBJECT = "virtbus.api.v1.vm.watch"
@@ -32,7 +32,7 @@ class Sees:
         """Handle a new list: VMs that are not in it are gone."""
 
 
-class Watch:
+class WireWatch:
     """One `vm.watch`; call `tick` at least every second while pumping the session."""
 
     def __init__(self, session: Session, query: Mapping[str, Any], sees: Sees) -> None:
@@ -71,7 +71,7 @@ class Watch:
             self._renewed = now
             self._session.publish(self._renew_subject, b"{}")
 
-    def _receive(self, item: Message) -> None:
+    def _receive(self, item: WireMessage) -> None:
         refusal = refusal_of(item)
         if refusal is not None:
             if refusal.reason == NOBODY or refusal.retry == "later":

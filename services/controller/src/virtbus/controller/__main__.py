@@ -4,7 +4,7 @@ from virtbus.bus.client import connection, tracing
 from virtbus.bus.provisioning import node_join, stream_setup
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
-from virtbus.controller.service import Controller
+from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 from virtbus.schemas.ids import UNPLACED
 
@@ -13,7 +13,7 @@ async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
     async with connection.connect(settings.bus(), name="controller") as bus:
         with tracing.recording("controller", UNPLACED, bus.emit, settings.otlp_endpoint):
-            await Controller(
+            await ControllerService(
                 bus,
                 settings,
                 lambda: stream_setup.keep(bus),

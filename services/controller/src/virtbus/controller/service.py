@@ -12,26 +12,26 @@ from virtbus.bus.runtime.process import notify
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
-from virtbus.controller.edge.departures import Departures
-from virtbus.controller.edge.duties import Duties, Duty
-from virtbus.controller.edge.endings import Endings
-from virtbus.controller.edge.facts import Facts
-from virtbus.controller.edge.feeds import Feeds
+from virtbus.controller.edge.bus_storage import BusStorageGuard
+from virtbus.controller.edge.client_spans import ClientSpans
+from virtbus.controller.edge.evacuation import Evacuations
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
-from virtbus.controller.edge.lease import Leases, Tenure
-from virtbus.controller.edge.placing import Placing
-from virtbus.controller.edge.pulse import Pulse
+from virtbus.controller.edge.informers import Informers
+from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
+from virtbus.controller.edge.lease import LeaderTerm, Leases
+from virtbus.controller.edge.node_monitor import NodeMonitor
+from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
-from virtbus.controller.edge.shares import Shares
-from virtbus.controller.edge.spans import ClientSpans
-from virtbus.controller.edge.storage import Storage
+from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
-from virtbus.controller.edge.watching import Watches
+from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -59,7 +59,7 @@ guard without need or harm.
 """
 
 
-class Controller:
+class ControllerService:
     """One controller with all its parts."""
 
     def __init__(
@@ -76,10 +76,10 @@ class Controller:
         self._settings = settings
         self._instance = bus.sources.uuid7()
         self._fleet = Fleet(settings.vcpus_per_cpu)
-        facts = Facts(bus)
-        self._watches = Watches(self._fleet, bus, self._instance)
-        self._feeds = Feeds(bus, self._fleet, self._watches)
-        self._storage = Storage(bus)
+        facts = EventRecorder(bus)
+        self._watches = WatchServer(self._fleet, bus, self._instance)
+        self._feeds = Informers(bus, self._fleet, self._watches)
+        self._storage = BusStorageGuard(bus)
         self._vms = VmApi(
             bus,
             self._fleet,
@@ -93,23 +93,23 @@ class Controller:
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, facts)
         self._hosts = HostDuty(bus, self._fleet, facts)
-        self._endings = Endings(bus, self._fleet, facts)
+        self._endings = Finalizer(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
         self._quarantines = Quarantines(bus, self._fleet, facts)
         self._rebuilds = Rebuilds(bus, self._fleet, facts, self._keys)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
-        self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
-        self._departures = Departures(bus, self._fleet, self._watches, facts)
-        self._placing = Placing(bus, self._fleet, self._watches, facts)
+        self._pulse = NodeMonitor(bus, self._fleet, self._watches, facts, self._leases)
+        self._departures = Evacuations(bus, self._fleet, self._watches, facts)
+        self._placing = PendingScheduler(bus, self._fleet, self._watches, facts)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
-        self._duties = Duties(self._leases, self._duties_of(bus, facts))
+        self._duties = LeaderTasks(self._leases, self._duties_of(bus, facts))
 
-    def _duties_of(self, bus: Bus, facts: Facts) -> list[Duty]:
+    def _duties_of(self, bus: Bus, facts: EventRecorder) -> list[Duty]:
         """Return the leader tasks."""
         overtaken = Overtaken(bus, self._fleet)
-        shares = Shares(bus, facts, lambda: len(self._fleet.nodes))
+        shares = StreamTrimmer(bus, facts, lambda: len(self._fleet.nodes))
         return [
             self._sweep,
             self._pulse.tell,
@@ -125,7 +125,7 @@ class Controller:
     def _when_synced(self, duty: Duty) -> Duty:
         """Run the task once the fleet is known."""
 
-        async def run(tenure: Tenure) -> None:
+        async def run(tenure: LeaderTerm) -> None:
             await self._feeds.synced()
             await duty(tenure)
 
@@ -246,11 +246,11 @@ class Controller:
         await self._feeds.synced()  # states found in the first list are not changes
         await self._pulse.run()
 
-    async def _depart(self, tenure: Tenure) -> None:
+    async def _depart(self, tenure: LeaderTerm) -> None:
         await self._feeds.synced()
         await self._departures.run(tenure)
 
-    async def _fence(self, tenure: Tenure) -> None:
+    async def _fence(self, tenure: LeaderTerm) -> None:
         settings = self._settings
         if not settings.fence_command:
             return
@@ -258,13 +258,13 @@ class Controller:
         turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)
         await fencing.FenceAgent(self._fleet, self._nodes, turn_off).run(tenure)
 
-    async def _sweep(self, tenure: Tenure) -> None:
+    async def _sweep(self, tenure: LeaderTerm) -> None:
         settings = self._settings
         await self._feeds.synced()
         await self._endings.sweep_forever(
             tenure, settings.sweep_interval_s, settings.orphan_grace_s
         )
 
-    async def _place(self, tenure: Tenure) -> None:
+    async def _place(self, tenure: LeaderTerm) -> None:
         await self._feeds.synced()
         await self._placing.run(tenure)

@@ -11,20 +11,20 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from virtbus.imaged.core import expiry, overlay
+from virtbus.imaged.core.disk_requests import DiskRequest, overlay_size, wanted_disks
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
-from virtbus.imaged.core.wanted import WantedDisk, overlay_size, wanted_disks
-from virtbus.imaged.edge.diskfiles import DiskFiles
-from virtbus.imaged.edge.diskthreads import DiskThreads
-from virtbus.imaged.edge.quarantine import Manifest, QuarantineFiles
-from virtbus.imaged.edge.store import Store
-from virtbus.imaged.flights import Asker, Listener
+from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
+from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
+from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.nodework import ANY_EPOCH, ImageReady, MadeDisk
-from virtbus.schemas.quarantine import Keep, Kept
+from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, MadeDisk
+from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 
 MAX_REMEMBERED = 10_000
@@ -62,8 +62,8 @@ class Disks:
     def __init__(
         self,
         images: Images,
-        store: Store,
-        files: DiskFiles,
+        store: ImageStore,
+        files: DiskFolders,
         threads: DiskThreads,
         max_virtual_bytes: int,
         now_ns: Callable[[], int],
@@ -116,7 +116,7 @@ class Disks:
     async def _all(
         self,
         uid: str,
-        wanted: tuple[WantedDisk, ...],
+        wanted: tuple[DiskRequest, ...],
         asker: Asker,
         logins: Mapping[str, str],
     ) -> dict[str, _Found]:
@@ -144,7 +144,7 @@ class Disks:
                 await self._restore(disk, made[disk.volume].digest, askers[disk.volume])
         return made
 
-    def _cached(self, disk: WantedDisk) -> ImageInfo | None:
+    def _cached(self, disk: DiskRequest) -> ImageInfo | None:
         if disk.source is None or disk.pull_policy is ImagePullPolicy.ALWAYS:
             return None
         return self._images.cached(disk.source)
@@ -152,14 +152,14 @@ class Disks:
     def _have(self, digest: str) -> bool:
         return self._store.cached(digest) is not None
 
-    async def _restore(self, disk: WantedDisk, digest: str, asker: Asker) -> None:
+    async def _restore(self, disk: DiskRequest, digest: str, asker: Asker) -> None:
         """Pull the exact image of a disk again, if the store has lost it."""
         if disk.source is not None and not self._have(digest):
             await self._images.restore(disk.source, digest, asker)
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
-        self, uid: str, wanted: tuple[WantedDisk, ...], images: dict[str, ImageInfo | None]
+        self, uid: str, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
         """Return disk and base digest by volume; a volume with a missing image is omitted."""
         made = {}
@@ -175,7 +175,7 @@ class Disks:
                 made[disk.volume] = _Found(_told(found, digest), digest, missing)
         return made
 
-    def _make(self, uid: str, disk: WantedDisk, image: ImageInfo | None) -> None:
+    def _make(self, uid: str, disk: DiskRequest, image: ImageInfo | None) -> None:
         if image is None:
             made = Overlay(disk.size_bytes or 0)
         else:
@@ -186,7 +186,7 @@ class Disks:
         )
         self._files.make(uid, disk.volume, layout, made)
 
-    def _base_of(self, disk: WantedDisk, found: Overlay) -> str:
+    def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
         """Return the digest of an existing disk's image, empty for an empty disk."""
         path = Path(found.backing_path) if found.backing_path else None
         if (path is not None) != (disk.source is not None):
@@ -202,7 +202,7 @@ class Disks:
         return digest
 
     # --- release -----------------------------------------------------------------------------
-    async def release(self, uid: str, epoch: int, keep: Keep | None = None) -> Gone:
+    async def release(self, uid: str, epoch: int, keep: QuarantineRequest | None = None) -> Gone:
         """Remove all disks of a VM, or move them to the quarantine if `keep` is given.
 
         Afterwards only a higher epoch may make disks of that uid again; after `ANY_EPOCH` any.
@@ -223,20 +223,20 @@ class Disks:
             return Gone(bool(entry), entry)
 
     # --- quarantine --------------------------------------------------------------------------
-    def _manifest(self, uid: str, epoch: int, keep: Keep) -> Manifest:
-        return Manifest(uid=uid, epoch=epoch, keep=keep, since_ns=self._now_ns())
+    def _manifest(self, uid: str, epoch: int, keep: QuarantineRequest) -> QuarantineManifest:
+        return QuarantineManifest(uid=uid, epoch=epoch, keep=keep, since_ns=self._now_ns())
 
-    async def quarantined(self) -> list[Kept]:
+    async def quarantined(self) -> list[QuarantineEntry]:
         """Return the entries of the quarantine."""
         return await self._threads.run(self._quarantine.entries)
 
-    async def kept(self, entry: str) -> tuple[Kept, VmRecord | None]:
+    async def kept(self, entry: str) -> tuple[QuarantineEntry, VmRecord | None]:
         """Return one entry, and the record that was saved with it; 404 `no_entry`."""
         manifest = await self._threads.run(self._quarantine.manifest, entry)
         record = manifest.keep.record if manifest is not None else None
         return await self._threads.run(self._quarantine.get, entry), record
 
-    async def restore(self, entry: str, uid: str, keep: Keep) -> None:
+    async def restore(self, entry: str, uid: str, keep: QuarantineRequest) -> None:
         """Restore the disks of an entry for a VM that does not run; errors as `release`, 404."""
         async with self._serial(uid):
             instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
@@ -259,7 +259,9 @@ class Disks:
             held[found.uid] = held.get(found.uid, ()) + files
         return held
 
-    async def expire_names(self, wanted: frozenset[str], keep: expiry.Keep) -> tuple[str, ...]:
+    async def expire_names(
+        self, wanted: frozenset[str], keep: expiry.ExpiryLimits
+    ) -> tuple[str, ...]:
         """Remove names that were unused for long, or of too many; return them.
 
         `wanted` are those of the node's records, which are in use.

@@ -9,26 +9,26 @@ from typing import Protocol
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
+from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.imaged.core import qcow2
 from virtbus.imaged.core.clusters import check_clusters
 from virtbus.imaged.core.header import inspect
-from virtbus.imaged.core.limits import Limits
-from virtbus.imaged.core.links import Link
-from virtbus.imaged.core.names import Names
+from virtbus.imaged.core.image_aliases import ImageAliases
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.core.links import NameLink
 from virtbus.imaged.core.sources import Validators, shown
-from virtbus.imaged.edge.diskthreads import DiskThreads
-from virtbus.imaged.edge.localfile import Fetched, OnBytes
-from virtbus.imaged.edge.part import Part
-from virtbus.imaged.edge.parts import open_part
-from virtbus.imaged.edge.store import Store
-from virtbus.imaged.flights import Asker, Flight, Flights
-from virtbus.imaged.spans import Spans, no_span
-from virtbus.imaged.turns import Seat, Turns
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.local_files import Fetched, OnBytes
+from virtbus.imaged.edge.partial_download import PartialDownload
+from virtbus.imaged.edge.partial_downloads import open_part
+from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.pull_slots import PullSlots, Seat
+from virtbus.imaged.single_flight import Asker, Flight, Flights
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource, is_sealed, sealed_ref
-from virtbus.schemas.nodework import HeldImages
+from virtbus.schemas.node_rpc import HeldImages
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class FileSource(Protocol):
     """`edge.localfile.LocalFiles`."""
 
     async def fetch(
-        self, url: str, part: Part, known: Validators, on_bytes: OnBytes
+        self, url: str, part: PartialDownload, known: Validators, on_bytes: OnBytes
     ) -> Fetched: ...
 
 
@@ -48,7 +48,13 @@ class HttpSource(Protocol):
     """`edge.download.Downloads`."""
 
     async def fetch(
-        self, url: str, part: Part, known: Validators, on_bytes: OnBytes, *, pinned: bool = False
+        self,
+        url: str,
+        part: PartialDownload,
+        known: Validators,
+        on_bytes: OnBytes,
+        *,
+        pinned: bool = False,
     ) -> Fetched: ...
 
 
@@ -60,7 +66,7 @@ class ContainerSource(Protocol):
         self,
         locator: str,
         pin: str | None,
-        part: Part,
+        part: PartialDownload,
         known: Validators,
         transfer: Flight,
     ) -> Fetched: ...
@@ -69,7 +75,7 @@ class ContainerSource(Protocol):
 class NameSource(Protocol):
     """`edge.namefiles.NameFiles`."""
 
-    def read(self) -> Names: ...
+    def read(self) -> ImageAliases: ...
 
 
 class Images:
@@ -79,16 +85,16 @@ class Images:
         self,
         group: asyncio.TaskGroup,
         *,
-        store: Store,
+        store: ImageStore,
         threads: DiskThreads,
         names: NameSource,
         files: FileSource,
         http: HttpSource,
         containers: ContainerSource,
-        limits: Limits,
+        limits: TransferLimits,
         max_pulls: int = 4,
         changed: Callable[[], None] = lambda: None,
-        span: Spans = no_span,
+        span: SpanFactory = no_span,
     ) -> None:
         self._span = span
         self._store = store
@@ -99,7 +105,7 @@ class Images:
         self._containers = containers
         self._limits = limits
         self._changed = changed
-        self._turns = Turns(limits, max_pulls)
+        self._turns = PullSlots(limits, max_pulls)
         self._flights: Flights[tuple[ImageInfo, Fetched]] = Flights(group)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -248,7 +254,7 @@ class Images:
         flight: Flight,
         url: str,
         pin: str | None,
-        into: tuple[Part, Validators],
+        into: tuple[PartialDownload, Validators],
         pull_secret: str,
     ) -> Fetched:
         part, known = into
@@ -263,7 +269,7 @@ class Images:
         return await self._http.fetch(whole, part, known, told, pinned=pin is not None)
 
     async def _adopt(
-        self, url: str, pin: str | None, part: Part, known: Validators, fetched: Fetched
+        self, url: str, pin: str | None, part: PartialDownload, known: Validators, fetched: Fetched
     ) -> ImageInfo:
         if fetched.unchanged:
             image = self._unchanged(url, known)
@@ -326,9 +332,9 @@ def _with_query(url: str, query: str) -> str:
     return f"{url.partition('?')[0]}?{query}"
 
 
-def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> Link:
+def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> NameLink:
     """Write a link. A pinned reference has its own, so that it never changes the plain name."""
-    return Link(
+    return NameLink(
         name=source.name,
         digest=image.digest,
         format=image.format,

@@ -4,29 +4,29 @@ import asyncio
 import logging
 
 from virtbus.bus.client.ports import Request
+from virtbus.imaged.disk_worker import DiskWorker
 from virtbus.imaged.disks import Disks
-from virtbus.imaged.facts import Facts
-from virtbus.imaged.flights import Asker
+from virtbus.imaged.event_recorder import EventRecorder
 from virtbus.imaged.images import Images
-from virtbus.imaged.work import Work
+from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
-from virtbus.schemas.nodework import (
+from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Ensure,
     ForgetImage,
     ForgottenImage,
-    Held,
     HeldImages,
+    HeldResources,
     ImageReady,
     Inspect,
     ListImages,
     PullImage,
     Release,
-    Released,
+    ReleaseReply,
 )
-from virtbus.schemas.quarantine import LIST_MAX, Keep, Quarantine, QuarantineWork
+from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
 from virtbus.schemas.wire import invalid, validate
 
 log = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class Requests:
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        work: Work,
+        work: DiskWorker,
         disks: Disks,
         images: Images,
-        facts: Facts,
+        facts: EventRecorder,
     ) -> None:
         self._group = group
         self._work = work
@@ -67,7 +67,7 @@ class Requests:
                 after_ms=1000,
             ) from None
 
-    async def release(self, request: Request) -> Released:
+    async def release(self, request: Request) -> ReleaseReply:
         """Remove a VM's disks; the same answer if there are none."""
         want = validate(Release, request.data)
         uid = _uid(want.uid)
@@ -82,7 +82,7 @@ class Requests:
         elif gone.found:
             log.info("disks removed", extra={"code": "disks_released", "uid": uid})
             self._facts.released(uid, want.epoch)
-        return Released(uid=uid, kept=gone.kept)
+        return ReleaseReply(uid=uid, kept=gone.kept)
 
     async def quarantine(self, request: Request) -> Quarantine:
         """List, get, restore or purge entries of the quarantine; each may be repeated."""
@@ -93,7 +93,10 @@ class Requests:
         entry = want.entry or ""
         kept, record = await self._disks.kept(entry)
         if want.do == "restore":
-            uid, keep = _uid(want.uid or kept.uid), want.keep or Keep(why=f"{entry} was adopted")
+            uid, keep = (
+                _uid(want.uid or kept.uid),
+                want.keep or QuarantineRequest(why=f"{entry} was adopted"),
+            )
             self._work.drop(uid)
             await self._disks.restore(entry, uid, keep)
         elif want.do == "purge":
@@ -103,10 +106,10 @@ class Requests:
             log.warning("%s of %s (%s)", want.do, entry, kept.name, extra=extra)
         return Quarantine(entries=(kept,), total=1, record=record)
 
-    async def inspect(self, request: Request) -> Held:
+    async def inspect(self, request: Request) -> HeldResources:
         """Return the disk files on the host, of one VM or of all."""
         want = validate(Inspect, request.data)
-        return Held(things=await self._disks.held(_uid(want.uid) if want.uid else None))
+        return HeldResources(things=await self._disks.held(_uid(want.uid) if want.uid else None))
 
     async def list(self, request: Request) -> HeldImages:
         """Return a page of the images of this node."""

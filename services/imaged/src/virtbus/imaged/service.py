@@ -16,28 +16,28 @@ from virtbus.bus.client.ports import (
     ServiceInfo,
     WatchMark,
 )
+from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
-from virtbus.imaged.core.expiry import Keep
-from virtbus.imaged.core.wanted import brings_secret, refs_of
+from virtbus.imaged.core.disk_requests import brings_secret, refs_of
+from virtbus.imaged.core.expiry import ExpiryLimits
+from virtbus.imaged.disk_worker import DiskWorker
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
-from virtbus.imaged.edge.diskfiles import DiskFiles
-from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
-from virtbus.imaged.edge.localfile import LocalFiles
-from virtbus.imaged.edge.namefiles import NameFiles
-from virtbus.imaged.edge.store import Store
-from virtbus.imaged.facts import Facts
+from virtbus.imaged.edge.local_files import LocalFiles
+from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.event_recorder import EventRecorder
 from virtbus.imaged.images import Images
 from virtbus.imaged.requests import Requests
 from virtbus.imaged.settings import Settings
-from virtbus.imaged.spans import Spans, no_span
-from virtbus.imaged.work import Work
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.nodework import Tele
+from virtbus.schemas.node_rpc import ServiceReport
 from virtbus.schemas.records import read_record
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
@@ -54,7 +54,7 @@ class Imaged:
     """The service on one node."""
 
     def __init__(
-        self, bus: Bus, settings: Settings, span: Spans = no_span, gate: Gate | None = None
+        self, bus: Bus, settings: Settings, span: SpanFactory = no_span, gate: Gate | None = None
     ) -> None:
         self._bus = bus
         self._gate = gate
@@ -63,7 +63,7 @@ class Imaged:
         self._changed = asyncio.Event()
         self._crowded = asyncio.Event()
         """There are far more names than the limit."""
-        self._store: Store | None = None
+        self._store: ImageStore | None = None
         self._requests: Requests | None = None
         self._quarantined = (0, 0)
         """Number of entries, and their bytes."""
@@ -91,7 +91,7 @@ class Imaged:
             threads.close()
 
     async def _work(
-        self, group: asyncio.TaskGroup, store: Store, files: DiskFiles, threads: DiskThreads
+        self, group: asyncio.TaskGroup, store: ImageStore, files: DiskFolders, threads: DiskThreads
     ) -> None:
         limits = self._settings.limits
         downloads = Downloads(limits, threads)
@@ -99,7 +99,7 @@ class Imaged:
             group,
             store=store,
             threads=threads,
-            names=NameFiles(self._settings.names_dir, self._settings.names, self._settings.roots),
+            names=AliasFiles(self._settings.names_dir, self._settings.names, self._settings.roots),
             files=LocalFiles(self._settings.roots, limits, threads),
             http=downloads,
             containers=Containers(store, threads, downloads, limits, self._registries()),
@@ -110,8 +110,8 @@ class Imaged:
         )
         now_ns = self._bus.sources.time_ns
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
-        facts = Facts(self._bus, self._settings.node)
-        work = Work(group, disks, facts, self._span)
+        facts = EventRecorder(self._bus, self._settings.node)
+        work = DiskWorker(group, disks, facts, self._span)
         self._store = store
         self._requests = Requests(group, work, disks, images, facts)
         group.create_task(self._count(disks))
@@ -135,23 +135,23 @@ class Imaged:
             ),
         )
 
-    def _open_store(self) -> Store:
-        return Store(
+    def _open_store(self) -> ImageStore:
+        return ImageStore(
             self._settings.state_dir / "images",
             min_free_bytes=self._settings.min_free_bytes,
             min_free_ratio=self._settings.min_free_ratio,
         )
 
     @contextlib.contextmanager
-    def _disk_files(self) -> Iterator[DiskFiles]:
-        files = DiskFiles(self._settings.state_dir / "disks")
+    def _disk_files(self) -> Iterator[DiskFolders]:
+        files = DiskFolders(self._settings.state_dir / "disks")
         try:
             yield files
         finally:
             files.close()
 
     # --- records ---------------------------------------------------------------------------
-    async def _follow(self, work: Work) -> None:
+    async def _follow(self, work: DiskWorker) -> None:
         """Follow this node's records; compare with the complete list periodically."""
         async with (
             self._bus.node_watch(self._settings.node, "imaged", self._gate) as watch,
@@ -173,7 +173,7 @@ class Imaged:
                     case Entry():
                         self._see(item, work)
 
-    def _see(self, entry: Entry, work: Work) -> None:
+    def _see(self, entry: Entry, work: DiskWorker) -> None:
         uid = entry.key.rpartition(".")[2]
         if not is_id(uid):
             return  # the join nonce
@@ -215,9 +215,9 @@ class Imaged:
         return handle
 
     # --- reports -----------------------------------------------------------------------------
-    def _tele(self) -> Tele:
+    def _tele(self) -> ServiceReport:
         state = NodeState.RECOVERING if self._store is None else NodeState.READY
-        return Tele(
+        return ServiceReport(
             service="imaged",
             state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
             image_keys=self._store.keys() if self._store is not None else (),
@@ -239,14 +239,14 @@ class Imaged:
             self._changed.set()
 
     async def _tell_state(self) -> None:
-        """Report the state on change, and at least every `tele_interval_s`."""
-        subject = subjects.tele(self._settings.node, "imaged")
+        """Report the state on change, and at least every `report_interval_s`."""
+        subject = subjects.service_report(self._settings.node, "imaged")
         while True:
             self._changed.clear()
             await self._bus.publish(subject, self._tele())
-            await asyncio.sleep(min(_CHANGE_SETTLES_S, self._settings.tele_interval_s))
+            await asyncio.sleep(min(_CHANGE_SETTLES_S, self._settings.report_interval_s))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.tele_interval_s):
+                async with asyncio.timeout(self._settings.report_interval_s):
                     await self._changed.wait()
 
     def _images_changed(self) -> None:
@@ -254,17 +254,17 @@ class Imaged:
         if self._store is not None and self._store.names > self._settings.max_names * CROWDED:
             self._crowded.set()
 
-    async def _expire_names(self, disks: Disks, work: Work) -> None:
+    async def _expire_names(self, disks: Disks, work: DiskWorker) -> None:
         if not work.synced:
             return
-        keep = Keep(self._settings.name_max_age_s, self._settings.max_names)
+        keep = ExpiryLimits(self._settings.name_max_age_s, self._settings.max_names)
         wanted = frozenset[str]().union(*work.refs.values())
         names = await disks.expire_names(wanted, keep)
         if names:
             log.info("%d image names expired", len(names), extra={"code": "names_expired"})
             self._changed.set()
 
-    async def _collect(self, disks: Disks, work: Work) -> None:
+    async def _collect(self, disks: Disks, work: DiskWorker) -> None:
         settings = self._settings
         while True:
             with contextlib.suppress(TimeoutError):

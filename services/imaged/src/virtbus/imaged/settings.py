@@ -6,11 +6,11 @@ from typing import ClassVar
 from pydantic import Field, IPvAnyNetwork
 
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
-from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.limits import TransferLimits
 from virtbus.schemas.quantity import Bytes
 
 GIB = 1024**3
-_LIMITS = Limits()
+_LIMITS = TransferLimits()
 
 
 class Settings(ServiceSettings):
@@ -113,7 +113,7 @@ class Settings(ServiceSettings):
     relist_interval_s: float = Field(
         300.0, ge=1, description="seconds between full comparisons with the records"
     )
-    tele_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
+    report_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -122,9 +122,9 @@ class Settings(ServiceSettings):
         return tuple(str(root) for root in self.allowed_roots or default)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TransferLimits:
         """Return the limits of a transfer."""
-        return Limits(
+        return TransferLimits(
             max_bytes=self.max_bytes,
             max_virtual_bytes=self.max_virtual_bytes,
             max_expansion=self.max_expansion,

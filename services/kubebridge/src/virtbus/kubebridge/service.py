@@ -11,12 +11,12 @@ from virtbus.bus.runtime.process import notify
 from virtbus.kubebridge.core.runtime.controller import BUS_VM, NAMESPACE, SECRET, VM, VMI
 from virtbus.kubebridge.edge import admission, controllers
 from virtbus.kubebridge.edge.certificates import Certificates, Where
-from virtbus.kubebridge.edge.cluster import Answer, Cluster
-from virtbus.kubebridge.edge.lease import Lease
+from virtbus.kubebridge.edge.cluster import KubernetesApi, StatusError
+from virtbus.kubebridge.edge.lease import LeaseHolder
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.runtime.views import Views
-from virtbus.kubebridge.edge.web.site import Site
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
+from virtbus.kubebridge.edge.web.application import Application
 from virtbus.kubebridge.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ AGAIN_S = 1.0
 class Bridge:
     """One bridge. `bus` is virtbus, `cluster` is Kubernetes, and `name` names the cluster."""
 
-    def __init__(self, bus: Bus, cluster: Cluster, settings: Settings, name: str) -> None:
+    def __init__(self, bus: Bus, cluster: KubernetesApi, settings: Settings, name: str) -> None:
         self.bus = bus
         self.cluster = cluster
         self.settings = settings
@@ -37,11 +37,11 @@ class Bridge:
         self.instance = f"{settings.node}-{bus.sources.uuid7()[-12:]}"
         self.leads = asyncio.Event()
         """Set while this bridge is the leader, which writes."""
-        self.views = Views(bus, name)
+        self.views = VmInformer(bus, name)
         self.recorder = EventRecorder(cluster, self.instance, bus.sources)
         self.reconciler = Reconciler(cluster, bus, self.views, self.recorder, self.leads)
         self.sources = controllers.add(self.reconciler, bus, self.views, name, self.leads)
-        self.site = Site(bus, cluster, settings.listen)
+        self.site = Application(bus, cluster, settings.listen)
         whose = Where(settings.namespace, settings.certificates)
         self.certificates = Certificates(cluster, whose, self.site.door.show, bus.sources)
         self.reconciler.add_lane(SECRET, self.certificates.lane(), ())
@@ -68,7 +68,9 @@ class Bridge:
         )
         yield self.site.run(self._against, admission.routes(known))
         yield self.reconciler.run()
-        yield Lease(self.cluster, settings.namespace, self.instance, self.leads, sources).run()
+        yield LeaseHolder(
+            self.cluster, settings.namespace, self.instance, self.leads, sources
+        ).run()
 
     def _synced(self) -> bool:
         """Return True once all three caches are complete: an existing VM is not created again."""
@@ -81,12 +83,12 @@ class Bridge:
         return "" if self.bus.connected else "the bus is away"
 
 
-async def name_of(cluster: Cluster, settings: Settings) -> str:
+async def name_of(cluster: KubernetesApi, settings: Settings) -> str:
     """Return the name that labels this cluster's VMs on a bus that several clusters may share."""
     while not settings.cluster:
         try:
             namespace = await cluster.get(NAMESPACE, NAMED_BY)
-        except Answer as answer:
+        except StatusError as answer:
             log.warning("waiting for the cluster: %s", answer, extra={"code": "cluster_away"})
         else:
             if namespace is not None:

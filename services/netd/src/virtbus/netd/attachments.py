@@ -10,24 +10,24 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from virtbus.netd.builder import Builder, Doors
+from virtbus.netd.builder import Builder, HostPorts
 from virtbus.netd.core import names
-from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.netd.core.epochs import Released, check_epoch
-from virtbus.netd.core.finding import Finding, lost, mended
-from virtbus.netd.core.offer import Site
-from virtbus.netd.core.plan import plan_of
-from virtbus.netd.core.settling import (
+from virtbus.netd.core.address_assignment import (
     addresses_of,
     carried_over,
     check_macs,
     refusal,
     settled,
 )
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.dhcp_offer import DhcpSettings
+from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
+from virtbus.netd.core.finding import NetworkFinding, lost, mended
+from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge.namespaces import in_thread
-from virtbus.netd.turns import Turns
+from virtbus.netd.keyed_lock import KeyedLock
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
-from virtbus.schemas.nodework import NetPhase, NetReady
+from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class _Held:
         self.phase, self.error = phase, error
         self.settled.set()
 
-    def cut_off(self, faults: list[str]) -> Finding:
+    def cut_off(self, faults: list[str]) -> NetworkFinding:
         """Return the finding for a running guest that cannot get its network any more."""
         finding = lost(self.attachment, faults)
         self.settle(NetPhase.FAILED, finding.error)
@@ -75,12 +75,12 @@ class _Held:
 class Attachments:
     """All networks of VMs on this host."""
 
-    def __init__(self, doors: Doors, site: Site) -> None:
+    def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._builder = Builder(doors, site)
         self._held: dict[str, _Held] = {}
-        self._released = Released()
-        self._turns = Turns()
+        self._released = ReleasedEpochs()
+        self._turns = KeyedLock()
         self._bridge_seen = 0
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
         self._host_side = asyncio.Lock()
@@ -276,7 +276,7 @@ class Attachments:
         if nics:
             await in_thread(lambda: self._builder.links.replug(nics))
 
-    async def compare(self) -> list[Finding]:
+    async def compare(self) -> list[NetworkFinding]:
         """Check each network on the host, complete it, and return what was incomplete."""
         findings = []
         running = await in_thread(lambda: self._doors.emulators.running(self._held))
@@ -288,7 +288,7 @@ class Attachments:
                 findings.append(await self._examine(held, runs=uid in running))
         return [finding for finding in findings if finding is not None]
 
-    async def _examine(self, held: _Held, *, runs: bool) -> Finding | None:
+    async def _examine(self, held: _Held, *, runs: bool) -> NetworkFinding | None:
         attachment = held.attachment
         named = self._builder.stands(attachment)
         faults = [] if named else [f"{attachment.netns} is gone"]

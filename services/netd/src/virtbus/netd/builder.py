@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from virtbus.netd.core import cni as cni_values
+from virtbus.netd.core.address_assignment import refused_mac, replaced
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
-from virtbus.netd.core.offer import Site, offers_of
-from virtbus.netd.core.settling import refused_mac, replaced
+from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
+from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
-from virtbus.netd.edge.emulators import Emulators
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
-from virtbus.netd.edge.leases import StateFiles
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.plugin_process import end_left
+from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -27,21 +27,21 @@ Keep = Callable[[Attachment], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class HostPorts:
     """The collaborators that touch the host."""
 
     namespaces: Namespaces
     bridge: HostBridge
-    files: StateFiles
+    files: AttachmentStore
     cni: Cni
     dhcp: DhcpServer
-    emulators: Emulators
+    emulators: QemuProcesses
 
 
 class Builder:
     """Every method may be cancelled; the next one completes or removes partial results."""
 
-    def __init__(self, doors: Doors, site: Site) -> None:
+    def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._site = site
         self.links = GuestLinks(doors.namespaces, doors.bridge)

@@ -16,37 +16,38 @@ from virtbus.bus.client.ports import (
     Watch,
     WatchMark,
 )
+from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
 from virtbus.netd.attachments import Attachments
-from virtbus.netd.builder import Doors
-from virtbus.netd.closing import Closing
+from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.tenancy import namespaces_of
+from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
-from virtbus.netd.edge.emulators import Emulators
-from virtbus.netd.edge.handover import Handover, HandoverServer
+from virtbus.netd.edge.fd_passing import Handover, HandoverServer
 from virtbus.netd.edge.host_bridge import HostBridge
-from virtbus.netd.edge.leases import StateFiles
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
+from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.edge.wrapper_install import install
-from virtbus.netd.facts import Facts, Spans, no_span
-from virtbus.netd.leftovers import Leftovers
+from virtbus.netd.event_recorder import EventRecorder
+from virtbus.netd.forbidden_addresses import ForbiddenAddresses
+from virtbus.netd.network_worker import NetworkWorker
+from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.settings import Settings
-from virtbus.netd.work import Work
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import check_uid, is_id
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.nodework import (
+from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Ensure,
-    Held,
+    HeldResources,
     Inspect,
     NetReady,
     Release,
-    Released,
-    Tele,
+    ReleaseReply,
+    ServiceReport,
 )
 from virtbus.schemas.records import read_record
 from virtbus.schemas.version import VERSION
@@ -56,10 +57,10 @@ from virtbus.schemas.wire import invalid, validate
 log = logging.getLogger(__name__)
 
 
-def doors_of(settings: Settings) -> Doors:
+def doors_of(settings: Settings) -> HostPorts:
     """Return the ports to this host."""
     state = settings.state_dir / "netd"
-    return Doors(
+    return HostPorts(
         namespaces=Namespaces(settings.netns_dir),
         bridge=HostBridge(
             settings.bridge,
@@ -68,7 +69,7 @@ def doors_of(settings: Settings) -> Doors:
             settings.state_dir,
             settings.reach(),
         ),
-        files=StateFiles(state / "vms"),
+        files=AttachmentStore(state / "vms"),
         cni=Cni(
             settings.cni_conf_dir,
             settings.cni_bin_dirs,
@@ -76,7 +77,7 @@ def doors_of(settings: Settings) -> Doors:
             openings=settings.network_namespaces,
         ),
         dhcp=DhcpServer(),
-        emulators=Emulators(settings.emulator),
+        emulators=QemuProcesses(settings.emulator),
     )
 
 
@@ -84,7 +85,7 @@ class Netd:
     """The service on one node."""
 
     def __init__(
-        self, bus: Bus, settings: Settings, span: Spans = no_span, gate: Gate | None = None
+        self, bus: Bus, settings: Settings, span: SpanFactory = no_span, gate: Gate | None = None
     ) -> None:
         self._bus = bus
         self._gate = gate
@@ -92,11 +93,11 @@ class Netd:
         self._span = span
         self._doors = doors_of(settings)
         self._attachments = Attachments(self._doors, settings.site())
-        self._leftovers = Leftovers(self._doors, self._attachments)
-        self._facts = Facts(bus, settings.node)
+        self._leftovers = OrphanAudit(self._doors, self._attachments)
+        self._facts = EventRecorder(bus, settings.node)
         self._changed = asyncio.Event()
         self._listed: set[str] = set()
-        self._reach = Closing(self._doors.bridge, settings)
+        self._reach = ForbiddenAddresses(self._doors.bridge, settings)
         self._addresses: tuple[str, ...] = ()
 
     async def run(self) -> None:
@@ -110,7 +111,7 @@ class Netd:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                work = Work(group, self._attachments, self._facts, self._span)
+                work = NetworkWorker(group, self._attachments, self._facts, self._span)
                 async with self._bus.serve(info, self._endpoints(work)):
                     group.create_task(self._tell_state())
                     group.create_task(handover.run())
@@ -145,7 +146,7 @@ class Netd:
         self._facts.wrapped(done)
 
     # --- records ----------------------------------------------------------------------------
-    async def _follow(self, work: Work) -> None:
+    async def _follow(self, work: NetworkWorker) -> None:
         """Follow this node's records; compare with the complete list periodically."""
         async with (
             self._bus.node_watch(self._settings.node, "netd", self._gate) as watch,
@@ -175,7 +176,7 @@ class Netd:
             await asyncio.sleep(self._settings.relist_interval_s)
             watch.relist()
 
-    def _see(self, entry: Entry, work: Work) -> None:
+    def _see(self, entry: Entry, work: NetworkWorker) -> None:
         uid = entry.key.rpartition(".")[2]
         if uid == subjects.HOSTS_KEY:
             self._reach.see(entry)
@@ -197,7 +198,7 @@ class Netd:
             work.want(record)
 
     # --- requests ---------------------------------------------------------------------------
-    def _endpoints(self, work: Work) -> list[Endpoint]:
+    def _endpoints(self, work: NetworkWorker) -> list[Endpoint]:
         async def ensure(request: Request) -> NetReady:
             record = validate(Ensure, request.data).record
             ready = await work.ensure(record)
@@ -205,7 +206,7 @@ class Netd:
                 raise VirtbusError.of(ready.error)
             return ready
 
-        async def release(request: Request) -> Released:
+        async def release(request: Request) -> ReleaseReply:
             want = validate(Release, request.data)
             uid = _uid(want.uid)
             if want.epoch >= ANY_EPOCH and uid in self._listed:
@@ -216,9 +217,9 @@ class Netd:
                 if await self._release(uid, want.epoch):
                     self._facts.released(uid, want.epoch)
                     log.info("network released", extra={"code": "released", "uid": uid})
-            return Released(uid=uid)
+            return ReleaseReply(uid=uid)
 
-        async def inspect(request: Request) -> Held:
+        async def inspect(request: Request) -> HeldResources:
             return await self._inspect(validate(Inspect, request.data))
 
         handlers = {"ensure": ensure, "release": release, "inspect": inspect}
@@ -227,14 +228,14 @@ class Netd:
             for verb, handler in handlers.items()
         ]
 
-    async def _inspect(self, want: Inspect) -> Held:
+    async def _inspect(self, want: Inspect) -> HeldResources:
         if want.mend:
             await self._leftovers.mend()
         held = await self._leftovers.held()
         if want.uid is not None:
             uid = _uid(want.uid)
-            return Held(things={uid: held[uid]} if uid in held else {})
-        return Held(things=held, faults=await self._leftovers.faults())
+            return HeldResources(things={uid: held[uid]} if uid in held else {})
+        return HeldResources(things=held, faults=await self._leftovers.faults())
 
     async def _release(self, uid: str, epoch: int) -> bool:
         """Return True if there was something; an audit's release also removes orphans."""
@@ -243,7 +244,7 @@ class Netd:
         return epoch >= ANY_EPOCH and await self._leftovers.remove(uid)
 
     # --- reports -----------------------------------------------------------------------------
-    def _tele(self) -> Tele:
+    def _tele(self) -> ServiceReport:
         state = NodeState.RECOVERING if self._attachments.recovering else NodeState.READY
         default = NetworkInfo(
             name="default", kind="bridge", subnet=str(self._settings.subnet.network)
@@ -257,7 +258,7 @@ class Netd:
             )
             for name, path in self._doors.cni.networks().items()
         ]
-        return Tele(
+        return ServiceReport(
             service="netd",
             state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
             networks=(default, *others),
@@ -265,14 +266,14 @@ class Netd:
         )
 
     async def _tell_state(self) -> None:
-        """Report the state on change, and at least every `tele_interval_s`."""
-        subject = subjects.tele(self._settings.node, "netd")
+        """Report the state on change, and at least every `report_interval_s`."""
+        subject = subjects.service_report(self._settings.node, "netd")
         while True:
             self._changed.clear()
             self._addresses = await in_thread(self._doors.bridge.addresses)
             await self._bus.publish(subject, self._tele())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.tele_interval_s):
+                async with asyncio.timeout(self._settings.report_interval_s):
                     await self._changed.wait()
 
     async def _tidy(self) -> None:

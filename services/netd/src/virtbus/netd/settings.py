@@ -7,8 +7,8 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from virtbus.bus.runtime.settings import ServiceSettings
-from virtbus.netd.core.offer import Site
-from virtbus.netd.core.reach import Reach
+from virtbus.netd.core.dhcp_offer import DhcpSettings
+from virtbus.netd.core.reach import ReachRules
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 
@@ -86,7 +86,7 @@ class Settings(ServiceSettings):
     relist_interval_s: float = Field(
         300.0, ge=1, description="seconds between full comparisons with the records"
     )
-    tele_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
+    report_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
 
     @field_validator("subnet")
     @classmethod
@@ -100,15 +100,15 @@ class Settings(ServiceSettings):
             raise ValueError(msg)
         return value
 
-    def reach(self) -> Reach:
+    def reach(self) -> ReachRules:
         """Return the closed addresses before any other host is known."""
-        return Reach(
+        return ReachRules(
             closed=self.guests_may_not_reach, opened=self.guests_may_reach, dns=self.site().dns
         )
 
-    def site(self) -> Site:
+    def site(self) -> DhcpSettings:
         """Return the DHCP settings of every guest."""
-        return Site(
+        return DhcpSettings(
             dns=self.dns or host_dns(RESOLV_CONF),
             domain=self.domain,
             search=self.search,

@@ -13,26 +13,27 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.bus.runtime.tasks import background
+from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
-from virtbus.nodeagent.edge.disk_files import DiskFiles
-from virtbus.nodeagent.edge.doors import GuestDoors
-from virtbus.nodeagent.edge.driver_file import test_host
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.guest_connections import GuestConnections
 from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.identity import HostIdentity
 from virtbus.nodeagent.edge.kvm_probe import usable
-from virtbus.nodeagent.edge.reach import Reach
-from virtbus.nodeagent.edge.record_files import StateFiles
+from virtbus.nodeagent.edge.libvirt_test_driver import test_host
+from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
+from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
+from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
-from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import NoDisks, SimulatedNode
-from virtbus.nodeagent.tools import Facts, Tools
+from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.simulated_files import NoDisks
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -58,8 +59,8 @@ def _chosen(accelerators: tuple[str, ...]) -> Callable[[VmRecord], str]:
 
 
 @asynccontextmanager
-async def _state(settings: Settings) -> AsyncIterator[StateFiles]:
-    files = StateFiles(settings.state_dir, settings.run_dir)
+async def _state(settings: Settings) -> AsyncIterator[AgentFiles]:
+    files = AgentFiles(settings.state_dir, settings.run_dir)
     files.open(settings.node)
     try:
         yield files
@@ -95,30 +96,30 @@ async def serve(settings: Settings) -> None:
             ready: Readiness = simulated
         else:
             arm = AdminSocket(settings.run_dir / "netd" / "admin.sock")
-            ready = reach = Reach(files.console_log)
+            ready = reach = ReadinessProbe(files.console_log)
             reach.open()
-        tools = Tools(
+        tools = AgentPorts(
             bus=bus,
             settings=settings,
             hypervisor=hypervisor,
             files=files,
             seeds=SeedIsos(files.vms),
-            disks=NoDisks() if settings.simulate else DiskFiles(settings.state_dir),
+            disks=NoDisks() if settings.simulate else HostDiskFiles(settings.state_dir),
             netd=arm,
             reach=ready,
-            facts=Facts(bus, settings.node),
+            facts=EventRecorder(bus, settings.node),
             accelerator=_chosen(accelerators),
             gate=own.prove,
         )
         agent = NodeAgent(
             tools,
-            Liveness(bus, settings, facts, own),
+            Heartbeat(bus, settings, facts, own),
             AgentRpc(
                 bus,
                 settings.node,
                 Consoles(files.console_socket, files.console_log),
                 None if settings.simulate else hypervisor.guests,
-                None if settings.simulate else GuestDoors(hypervisor.displays),
+                None if settings.simulate else GuestConnections(hypervisor.displays),
             ),
         )
         async with asyncio.TaskGroup() as group:

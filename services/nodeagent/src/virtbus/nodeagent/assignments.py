@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable
 
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
+from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.capacity_check import no_room
 from virtbus.nodeagent.core.ports import DomainFacts, HostFacts
-from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.uid_table import (
     AFTER_LIST,
     PURGED,
@@ -16,17 +17,16 @@ from virtbus.nodeagent.core.uid_table import (
     Reaction,
     Word,
 )
-from virtbus.nodeagent.early_parts import EarlyParts
-from virtbus.nodeagent.left_statuses import LeftStatuses
-from virtbus.nodeagent.node_wish import OTHER_BUS, JoinCheck, WishHere
-from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.early_events import EarlyEvents
+from virtbus.nodeagent.node_spec import OTHER_BUS, JoinCheck, NodeSpecFollower
+from virtbus.nodeagent.status_gc import StatusCollector
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.intent import MOVED, overtaken
 from virtbus.nodeagent.vm.observation import found
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import is_uid
-from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.records import DELETED, read_record
 from virtbus.schemas.vm import VmRecord
 
@@ -44,7 +44,7 @@ NO_RECORD = (
 class Assignments:
     """The VMs of one node: an actor for each, as the tables say."""
 
-    def __init__(self, tools: Tools, host: Callable[[], HostFacts]) -> None:
+    def __init__(self, tools: AgentPorts, host: Callable[[], HostFacts]) -> None:
         self._tools = tools
         self._host = host
         self.actors: dict[str, VmActor] = {}
@@ -54,14 +54,14 @@ class Assignments:
         self.join = JoinCheck(tools.files)
         self.listed = False
         """A list was complete since the start of the agent."""
-        self.left = LeftStatuses(tools.bus, tools.settings.node)
+        self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()
         """A record was purged that has no actor: its resources are orphans."""
         self.group: asyncio.TaskGroup | None = None
         self.relist: Callable[[], None] = lambda: None
         self._next: dict[str, VmRecord] = {}
-        self._early = EarlyParts(lambda: asyncio.get_running_loop().time())
-        self._wish = WishHere(tools.files)
+        self._early = EarlyEvents(lambda: asyncio.get_running_loop().time())
+        self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
             "adopt": lambda _, record: self._adopt(record),
@@ -90,7 +90,7 @@ class Assignments:
         if item is WatchMark.RESET:
             self.join.nonce = ""
             self.listings.begin()
-            self._wish.reset()
+            self._node_spec.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
         elif isinstance(item, Entry):
@@ -107,7 +107,7 @@ class Assignments:
     def _take_entry(self, uid: str, entry: Entry) -> None:
         if uid == subjects.JOIN_KEY:
             self.join.take(entry)
-        elif uid == subjects.WISH_KEY:
+        elif uid == subjects.NODE_SPEC_KEY:
             self._take_wish(entry)
         elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
             return  # for controllers and netd
@@ -120,9 +120,9 @@ class Assignments:
 
     def _take_wish(self, entry: Entry) -> None:
         """Handle the desired state of this node: a fenced node starts nothing."""
-        self._wish.take(entry)
+        self._node_spec.take(entry)
         if self.join.trusted:
-            self._wish.keep()
+            self._node_spec.keep()
             for uid, actor in self.actors.items():
                 if AFTER_LIST.get(self.listings[uid]) == "resume":
                     self._resume(actor)
@@ -162,9 +162,9 @@ class Assignments:
     def _synced(self) -> None:
         """Handle the end of a list: adopt VMs of the host only, hold those that the bus lost."""
         trusted = self.join.synced()
-        self._wish.synced()
+        self._node_spec.synced()
         if trusted:
-            self._wish.keep()
+            self._node_spec.keep()
         for uid, record in list(self.on_disk.items()):
             if self.listings[uid] != "listed":
                 self._adopt(record)
@@ -212,8 +212,8 @@ class Assignments:
 
     def _resume(self, actor: VmActor) -> None:
         """End the hold of the comparison; a fence may still apply."""
-        if self._wish.fence and not actor.vm.record.ending:
-            actor.hold(self._wish.fence)
+        if self._node_spec.fence and not actor.vm.record.ending:
+            actor.hold(self._node_spec.fence)
         else:
             actor.resume()
 
@@ -228,7 +228,7 @@ class Assignments:
         assert self.group is not None  # noqa: S101  set before the watch begins
         facts = self.domains.pop(record.uid, None)
         known = self.on_disk.pop(record.uid, None) is not None
-        held = held or (self._wish.fence if self.join.trusted else COMPARING)
+        held = held or (self._node_spec.fence if self.join.trusted else COMPARING)
         resumed = known or facts is not None
         actor = VmActor(record, self._tools, resumed=resumed, held=held)
         self.actors[record.uid] = actor
@@ -253,7 +253,7 @@ class Assignments:
         if record.epoch <= refused:
             return "refused it before"
         others = [one.vm.record for uid, one in self.actors.items() if uid != record.uid]
-        return self._wish.closed or no_room(record, others, self._host())
+        return self._node_spec.closed or no_room(record, others, self._host())
 
     async def _live(self, actor: VmActor) -> None:
         uid = actor.vm.record.uid

@@ -15,23 +15,23 @@ from contextlib import suppress
 from virtbus.bus.client.ports import Endpoint, Request
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.backoff import delays
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.left_statuses import purge_status
-from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.status_gc import purge_status
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.nodework import (
+from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Audit,
     Audited,
-    Finding,
-    Held,
+    AuditFinding,
+    HeldResources,
     Inspect,
     Release,
-    Released,
+    ReleaseReply,
 )
-from virtbus.schemas.quarantine import Keep
+from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ REPAIRS = {
 class Auditor:
     """`rpc.agent.audit`, and the sweep that removes findings that persist for the grace."""
 
-    def __init__(self, tools: Tools, vms: Assignments) -> None:
+    def __init__(self, tools: AgentPorts, vms: Assignments) -> None:
         self._tools = tools
         self._vms = vms
 
@@ -103,11 +103,11 @@ class Auditor:
                 wait_s = min(next(pauses), interval_s)
 
     # --- scan --------------------------------------------------------------------------------
-    async def look(self, statuses: Collection[str]) -> list[Finding]:
+    async def look(self, statuses: Collection[str]) -> list[AuditFinding]:
         """Return findings that two scans have in common, sorted by uid."""
         if not self._vms.join.trusted:
             what = "the bus is not the one that the node joined, or is not read yet"
-            return [Finding(kind="bus", what=f"{what}: nothing is called left over")]
+            return [AuditFinding(kind="bus", what=f"{what}: nothing is called left over")]
         first = await self._once(statuses)
         if not first:
             return []
@@ -115,25 +115,25 @@ class Auditor:
         again = await self._once(statuses)
         return [finding for finding in first if finding in again]
 
-    async def _once(self, statuses: Collection[str]) -> list[Finding]:
+    async def _once(self, statuses: Collection[str]) -> list[AuditFinding]:
         things: list[tuple[str, str, str]] = []
-        silent: list[Finding] = []
-        faults: list[Finding] = []
+        silent: list[AuditFinding] = []
+        faults: list[AuditFinding] = []
         for name, kind in KINDS.items():
             try:
                 subject = subjects.rpc(self._tools.settings.node, name, "inspect")
                 answer = await self._tools.bus.request(subject, Inspect(), timeout_s=ASK_S)
-                held = validate(Held, answer)
+                held = validate(HeldResources, answer)
                 things += [
                     (kind, uid, what) for uid, these in held.things.items() for what in these
                 ]
                 faults += [
-                    Finding(kind="fault", uid=uid, what=what, repair=REPAIRS["fault"])
+                    AuditFinding(kind="fault", uid=uid, what=what, repair=REPAIRS["fault"])
                     for uid, these in held.faults.items()
                     for what in these
                 ]
             except (BusError, VirtbusError) as error:
-                silent.append(Finding(kind="service", what=f"{name} does not answer: {error}"))
+                silent.append(AuditFinding(kind="service", what=f"{name} does not answer: {error}"))
         running: set[str] = set()
         try:
             domains = await self._domains()
@@ -144,18 +144,20 @@ class Auditor:
                 if one.active and self._vms.listings.purged(one.uid) is None
             }
         except VirtbusError as error:
-            silent.append(Finding(kind="service", what=f"libvirt does not answer: {error}"))
+            silent.append(AuditFinding(kind="service", what=f"libvirt does not answer: {error}"))
             running = {uid for _, uid, _ in things if self._vms.listings.purged(uid) is None}
         files = await self._tools.files.things()
         things += [("file", uid, what) for uid, these in files.items() for what in these]
         things += [("status", uid, "a status on the bus") for uid in statuses]
         found = [
-            Finding(kind=kind, uid=uid, what=what, repair="" if uid in running else REPAIRS[kind])
+            AuditFinding(
+                kind=kind, uid=uid, what=what, repair="" if uid in running else REPAIRS[kind]
+            )
             for kind, uid, what in things
             if uid not in self._vms.actors and self._vms.listings[uid] != "unreadable"
         ]
         found += [
-            Finding(kind="record", uid=uid, what=guest.vm.reasons.held)
+            AuditFinding(kind="record", uid=uid, what=guest.vm.reasons.held)
             for uid, guest in self._vms.actors.items()
             if guest.vm.reasons.held
         ]
@@ -171,7 +173,7 @@ class Auditor:
         ]
 
     # --- repair ------------------------------------------------------------------------------
-    async def repair(self, found: Collection[Finding]) -> list[Finding]:
+    async def repair(self, found: Collection[AuditFinding]) -> list[AuditFinding]:
         """Remove the orphans of each uid; return the findings with the results."""
         if any(finding.kind == "fault" for finding in found):
             await self._mend()
@@ -222,7 +224,7 @@ class Auditor:
             if self._vms.listings.purged(uid) is not None:
                 await self._tools.hypervisor.destroy(uid)
             await self._tools.hypervisor.undefine(uid)
-        keep = None if self._vms.listings.purged(uid) else Keep(why=why)
+        keep = None if self._vms.listings.purged(uid) else QuarantineRequest(why=why)
         for service, kind in KINDS.items():
             if kind in kinds:
                 answer = await self._tools.bus.request(
@@ -230,7 +232,7 @@ class Auditor:
                     Release(uid=uid, epoch=ANY_EPOCH, keep=keep),
                     timeout_s=ASK_S,
                 )
-                if kept := validate(Released, answer).kept:
+                if kept := validate(ReleaseReply, answer).kept:
                     await self._tools.files.keep_work(uid, kept)
         if "file" in kinds:
             await self._tools.files.remove_work(uid)

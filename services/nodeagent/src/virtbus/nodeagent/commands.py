@@ -12,27 +12,27 @@ from weakref import WeakValueDictionary
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.ports import Endpoint, Request
-from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import UP
 from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Kind
-from virtbus.schemas.nodework import GuestCommand
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node_rpc import GuestCommand
 from virtbus.schemas.wire import validate
 
 KEPT = 64
 """Number of remembered commands; more than a guest can get within a client's time limit."""
 BEGUN, DONE = "begun", "done"
-KINDS = {"reset": Kind.GUEST_RESET, "soft-reboot": Kind.GUEST_REBOOTING}
+KINDS = {"reset": EventKind.GUEST_RESET, "soft-reboot": EventKind.GUEST_REBOOTING}
 
 
 class Commands:
     """The handler; `guests` is the agent's own, live map."""
 
     def __init__(
-        self, tools: Tools, guests: Mapping[str, VmActor], known: Callable[[str], None]
+        self, tools: AgentPorts, guests: Mapping[str, VmActor], known: Callable[[str], None]
     ) -> None:
         """`known` raises for a VM that is not on this node."""
         self._tools = tools

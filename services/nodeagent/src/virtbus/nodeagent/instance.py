@@ -14,7 +14,7 @@ from typing import Protocol
 from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError, FullError, UnavailableError
 from virtbus.bus.runtime.process import notify
-from virtbus.nodeagent.core.instance import Me, Signs, Step, judge, replaced
+from virtbus.nodeagent.core.instance import InstanceAction, InstanceSignals, Me, judge, replaced
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
@@ -87,7 +87,7 @@ class Ownership:
         while True:
             try:
                 step, why = await self._try()
-                if step is Step.TAKE:
+                if step is InstanceAction.TAKE:
                     break
                 await self._refused(step, why)
             except ConflictError:
@@ -96,31 +96,31 @@ class Ownership:
                 log.warning(
                     "cannot take the node's key: %s", error, extra={"code": "instance_waits"}
                 )
-                step = Step.WAIT
-            await asyncio.sleep(LOOK_S if step is Step.WAIT else REFUSED_LOOK_S)
+                step = InstanceAction.WAIT
+            await asyncio.sleep(LOOK_S if step is InstanceAction.WAIT else REFUSED_LOOK_S)
         self._sent.clear()
         self.held = True
         self._lives.tell(self.me.instance, "")
         log.info("this host runs node %s", self._node, extra={"code": "instance_held"})
 
-    async def _try(self) -> tuple[Step, str]:
+    async def _try(self) -> tuple[InstanceAction, str]:
         """Check once, and take the key if allowed; ConflictError if it changed."""
         entry = await self._bus.get(self._key)
         held = self._holder(entry)
         if held is not None and held.token in self._sent:
             self._revision = entry.revision if entry else 0
-            return Step.TAKE, ""
+            return InstanceAction.TAKE, ""
         step, why = judge(await self._signs(entry))
-        if step is Step.TAKE:
+        if step is InstanceAction.TAKE:
             await self._write(entry.revision if entry else 0)
         return step, why
 
-    async def _signs(self, entry: Entry | None) -> Signs:
+    async def _signs(self, entry: Entry | None) -> InstanceSignals:
         record = await self._host_record()
         held = self._holder(entry)
         heard = held is not None and await self._heard(held)
         revision = entry.revision if entry else 0
-        return Signs(self.me, record, held, revision, heard, holding=self.held)
+        return InstanceSignals(self.me, record, held, revision, heard, holding=self.held)
 
     def _holder(self, entry: Entry | None) -> Instance | None:
         """Return the key's holder; an empty one if the key is unreadable, or another node's."""
@@ -179,11 +179,11 @@ class Ownership:
         )
 
     # --- refused ---------------------------------------------------------------------------------
-    async def _refused(self, step: Step, why: str) -> None:
+    async def _refused(self, step: InstanceAction, why: str) -> None:
         """Report the refusal: to the log, the supervisor, local services, and controllers."""
         now_s = asyncio.get_running_loop().time()
         self._refused_s = now_s if self._refused_s is None else self._refused_s
-        if step is Step.WAIT and now_s - self._refused_s < WAIT_TOLD_S:
+        if step is InstanceAction.WAIT and now_s - self._refused_s < WAIT_TOLD_S:
             return
         if why != self._told:
             self._told = why
@@ -240,7 +240,7 @@ class Ownership:
             return
         signs = await self._signs(entry)
         step, _ = judge(signs)
-        if step is not Step.TAKE:
+        if step is not InstanceAction.TAKE:
             self._lose(held)
         if signs.damaged:
             log.error("unreadable %s: writing it again", self._key, extra={"code": "bad_record"})

@@ -8,22 +8,22 @@ import asyncio
 import logging
 
 from virtbus.bus.client.ports import Endpoint, Request
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.uid_table import ABSENT
-from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.intent import MOVED
-from virtbus.nodeagent.vm.machine import Phase
+from virtbus.nodeagent.vm.machine import VmPhase
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.quarantine import (
     LIST_MAX,
-    Keep,
-    Kept,
     Quarantine,
     QuarantineAsk,
+    QuarantineEntry,
+    QuarantineRequest,
     QuarantineWork,
 )
 from virtbus.schemas.vm import VmRecord
@@ -35,13 +35,13 @@ IMAGED_S = 10.0
 LOOK_S = 0.1
 ANSWER_BEFORE_S = 0.5
 BY_HAND = "a person ended the VM, of which the bus had no record"
-OFF = frozenset[Phase]({"stopped", "succeeded", "failed"})
+OFF = frozenset[VmPhase]({"stopped", "succeeded", "failed"})
 
 
 class QuarantineDesk:
     """Answers `rpc.agent.quarantine`."""
 
-    def __init__(self, tools: Tools, auditor: Auditor, vms: Assignments) -> None:
+    def __init__(self, tools: AgentPorts, auditor: Auditor, vms: Assignments) -> None:
         self._tools = tools
         self._auditor = auditor
         self._vms = vms
@@ -104,7 +104,7 @@ class QuarantineDesk:
             record = _anew(_named(found.record, want), uid, self._node, epoch)
             await self._tools.files.write(record)
         await self._tools.files.bring_back(entry, uid)
-        keep = Keep(why=f"the disks of {entry} took their place", record=record)
+        keep = QuarantineRequest(why=f"the disks of {entry} took their place", record=record)
         await self._imaged(QuarantineWork(do="restore", entry=entry, uid=uid, keep=keep))
         if uid not in self._vms.actors:
             self._vms.restore(record)
@@ -164,9 +164,9 @@ class QuarantineDesk:
         log.warning("%s is purged", entry, extra={"code": "purged", "uid": entry.partition(".")[0]})
 
 
-def _held(guest: VmActor) -> Kept:
+def _held(guest: VmActor) -> QuarantineEntry:
     record = guest.vm.record
-    return Kept(
+    return QuarantineEntry(
         entry=record.uid,
         uid=record.uid,
         namespace=record.namespace,
@@ -192,13 +192,13 @@ def _anew(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
         "powered": False,
         "paused": False,
         "deleting": False,
-        "leaving": False,
-        "leaving_to": None,
+        "evacuating": False,
+        "evacuation_target": None,
     }
     return record.model_copy(update=update)
 
 
-def _no_record(kept: Kept, node: str) -> VirtbusError:
+def _no_record(kept: QuarantineEntry, node: str) -> VirtbusError:
     message = (
         f"no record was saved with {kept.entry}; create the VM with `--uid {kept.uid}` on {node}, "
         "switched off, then adopt it again: its disks take the place of the new ones"

@@ -7,13 +7,13 @@ from virtbus.bus.client.owners import check_owner
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info
 from virtbus.nodeagent.core.ports import Console, GuestAgents
-from virtbus.nodeagent.streams import Doors, Streams
+from virtbus.nodeagent.streams import GuestStreams, Streams
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.nodework import Held, Inspect
+from virtbus.schemas.node_rpc import HeldResources, Inspect
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
 
@@ -29,7 +29,7 @@ class AgentRpc:
         node: str,
         console: Console,
         agents: GuestAgents | None = None,
-        doors: Doors | None = None,
+        doors: GuestStreams | None = None,
     ) -> None:
         """`agents` and `doors` None: guests are simulated."""
         self._bus = bus
@@ -69,9 +69,9 @@ class AgentRpc:
             for verb, handler in handlers.items()
         ]
 
-    async def _inspect(self, request: Request) -> Held:
+    async def _inspect(self, request: Request) -> HeldResources:
         want = validate(Inspect, request.data)
-        return Held(
+        return HeldResources(
             things={
                 uid: (str(guest.vm.phase),)
                 for uid, guest in self._guests.items()

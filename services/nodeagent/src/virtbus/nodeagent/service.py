@@ -7,22 +7,22 @@ from collections.abc import Callable
 from virtbus.bus.client.ports import Endpoint, WatchMark
 from virtbus.bus.client.subscriptions import hear
 from virtbus.bus.runtime.process import notify
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.uid_table import ABSENT
-from virtbus.nodeagent.liveness import Liveness
-from virtbus.nodeagent.node_wish import OTHER_BUS
+from virtbus.nodeagent.domain_events import DomainEvents
+from virtbus.nodeagent.heartbeat import Heartbeat
+from virtbus.nodeagent.node_spec import OTHER_BUS
 from virtbus.nodeagent.quarantine import QuarantineDesk
-from virtbus.nodeagent.rebuilding import Rebuilding
+from virtbus.nodeagent.rebuild import Rebuild
 from virtbus.nodeagent.rpc import AgentRpc
-from virtbus.nodeagent.tools import Tools
-from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.node_rpc import ImageReady, NetReady
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class NodeAgent:
 
     def __init__(
         self,
-        tools: Tools,
-        liveness: Liveness,
+        tools: AgentPorts,
+        liveness: Heartbeat,
         rpc: AgentRpc,
         up: Callable[[], None] = lambda: notify("READY=1"),
     ) -> None:
@@ -52,7 +52,7 @@ class NodeAgent:
     async def run(self) -> None:
         """Serve until cancelled."""
         vms, tools, node = self.vms, self._tools, self._tools.settings.node
-        watched = WatchedDomains(tools.hypervisor, vms.actors, self._liveness.blind)
+        watched = DomainEvents(tools.hypervisor, vms.actors, self._liveness.blind)
         async with asyncio.TaskGroup() as group:
             vms.group = group
             group.create_task(self._liveness.run())
@@ -84,7 +84,7 @@ class NodeAgent:
     def _more_endpoints(self) -> list[Endpoint]:
         """Return the endpoints that concern all VMs of the agent."""
         commands = Commands(self._tools, self.vms.actors, self._rpc.known)
-        more = [commands.endpoint(), *Rebuilding(self._tools, self.vms).endpoints()]
+        more = [commands.endpoint(), *Rebuild(self._tools, self.vms).endpoints()]
         if self._auditor is not None:
             quarantine = QuarantineDesk(self._tools, self._auditor, self.vms)
             more += [self._auditor.endpoint(), quarantine.endpoint()]

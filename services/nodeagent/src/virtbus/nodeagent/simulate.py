@@ -17,17 +17,18 @@ from virtbus.bus.client import connection
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
+from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge.console import Consoles
-from virtbus.nodeagent.edge.driver_file import scratch, test_host
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.libvirt_calls import Inline
-from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.edge.libvirt_test_driver import scratch, test_host
+from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import Beside, MemoryFiles, NoDisks, NoSeeds, SimulatedNode, Turns
-from virtbus.nodeagent.tools import Facts, Tools
+from virtbus.nodeagent.simulated import Beside, LoopTurns, SimulatedNode
+from virtbus.nodeagent.simulated_files import MemoryFiles, NoDisks, NoSeeds
 from virtbus.schemas.quantity import Bytes
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Rollcall:
 async def serve(settings: FleetSettings) -> None:
     """Run every node until cancelled."""
     joining, rollcall = asyncio.Semaphore(JOINING_AT_ONCE), Rollcall(settings.count)
-    turns = Turns()
+    turns = LoopTurns()
     host = _host(settings)
     with scratch() as folder:
         async with asyncio.TaskGroup() as group:
@@ -92,7 +93,7 @@ async def _node(
     host: HostFacts,
     uri: str,
     joining: asyncio.Semaphore,
-    turns: Turns,
+    turns: LoopTurns,
     up: Callable[[], None],
 ) -> None:
     node, files = settings.node, MemoryFiles()
@@ -106,7 +107,7 @@ async def _node(
             )
             simulated = SimulatedNode(bus, node)
             await stack.enter_async_context(simulated.serve())
-        tools = Tools(
+        tools = AgentPorts(
             bus=cast("Bus", Beside(bus, simulated, node, turns)),
             settings=settings,
             hypervisor=hypervisor,
@@ -115,13 +116,13 @@ async def _node(
             disks=NoDisks(),
             netd=simulated,
             reach=simulated,
-            facts=Facts(bus, node),
+            facts=EventRecorder(bus, node),
             accelerator=lambda _record: "tcg",
         )
         rpc = AgentRpc(bus, node, Consoles(files.console_socket, files.console_log))
         async with asyncio.TaskGroup() as group:
             group.create_task(simulated.tell())
-            await NodeAgent(tools, Liveness(bus, settings, lambda: host), rpc, up).run()
+            await NodeAgent(tools, Heartbeat(bus, settings, lambda: host), rpc, up).run()
 
 
 def _host(settings: FleetSettings) -> HostFacts:

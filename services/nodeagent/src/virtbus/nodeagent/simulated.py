@@ -7,9 +7,8 @@ and record requests for tests.
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from virtbus.bus.client.ports import (
@@ -22,34 +21,37 @@ from virtbus.bus.client.ports import (
     Watch,
     WatchMark,
 )
-from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
 from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
-from virtbus.schemas.node import NodeState, NodeWish, ServiceState
-from virtbus.schemas.nodework import (
+from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.node_rpc import (
     Arm,
     Ensure,
     ForgetImage,
     ForgottenImage,
-    Held,
     HeldImages,
+    HeldResources,
     ImageReady,
     Inspect,
     ListImages,
-    MadeDisk,
     NetPhase,
     NetReady,
     PullImage,
     Release,
-    Released,
-    Tele,
+    ReleaseReply,
+    ServiceReport,
 )
-from virtbus.schemas.quarantine import Keep, Kept, Quarantine, QuarantineWork
+from virtbus.schemas.quarantine import (
+    Quarantine,
+    QuarantineEntry,
+    QuarantineRequest,
+    QuarantineWork,
+)
 from virtbus.schemas.version import VERSION
-from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
 TELL_S = (0.5, 5.0)
@@ -69,7 +71,7 @@ class SimulatedNode:
         self.images = SimulatedImages()
         self.armed: list[str] = []
         self.disks: set[str] = set()
-        self.kept: dict[str, Keep] = {}
+        self.kept: dict[str, QuarantineRequest] = {}
         """Quarantine by entry; a disk counts as written once its guest was started."""
 
     @asynccontextmanager
@@ -103,8 +105,10 @@ class SimulatedNode:
         default = NetworkInfo(name="default", kind="builtin")
         for pause_s in itertools.chain(TELL_S[:1] * 4, itertools.repeat(TELL_S[1])):
             for service, networks in (("imaged", ()), ("netd", (default,))):
-                tele = Tele(service=service, state=READY, networks=networks)
-                await self._bus.publish(subjects.tele(self._node, service), tele)
+                service_report = ServiceReport(service=service, state=READY, networks=networks)
+                await self._bus.publish(
+                    subjects.service_report(self._node, service), service_report
+                )
             await asyncio.sleep(pause_s)
 
     async def _image(self, request: Request) -> ImageReady:
@@ -113,10 +117,10 @@ class SimulatedNode:
     async def _net(self, request: Request) -> NetReady:
         return self.net(validate(Ensure, request.data).record)
 
-    async def _release(self, request: Request) -> Released:
+    async def _release(self, request: Request) -> ReleaseReply:
         return self.release(validate(Release, request.data).uid)
 
-    async def _release_disks(self, request: Request) -> Released:
+    async def _release_disks(self, request: Request) -> ReleaseReply:
         return self.release_disks(validate(Release, request.data))
 
     async def _quarantine(self, request: Request) -> Quarantine:
@@ -137,9 +141,9 @@ class SimulatedNode:
             del self.kept[entry]
         return Quarantine(entries=(_kept(entry, keep),), total=1, record=keep.record)
 
-    async def _inspect(self, request: Request) -> Held:
+    async def _inspect(self, request: Request) -> HeldResources:
         validate(Inspect, request.data)
-        return Held(things=dict.fromkeys(self.held, ("simulated",)))
+        return HeldResources(things=dict.fromkeys(self.held, ("simulated",)))
 
     async def _pull(self, request: Request) -> ImageInfo:
         return self.images.pull(validate(PullImage, request.data).ref)
@@ -168,13 +172,13 @@ class SimulatedNode:
             interfaces=tuple(_interface(record, i) for i in range(_count(record))),
         )
 
-    def release(self, uid: str) -> Released:
+    def release(self, uid: str) -> ReleaseReply:
         """Release the VM."""
         self.held.pop(uid, None)
         self.images.release(uid)
-        return Released(uid=uid)
+        return ReleaseReply(uid=uid)
 
-    def release_disks(self, want: Release) -> Released:
+    def release_disks(self, want: Release) -> ReleaseReply:
         """Release the VM's disks, except those to keep."""
         there, entry = want.uid in self.disks, want.uid
         while entry in self.kept:
@@ -182,9 +186,9 @@ class SimulatedNode:
         self.disks.discard(want.uid)
         self.release(want.uid)
         if not there or want.keep is None or want.uid not in self.armed:
-            return Released(uid=want.uid)
+            return ReleaseReply(uid=want.uid)
         self.kept[entry] = want.keep
-        return Released(uid=want.uid, kept=entry)
+        return ReleaseReply(uid=want.uid, kept=entry)
 
     async def answers(
         self,
@@ -201,8 +205,11 @@ class SimulatedNode:
         self.armed.append(arm.uid)
 
 
-def _kept(entry: str, keep: Keep) -> Kept:
-    kept, record = Kept(entry=entry, uid=entry.partition(".")[0], why=keep.why), keep.record
+def _kept(entry: str, keep: QuarantineRequest) -> QuarantineEntry:
+    kept, record = (
+        QuarantineEntry(entry=entry, uid=entry.partition(".")[0], why=keep.why),
+        keep.record,
+    )
     if record is None:
         return kept
     of = {"name": record.name, "namespace": record.namespace, "adoptable": True}
@@ -221,123 +228,7 @@ def _interface(record: VmRecord, index: int) -> InterfaceStatus:
     return InterfaceStatus(name=nic.name, mac=mac, addresses=(address,))
 
 
-class MemoryFiles:
-    """The `RecordFiles` port without a disk: a simulated node's state ends with its process.
-
-    Its guests end, too; the node that comes back is a reinstalled one (F26).
-    """
-
-    def __init__(self) -> None:
-        self._records: dict[str, VmRecord] = {}
-        self._epochs: dict[str, int] = {}
-        self._left: dict[str, int] = {}
-        self._refused: dict[str, int] = {}
-        self._commands: dict[str, Mapping[str, str]] = {}
-        self._wish: NodeWish | None = None
-        self._nonce = ""
-
-    def epoch(self, uid: str) -> int:
-        return self._epochs.get(uid, 0)
-
-    async def write(self, record: VmRecord) -> None:
-        self._epochs[record.uid] = max(self.epoch(record.uid), record.epoch)
-        self._records[record.uid] = record
-
-    async def list(self) -> Mapping[str, VmRecord]:
-        return dict(self._records)
-
-    async def things(self) -> Mapping[str, tuple[str, ...]]:
-        return {}
-
-    async def commands(self, uid: str) -> Mapping[str, str]:
-        return self._commands.get(uid, {})
-
-    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
-        self._commands[uid] = told
-
-    async def remove_work(self, uid: str) -> None:
-        self._commands.pop(uid, None)
-
-    async def keep_work(self, uid: str, entry: str) -> None:
-        """Do nothing: there are no seeds."""
-
-    async def bring_back(self, entry: str, uid: str) -> None:
-        """Do nothing: there are no seeds."""
-
-    async def purge_kept(self, entry: str) -> None:
-        """Do nothing: there are no seeds."""
-
-    async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
-        if refused_epoch:
-            self._refused[uid] = refused_epoch
-        if self._records.pop(uid, None) is not None:
-            self._left[uid] = self.epoch(uid)
-
-    def left(self, uid: str) -> int:
-        return 0 if uid in self._records else self._left.get(uid, 0)
-
-    def refused(self, uid: str) -> int:
-        return self._refused.get(uid, 0)
-
-    def removed(self) -> Mapping[str, int]:
-        return self._left
-
-    def seen(self, time_ns: int) -> None:
-        """Do nothing: no state survives the process."""
-
-    def nonce(self) -> str:
-        return self._nonce
-
-    def set_nonce(self, nonce: str) -> None:
-        self._nonce = nonce
-
-    def wish(self) -> NodeWish | None:
-        return self._wish
-
-    def set_wish(self, wish: NodeWish | None) -> None:
-        self._wish = wish
-
-    async def new_boot(self, uid: str) -> None:
-        """Do nothing: there is no log."""
-
-    def console_socket(self, uid: str) -> Path:
-        return Path(f"/simulated/{uid}/console.sock")
-
-    def console_log(self, uid: str) -> Path:
-        return Path(f"/simulated/{uid}/console.log")
-
-
-class NoSeeds:
-    """The `Seeds` port: simulated guests read no seeds."""
-
-    async def write(
-        self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
-    ) -> None:
-        """Do nothing."""
-
-    def stand(self, record: VmRecord) -> bool:
-        """Return True: none is missing."""
-        del record
-        return True
-
-    def paths(self, record: VmRecord) -> Mapping[str, Path]:
-        return {
-            volume.name: Path(f"/simulated/{record.uid}/seed-{volume.name}.iso")
-            for volume in record.spec.volumes
-            if volume.is_iso
-        }
-
-
-class NoDisks:
-    """The `DiskFiles` port: simulated guests open no disks."""
-
-    async def sources(
-        self, record: VmRecord, made: Mapping[str, MadeDisk]
-    ) -> dict[str, DiskSource]:
-        return disk_sources(Path("/simulated"), record, made)
-
-
-class Turns:
+class LoopTurns:
     """Lets only a few VMs begin or end in each turn of the loop.
 
     Otherwise ten thousand VMs on a loop of hundreds of nodes would progress in lockstep: none would
@@ -356,7 +247,7 @@ class Turns:
 class _Paced:
     """A watch whose entries are returned in turns; implements `ports.Watch`."""
 
-    def __init__(self, watch: Watch, turns: Turns) -> None:
+    def __init__(self, watch: Watch, turns: LoopTurns) -> None:
         self._watch = watch
         self._turns = turns
 
@@ -376,7 +267,7 @@ class Beside:
     answered, which adds work without effect.
     """
 
-    def __init__(self, bus: Bus, simulated: SimulatedNode, node: str, turns: Turns) -> None:
+    def __init__(self, bus: Bus, simulated: SimulatedNode, node: str, turns: LoopTurns) -> None:
         self._bus = bus
         self._turns = turns
         self._answers: dict[str, Callable[[Any], object]] = {

@@ -5,7 +5,7 @@ import hashlib
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, parse_image_ref
-from virtbus.schemas.nodework import ForgottenImage, MadeDisk
+from virtbus.schemas.node_rpc import ForgottenImage, MadeDisk
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 

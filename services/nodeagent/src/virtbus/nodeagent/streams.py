@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request
-from virtbus.bus.client.streams import Stream, accepting
+from virtbus.bus.client.streams import ByteStream, accepting
 from virtbus.nodeagent.core.ports import Console, ConsoleViewer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -26,11 +26,11 @@ NOT_TAKEN = "the picture was not read in time; ask for it again"
 DISPLAY_ENDED = "the guest stopped, or closed the connection"
 
 
-Carry = Callable[[Stream], Awaitable[None]]
+Carry = Callable[[ByteStream], Awaitable[None]]
 """Carries bytes between a stream and a connection, until neither has more."""
 
 
-class Doors(Protocol):
+class GuestStreams(Protocol):
     """Connections from the node to its guests."""
 
     def port(self, address: str, want: PortOpen) -> AbstractAsyncContextManager[Carry]:
@@ -59,7 +59,7 @@ class Streams:
         bus: Bus,
         node: str,
         console: Console,
-        doors: Doors | None,
+        doors: GuestStreams | None,
         interfaces: Callable[[str], Sequence[InterfaceStatus]],
         *,
         known: Callable[[str, str], None],
@@ -137,7 +137,7 @@ class Streams:
             except TimeoutError:
                 stream.end(NOT_TAKEN)
 
-    def _real(self) -> Doors:
+    def _real(self) -> GuestStreams:
         if self._doors is None:
             message = f"the guests of node {self._node} are simulated: there is nothing to connect"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
@@ -149,7 +149,7 @@ class Streams:
         async with accepting(self._bus, request, want) as stream:
             await stream.while_open(self._tell_log(want, stream))
 
-    async def _tell_log(self, want: LogsRead, stream: Stream) -> None:
+    async def _tell_log(self, want: LogsRead, stream: ByteStream) -> None:
         log = self._console.read_log(want.uid, tail_bytes=want.tail_bytes, follow=want.follow)
         async for output in log:
             await stream.write(output)
@@ -165,7 +165,7 @@ def _address(interfaces: Sequence[InterfaceStatus]) -> str:
     return next((address for address in found if ":" not in address), found[0])
 
 
-async def _show(viewer: ConsoleViewer, stream: Stream) -> None:
+async def _show(viewer: ConsoleViewer, stream: ByteStream) -> None:
     async for output in viewer.output():
         if isinstance(output, str):
             await stream.note(output)
@@ -174,12 +174,12 @@ async def _show(viewer: ConsoleViewer, stream: Stream) -> None:
     stream.end(viewer.closed)
 
 
-async def _tell(picture: bytes, stream: Stream) -> None:
+async def _tell(picture: bytes, stream: ByteStream) -> None:
     await stream.write(picture)
     stream.end(END_OF_PICTURE)
 
 
-async def _type(stream: Stream, viewer: ConsoleViewer) -> None:
+async def _type(stream: ByteStream, viewer: ConsoleViewer) -> None:
     """Forward input. Its end does not end the session: piped input may be followed by output."""
     while keys := await stream.read():
         await viewer.write(keys)

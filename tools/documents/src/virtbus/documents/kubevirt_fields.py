@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict
+from virtbus.kubebridge.core.fields.row import Field, FieldType, Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
 from virtbus.kubebridge.core.translation.defaults import SPEC_DEFAULTS
 from virtbus.kubebridge.core.validation.rules import (
@@ -89,7 +89,7 @@ def _verdicts(rows: tuple[Field, ...]) -> Iterator[str]:
 
 def says(row: Field) -> bool:
     """Return False for an object that only holds other fields."""
-    return row.kind not in {Kind.OBJECT, Kind.LIST} or bool(row.why)
+    return row.kind not in {FieldType.OBJECT, FieldType.LIST} or bool(row.why)
 
 
 def _cells(row: Field) -> tuple[str, ...]:

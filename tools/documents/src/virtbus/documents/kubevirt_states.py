@@ -2,7 +2,7 @@
 
 from virtbus.documents.kubevirt_fields import table
 from virtbus.kubebridge.core.api.subresources import GROUP, VERBS
-from virtbus.kubebridge.core.vm.run_strategies import TABLE, Asked, Do, Has
+from virtbus.kubebridge.core.vm.run_strategies import TABLE, Decision, PendingRequest, VmiPresence
 from virtbus.kubebridge.core.vm.status import PRINTABLE
 from virtbus.kubebridge.core.vmi.phases import PHASE_OF
 from virtbus.schemas.vm import RunStrategy
@@ -60,7 +60,7 @@ def _strategies() -> list[tuple[str, ...]]:
     return [
         (str(strategy), str(has), str(asked), str(do))
         for strategy in RunStrategy
-        for has in Has
-        for asked in Asked
-        if (do := TABLE.get((strategy, has, asked), Do.NOTHING)) is not Do.NOTHING
+        for has in VmiPresence
+        for asked in PendingRequest
+        if (do := TABLE.get((strategy, has, asked), Decision.NOTHING)) is not Decision.NOTHING
     ]

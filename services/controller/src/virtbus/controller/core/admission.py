@@ -27,7 +27,7 @@ _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would ov
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedVm:
     """A valid request: complete, checked, free of secrets."""
 
     uid: str
@@ -43,7 +43,7 @@ class Admitted:
     powered: bool
 
 
-def admit(data: Any, new_uid: str) -> Admitted:
+def admit(data: Any, new_uid: str) -> AdmittedVm:
     """Return the VM that `data` (a VmCreate as plain values) requests.
 
     Raises:
@@ -63,7 +63,7 @@ def admit(data: Any, new_uid: str) -> Admitted:
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)
     said = canonical(spec)
-    return Admitted(
+    return AdmittedVm(
         uid=uid,
         namespace=create.namespace,
         name=create.name,

@@ -6,7 +6,7 @@ here too.
 
 from enum import StrEnum
 
-from virtbus.controller.core.changes import changed_paths
+from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.secret_inputs import secret_paths
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import Tombstone, VmRecord
@@ -14,7 +14,7 @@ from virtbus.schemas.vm import Tombstone, VmRecord
 SECRETS_DIFFER = "its secret part is another"
 
 
-class Standing(StrEnum):
+class UidState(StrEnum):
     """The state of a uid, from the last message over `$KV.vm.*.<uid>`."""
 
     NOTHING = "nothing"
@@ -49,32 +49,32 @@ class CommitStep(StrEnum):
     RETRY = "retry"
 
 
-_NAME_STEPS: dict[Standing, NameStep] = {
-    Standing.NOTHING: NameStep.BURY_THEN_TAKE,
-    Standing.RECORD: NameStep.REFUSE,
-    Standing.TOMBSTONE: NameStep.BURY_THEN_TAKE,
-    Standing.MARKER: NameStep.TAKE,
-    Standing.UNREADABLE: NameStep.REFUSE,
+_NAME_STEPS: dict[UidState, NameStep] = {
+    UidState.NOTHING: NameStep.BURY_THEN_TAKE,
+    UidState.RECORD: NameStep.REFUSE,
+    UidState.TOMBSTONE: NameStep.BURY_THEN_TAKE,
+    UidState.MARKER: NameStep.TAKE,
+    UidState.UNREADABLE: NameStep.REFUSE,
 }
 
-_COMMIT_STEPS: dict[Standing, CommitStep] = {
-    Standing.NOTHING: CommitStep.RETRY,
-    Standing.TOMBSTONE: CommitStep.MOVE,
-    Standing.MARKER: CommitStep.GONE,
-    Standing.UNREADABLE: CommitStep.REFUSE,
+_COMMIT_STEPS: dict[UidState, CommitStep] = {
+    UidState.NOTHING: CommitStep.RETRY,
+    UidState.TOMBSTONE: CommitStep.MOVE,
+    UidState.MARKER: CommitStep.GONE,
+    UidState.UNREADABLE: CommitStep.REFUSE,
 }
 
 
-def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> Standing:
+def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
     """Classify the last message; `last` None and not `purged` is an empty key."""
     if purged:
-        return Standing.MARKER
+        return UidState.MARKER
     if last is None:
-        return Standing.NOTHING
-    return Standing.TOMBSTONE if isinstance(last, Tombstone) else Standing.RECORD
+        return UidState.NOTHING
+    return UidState.TOMBSTONE if isinstance(last, Tombstone) else UidState.RECORD
 
 
-def name_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRecord) -> NameStep:
+def name_step(where: UidState, last: VmRecord | Tombstone | None, wanted: VmRecord) -> NameStep:
     """Return the action for another uid's claim on `wanted`'s name, given that uid's state.
 
     A uid whose record has another name can never be committed under this one.
@@ -89,9 +89,9 @@ def bears(record: VmRecord, namespace: str, name: str) -> bool:
     return (record.namespace, record.name) == (namespace, name)
 
 
-def commit_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRecord) -> CommitStep:
+def commit_step(where: UidState, last: VmRecord | Tombstone | None, wanted: VmRecord) -> CommitStep:
     """Return the action for a commit of `wanted`, given its uid's state."""
-    if where is not Standing.RECORD or not isinstance(last, VmRecord):
+    if where is not UidState.RECORD or not isinstance(last, VmRecord):
         return _COMMIT_STEPS[where]
     if not bears(last, wanted.namespace, wanted.name):
         return CommitStep.REFUSE

@@ -5,9 +5,9 @@ Use it for answers and placement. Decisions that must hold are CAS writes.
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from virtbus.controller.core.held import Holding, held_alarms
+from virtbus.controller.core.allocations import NOTHING, Allocations, takes_room
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.nodes import (
@@ -17,7 +17,7 @@ from virtbus.controller.core.nodes import (
     SUSPECT_AFTER_S,
     UNHEARD,
     NodeSeen,
-    Signs,
+    NodeSignals,
     brake,
     state_of,
 )
@@ -30,15 +30,15 @@ from virtbus.controller.core.placement import (
     place,
     why_unplaced,
 )
-from virtbus.controller.core.promises import NOTHING, Promises, takes_room
 from virtbus.controller.core.unreadable import Damaged
+from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
-from virtbus.controller.core.vm_keys import Claimed, read_vm_key, refuse_foreign
+from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
-from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
+from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.records import as_stored, plain_stored, read_stored
-from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
@@ -47,16 +47,6 @@ SILENT_FRESH_S = 0.25
 """Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
 TOLD_FRESH_S = 1.0
 TOLD_KEPT = 1000
-
-
-class Held(NamedTuple):
-    """A record with its revision, as a CAS needs it."""
-
-    record: VmRecord
-    revision: int
-
-    def order(self) -> tuple[str, str, str]:
-        return (self.record.namespace, self.record.name, self.record.uid)
 
 
 @dataclass
@@ -72,21 +62,21 @@ class Fleet:
 
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Overcommit factor of a node's shared CPUs."""
-    vms: dict[str, Held] = field(default_factory=dict)
+    vms: dict[str, StoredVm] = field(default_factory=dict)
     """Read-only; written by `apply` and `drop_vm`, which keep `names` and `promises` consistent."""
-    promises: Promises = field(default_factory=Promises)
+    promises: Allocations = field(default_factory=Allocations)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
-    holding: Holding = field(default_factory=Holding)
+    holding: UnrecordedVms = field(default_factory=UnrecordedVms)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
     """Read-only; written by `put_images` and `purge_images`."""
-    wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
+    node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """The desired state of a node, and its revision."""
-    leaving: set[str] = field(default_factory=set)
+    evacuating: set[str] = field(default_factory=set)
     """Uids of the VMs that leave their node."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
-    claims: dict[str, Claimed] = field(default_factory=dict)
+    claims: dict[str, StoredClaim] = field(default_factory=dict)
     unplaced: dict[str, None] = field(default_factory=dict)
     """Uids of VMs without a node."""
     refused: dict[str, None] = field(default_factory=dict)
@@ -120,17 +110,17 @@ class Fleet:
             return None  # our own write, already applied: needs no decoding
         message = read_vm_key(key, value)
         if isinstance(message, NameClaim):
-            self.claims[key] = Claimed(message.uid, revision, time_ns)
+            self.claims[key] = StoredClaim(message.uid, revision, time_ns)
             return None
-        if isinstance(message, NodeWish):
-            refuse_foreign(key, is_id(message.node) and subjects.node_wish(message.node))
-            self.wish(message, revision)
+        if isinstance(message, NodeSpec):
+            refuse_foreign(key, is_id(message.node) and subjects.node_spec(message.node))
+            self.node_spec(message, revision)
             return None
         if not isinstance(message, VmRecord):
             return None
-        return message.uid if self.apply(Held(message, revision)) else None
+        return message.uid if self.apply(StoredVm(message, revision)) else None
 
-    def apply(self, held: Held) -> bool:
+    def apply(self, held: StoredVm) -> bool:
         """Process a record; return False if it is not newer (the echo of our own write)."""
         record, known = held.record, self.vms.get(held.record.uid)
         if known is not None and known.revision >= held.revision:
@@ -149,16 +139,16 @@ class Fleet:
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
         # otherwise its node deletes it without a move
-        leaves = record.leaving and not record.deleting
-        (self.leaving.add if leaves else self.leaving.discard)(record.uid)
+        leaves = record.evacuating and not record.deleting
+        (self.evacuating.add if leaves else self.evacuating.discard)(record.uid)
         return True
 
     def purge_vm(self, key: str, revision: int) -> str | None:
         """Process a purge marker."""
         self.revision = max(self.revision, revision)
         tokens = key.split(".")
-        if tokens[-1] == WISH_KEY:
-            self.wish(NodeWish(node=tokens[2]), revision)
+        if tokens[-1] == NODE_SPEC_KEY:
+            self.node_spec(NodeSpec(node=tokens[2]), revision)
             return None
         if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
             if tokens[-1] == JOIN_KEY:
@@ -186,7 +176,7 @@ class Fleet:
         self.gone[uid] = revision
         if len(self.gone) > self.GONE_KEPT:
             self.forgotten_revision = self.gone.pop(next(iter(self.gone)))
-        self.leaving.discard(uid)
+        self.evacuating.discard(uid)
         self.moving.pop(uid, None)
         self.refused.pop(uid, None)
         self.unplaced.pop(uid, None)
@@ -200,12 +190,12 @@ class Fleet:
             del self.names[name]
         return uid
 
-    def wish(self, wish: NodeWish, revision: int) -> None:
+    def node_spec(self, node_spec: NodeSpec, revision: int) -> None:
         """Process a node's desired state, in any order of arrival."""
-        known = self.wishes.get(wish.node)
+        known = self.node_specs.get(node_spec.node)
         if known is None or known[1] < revision:
-            self.wishes[wish.node] = (wish, revision)
-            self._candidates.pop(wish.node, None)
+            self.node_specs[node_spec.node] = (node_spec, revision)
+            self._candidates.pop(node_spec.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
         """Process a `$KV.st` message; raise VirtbusError for a foreign key (BUS-04)."""
@@ -264,9 +254,9 @@ class Fleet:
         if seen and seen.record.state is NodeState.LEFT and node not in self.promises.on:
             del self.nodes[node]
 
-    def wish_of(self, node: str) -> NodeWish:
+    def node_spec_of(self, node: str) -> NodeSpec:
         """Return the desired state of a node."""
-        return self.wishes[node][0] if node in self.wishes else NodeWish(node=node)
+        return self.node_specs[node][0] if node in self.node_specs else NodeSpec(node=node)
 
     # --- answers --------------------------------------------------------------------------
     def silence_s(self, node: str, now_s: float) -> float:
@@ -282,8 +272,8 @@ class Fleet:
             return NodeState.READY
         seen = self.nodes.get(node)
         said = seen.record.state if seen else NodeState.RECOVERING
-        draining = node in self.wishes and self.wish_of(node).draining is not None
-        return state_of(Signs(said, self.silence_s(node, now_s), draining, self.braked))
+        draining = node in self.node_specs and self.node_spec_of(node).draining is not None
+        return state_of(NodeSignals(said, self.silence_s(node, now_s), draining, self.braked))
 
     def silent(self, node: str, now_s: float) -> bool:
         """Return True if the node gets no VMs and the states of its VMs are unknown."""
@@ -328,13 +318,17 @@ class Fleet:
         held = self.vms.get(uid)
         return None if held is None else self.show_held(held, now_s)
 
-    def show_held(self, held: Held, now_s: float) -> VmView:
+    def show_held(self, held: StoredVm, now_s: float) -> VmView:
         """Return the view of a record that was just read or written."""
         status = self.status_of(held.record)
         node = self.node_state(held.record.node, now_s)
         if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # not heard yet
             node = NodeState.READY
-        fence = self.wish_of(held.record.node).fenced if held.record.node in self.wishes else None
+        fence = (
+            self.node_spec_of(held.record.node).fenced
+            if held.record.node in self.node_specs
+            else None
+        )
         why = self._unplaced(held.record, now_s) if held.record.node == UNPLACED else ""
         seen = status[0] if status else None
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
@@ -364,7 +358,7 @@ class Fleet:
         """Return sorted uids of a namespace (None: all) and owner (empty: all) with the labels."""
         return [
             held.record.uid
-            for held in sorted(self.vms.values(), key=Held.order)
+            for held in sorted(self.vms.values(), key=StoredVm.order)
             if matches(held.record, namespace, labels, owner)
         ]
 
@@ -392,7 +386,7 @@ class Fleet:
             load.memory_bytes,
             self.silent(node, now_s),
             seen.kind + images.mark if seen.kind else b"",
-            self.wish_of(node).closed if node in self.wishes else "",
+            self.node_spec_of(node).closed if node in self.node_specs else "",
             max(0, load.vms - seen.vms),
             load.reserved_vms > 0,
             self.vcpus_per_cpu,

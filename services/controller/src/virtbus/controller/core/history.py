@@ -5,11 +5,11 @@ from typing import Any, Protocol
 
 from virtbus.controller.core.pages import ITEM_BYTES, PAGE_BYTES, Plain, fitting, plain
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.history import EventItem, EventList, EventPage
 from virtbus.schemas.records import plain_stored
 
-SPAN = f".{Kind.SPAN}"
+SPAN = f".{EventKind.SPAN}"
 
 
 class Stored(Protocol):

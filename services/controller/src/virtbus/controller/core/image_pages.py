@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.image_api import ImagePage, NodeImage
-from virtbus.schemas.nodework import HeldImages
+from virtbus.schemas.node_rpc import HeldImages
 
 PAGE_BYTES = 256 * 1024
 """Size of the names in a page."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from virtbus.controller.core.allocations import NOTHING
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import NodeSeen, unheard
-from virtbus.controller.core.promises import NOTHING
 from virtbus.schemas.node import NodeView
 
 
@@ -21,6 +21,6 @@ def node_views(fleet: Fleet, now_s: float) -> Iterator[NodeView]:
             committed_memory_bytes=load.memory_bytes,
             age_s=round(now_s - seen.heard_s, 1),
             skew_s=round(seen.skew_s, 3),
-            wish=fleet.wish_of(node),
+            node_spec=fleet.node_spec_of(node),
             **fleet.hosts.shown(node),
         )

@@ -35,7 +35,7 @@ class NodeSeen(NamedTuple):
     """Number of VMs allocated to it at that time."""
 
 
-class Signs(NamedTuple):
+class NodeSignals(NamedTuple):
     """The inputs of the state table."""
 
     said: NodeState
@@ -45,7 +45,7 @@ class Signs(NamedTuple):
     braked: bool = False
 
 
-ROWS: tuple[tuple[NodeState, Callable[[Signs], bool]], ...] = (
+ROWS: tuple[tuple[NodeState, Callable[[NodeSignals], bool]], ...] = (
     (NodeState.LEFT, lambda one: one.said is NodeState.LEFT),
     (NodeState.DOWN, lambda one: one.silence_s > DOWN_AFTER_S and not one.braked),
     (NodeState.SUSPECT, lambda one: one.silence_s > SUSPECT_AFTER_S),
@@ -72,7 +72,7 @@ WHY_UNKNOWN: dict[NodeState, str] = {
 }
 
 
-def state_of(signs: Signs) -> NodeState:
+def state_of(signs: NodeSignals) -> NodeState:
     """Return the node's state."""
     return next(state for state, holds in ROWS if holds(signs))
 

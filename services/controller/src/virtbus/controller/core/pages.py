@@ -19,7 +19,7 @@ PAGE_ITEMS = 500
 Plain = dict[str, Any]
 
 
-class Asked(Protocol):
+class AnswerFormat(Protocol):
     """The part of a request that says if its answer is JSON."""
 
     @property
@@ -36,7 +36,7 @@ class Page(NamedTuple):
 def answer(
     model: type[Paged],
     found: Iterable[tuple[str, BaseModel]],
-    asked: Asked,
+    asked: AnswerFormat,
     *,
     most: int = PAGE_ITEMS,
     **fields: Any,

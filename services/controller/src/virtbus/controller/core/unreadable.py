@@ -6,13 +6,13 @@ from typing import NamedTuple
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import IMAGES_KEY, JOIN_KEY, WISH_KEY
+from virtbus.schemas.subjects import IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY
 from virtbus.schemas.vm import Condition, VmSpec, VmView
 
 CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
-_NODE_WIDE = {JOIN_KEY: "join record", WISH_KEY: "wish", IMAGES_KEY: "list of images"}
+_NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
 
 
 class Unreadable(NamedTuple):
@@ -57,13 +57,13 @@ class Unreadable(NamedTuple):
                 return "`virtbus vm delete NAME` frees the name"
             case "join record":
                 return "`virtbus bus rebuild` makes it again"
-            case "wish":
+            case "node_spec":
                 return "`virtbus node fence` or `unfence` replaces it"
             case _:
                 return "its writer writes it again"
 
 
-class UnreadableError(VirtbusError):
+class UnreadableValueError(VirtbusError):
     """422: a value that a request needs cannot be read; others are not affected."""
 
     def __init__(self, found: Unreadable) -> None:

@@ -1,6 +1,6 @@
 """A VM as users see it: the record, joined with the status that its node last wrote."""
 
-from virtbus.controller.core.leaving import fenced
+from virtbus.controller.core.evacuation import fenced
 from virtbus.controller.core.nodes import UNCERTAIN, WHY_UNKNOWN
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas.image import shown_ref
@@ -30,10 +30,10 @@ def view(
         if fence is not None:
             reason, message = "node_fenced", fenced(record, fence)
         conditions += (Condition(type="NodeSilent", status=True, reason=reason, message=message),)
-    if record.leaving:
-        goal = record.leaving_to or "another node"
+    if record.evacuating:
+        goal = record.evacuation_target or "another node"
         why = f"leaves {record.node} for {goal}, as soon as that can take it"
-        conditions += (Condition(type="Leaving", status=True, message=why),)
+        conditions += (Condition(type="Evacuating", status=True, message=why),)
     if orphaned := record.annotations.get(ORPHANED):
         known = Condition(type="Orphaned", status=True, reason="no_owner", message=orphaned)
         conditions += (known,)
@@ -66,12 +66,12 @@ def view(
         deleting=record.deleting,
         powered=record.powered,
         paused=record.powered and record.paused,
-        caught_up=seen is not None
+        power_observed=seen is not None
         and (seen.power_epoch, seen.pause_epoch) == (record.power_epoch, record.pause_epoch),
         restarts=seen.restarts if seen else 0,
         reboots=seen.reboots if seen else 0,
         rebooted_ns=seen.rebooted_ns if seen else None,
-        last_end=seen.last_end if seen else None,
+        last_exit=seen.last_exit if seen else None,
         interfaces=seen.interfaces if seen else (),
         conditions=conditions,
         accelerator=seen.accelerator if seen else "",

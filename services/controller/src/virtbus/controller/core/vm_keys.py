@@ -3,13 +3,23 @@
 from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import NodeWish
+from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import read_record, read_stored
-from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, RESERVED, WISH_KEY
+from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY, RESERVED
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 
 
-class Claimed(NamedTuple):
+class StoredVm(NamedTuple):
+    """A record with its revision, as a CAS needs it."""
+
+    record: VmRecord
+    revision: int
+
+    def order(self) -> tuple[str, str, str]:
+        return (self.record.namespace, self.record.name, self.record.uid)
+
+
+class StoredClaim(NamedTuple):
     """A stored name claim."""
 
     uid: str
@@ -17,7 +27,7 @@ class Claimed(NamedTuple):
     time_ns: int
 
 
-def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
+def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeSpec | None:
     """Return the value of a `$KV.vm…` key by the shape of the key.
 
     Return None for join records and for addresses of hosts, which only nodes read. Raises
@@ -29,8 +39,8 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)
         return None
-    if tokens[-1] == WISH_KEY:
-        return read_stored(NodeWish, key, value)
+    if tokens[-1] == NODE_SPEC_KEY:
+        return read_stored(NodeSpec, key, value)
     if tokens[2] == RESERVED:
         return None
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>

@@ -45,12 +45,12 @@ STATES = (
     StateRow(
         VmState.PENDING,
         "its node has released it for a move",
-        lambda vm: vm.releasing and vm.record.leaving and vm.released,
+        lambda vm: vm.releasing and vm.record.evacuating and vm.released,
     ),
     StateRow(
         VmState.DELETING,
         "its node releases it, and not for a move",
-        lambda vm: vm.releasing and not vm.record.leaving,
+        lambda vm: vm.releasing and not vm.record.evacuating,
     ),
     StateRow(
         VmState.UNKNOWN,

@@ -8,7 +8,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings
 from virtbus.schemas.errors import Code, VirtbusError, quotable
-from virtbus.schemas.nodework import Audit, Audited, Finding
+from virtbus.schemas.node_rpc import Audit, Audited, AuditFinding
 from virtbus.schemas.wire import validate
 
 FINDINGS_SHOWN = 400
@@ -76,6 +76,6 @@ def _shown(one: NodeFindings, most: int) -> NodeFindings:
     )
 
 
-def _cut(found: Finding) -> Finding:
+def _cut(found: AuditFinding) -> AuditFinding:
     texts = {name: getattr(found, name) for name in ("kind", "uid", "what", "repair")}
     return found.model_copy(update={k: quotable(v, TEXT_CHARS) for k, v in texts.items()})

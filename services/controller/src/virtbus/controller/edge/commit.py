@@ -9,23 +9,24 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.claims import (
     CommitStep,
     NameStep,
-    Standing,
+    UidState,
     bears,
     commit_step,
     name_step,
     name_taken,
     uid_taken,
 )
-from virtbus.controller.core.fleet import Fleet, Held
-from virtbus.controller.core.rebuilding import Known
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.secret_inputs import secret_bytes
-from virtbus.controller.core.unreadable import UnreadableError
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.key_states import holder_of, known_of, message_of, purged, stands
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
-from virtbus.controller.edge.stands import holder_of, known_of, message_of, purged, stands
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.node import NodeWish
+from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmSecrets
 from virtbus.schemas.wire import encode
@@ -38,7 +39,7 @@ MARKER_TTL_S = 86_400.0
 """Time that a deleted uid is remembered, so that a late create cannot restore it (I3)."""
 
 
-Fenced = tuple[NodeWish, int]
+Fenced = tuple[NodeSpec, int]
 """The desired state that fences the node, and its revision."""
 
 
@@ -49,15 +50,15 @@ def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
     """
     if fence is None:
         return list(writes)
-    wish, revision = fence
-    return [Write(subjects.node_wish(wish.node), encode(wish), revision), *writes]
+    node_spec, revision = fence
+    return [Write(subjects.node_spec(node_spec.node), encode(node_spec), revision), *writes]
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     """The stored record; `created` False: it existed already, unchanged."""
 
-    held: Held
+    held: StoredVm
     created: bool
 
 
@@ -122,7 +123,7 @@ class Commits:
         """
         last = await self._bus.get(subjects.vm_anywhere(uid))
         where, _ = stands(last)
-        if where in {Standing.MARKER, Standing.RECORD, Standing.UNREADABLE}:
+        if where in {UidState.MARKER, UidState.RECORD, UidState.UNREADABLE}:
             return False
         if bury:
             await self._bury(uid, last)
@@ -194,13 +195,13 @@ class Commits:
         for _ in range(ATTEMPTS):
             try:
                 revision = await self._reservations.write(None, record, [first])
-                return Committed(Held(record, revision), created=True)
+                return Committed(StoredVm(record, revision), created=True)
             except ConflictError:
                 done = await self._settle(record, body, await self._bus.get(anywhere))
             except NodeFullError:
                 # possibly because of the VM's own reservation: then it exists already
                 last = await self._bus.get(anywhere)
-                if stands(last)[0] is not Standing.RECORD:
+                if stands(last)[0] is not UidState.RECORD:
                     raise
                 done = await self._settle(record, body, last)
             if done is not None:
@@ -214,7 +215,7 @@ class Commits:
         where, message = stands(last)
         step = commit_step(where, message, record)
         if step is CommitStep.SAME and last is not None and isinstance(message, VmRecord):
-            return Committed(Held(message, last.revision), created=False)
+            return Committed(StoredVm(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
             # The controller that tombstoned this uid will next CAS the name claim at the revision
             # it read. Renewing the claim first makes that CAS fail, so only one of us succeeds.
@@ -225,7 +226,7 @@ class Commits:
                 revision = await self._unbury(record, last)
             except ConflictError:
                 return None
-            return Committed(Held(record, revision), created=True)
+            return Committed(StoredVm(record, revision), created=True)
         if step is CommitStep.REFUSE:
             raise uid_taken(record, message)
         if step is CommitStep.ENDING:
@@ -269,14 +270,14 @@ class Commits:
         except BusError as error:
             _left(error, record.uid)
 
-    async def replace(self, held: Held, record: VmRecord) -> Held:
+    async def replace(self, held: StoredVm, record: VmRecord) -> StoredVm:
         """CAS the record over the revision that was read; raises ConflictError if it changed.
 
         NodeFullError if a strict VM grows beyond its node's capacity.
         """
         key = subjects.vm_record(held.record.node, record.uid)
         write = Write(key, encode(record), expect=held.revision)
-        return Held(record, await self._reservations.write(held.record, record, [write]))
+        return StoredVm(record, await self._reservations.write(held.record, record, [write]))
 
     async def known(self, uid: str) -> Known:
         """Return the leader's message of a uid, of any kind."""
@@ -289,7 +290,7 @@ class Commits:
             VirtbusError: another VM has the name, or the uid was deleted.
             ConflictError: the record changed meanwhile.
         """
-        if known.record is None and known.where is not Standing.UNREADABLE:
+        if known.record is None and known.where is not UidState.UNREADABLE:
             await self.create(record, None)
             return
         await self._claim(record)
@@ -309,20 +310,20 @@ class Commits:
         """Claim the name for an existing record; raises as `create`."""
         await self._claim(record)
 
-    async def latest(self, uid: str) -> Held | None:
+    async def latest(self, uid: str) -> StoredVm | None:
         """Return the leader's record; raises UnreadableError."""
         last = await self._bus.get(subjects.vm_anywhere(uid))
         message = message_of(last)
         if last is None or not isinstance(message, VmRecord):
             return None
-        return Held(message, last.revision)
+        return StoredVm(message, last.revision)
 
     async def holder(self, namespace: str, name: str) -> str | None:
         """Return the uid that holds a name, from the leader; raises UnreadableError."""
         return holder_of(await self._bus.get(subjects.name_claim(namespace, name)))
 
     # --- the end --------------------------------------------------------------------------
-    async def finish(self, held: Held, *, fence: Fenced | None = None) -> int:
+    async def finish(self, held: StoredVm, *, fence: Fenced | None = None) -> int:
         """Purge secrets, record, then claim: after a crash in between, a sweep finds the rest.
 
         `fence` as in `guarded`. Returns the record's last revision.
@@ -354,7 +355,7 @@ class Commits:
         claim = await self._bus.get(key)
         try:
             holder = holder_of(claim)
-        except UnreadableError:
+        except UnreadableValueError:
             holder = uid if its_own else None
         if claim is None or holder != uid:
             return False
@@ -374,12 +375,12 @@ class Commits:
             return False
         last = await self._bus.get(subjects.vm_anywhere(holder))
         where, message = stands(last)
-        if where is Standing.UNREADABLE:
+        if where is UidState.UNREADABLE:
             return False
         if isinstance(message, VmRecord):
             if subjects.name_claim(message.namespace, message.name) == key:
                 return False
-        elif where is not Standing.MARKER:
+        elif where is not UidState.MARKER:
             await self._bury(holder, last)
         await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)
         return True

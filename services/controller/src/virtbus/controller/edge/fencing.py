@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.node_api import NodeApi
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import check_id
@@ -28,21 +28,21 @@ SAID_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FenceResult:
     """The end of the command; `said` is the end of its output."""
 
     done: bool
     said: str
 
 
-Command = Callable[[str], Awaitable[Answer]]
+Command = Callable[[str], Awaitable[FenceResult]]
 """Turns the node of that id off, or returns why it could not."""
 
 
 def command(argv: Sequence[str], timeout_s: float) -> Command:
     """Return the configured command; `{node}` in an argument is the node's id. No shell sees it."""
 
-    async def run(node: str) -> Answer:
+    async def run(node: str) -> FenceResult:
         words = [word.replace("{node}", check_id(node)) for word in argv]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -53,19 +53,19 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
                 start_new_session=True,
             )
         except OSError as error:
-            return Answer(False, f"{words[0]}: {error.strerror}")
+            return FenceResult(False, f"{words[0]}: {error.strerror}")
         try:
             async with asyncio.timeout(timeout_s):
                 said = await _end_of(process)
                 code = await process.wait()
         except TimeoutError:
-            return Answer(False, f"did not end in {timeout_s:g} s")
+            return FenceResult(False, f"did not end in {timeout_s:g} s")
         finally:
             if process.returncode is None:  # including its child processes
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.communicate()
-        return Answer(code == 0, f"exit code {code}" + (f": {said}" if said else ""))
+        return FenceResult(code == 0, f"exit code {code}" + (f": {said}" if said else ""))
 
     return run
 
@@ -88,7 +88,7 @@ class FenceAgent:
         self._turn_off = turn_off
         self._tried_s: dict[str, float] = {}
 
-    async def run(self, tenure: Tenure) -> None:
+    async def run(self, tenure: LeaderTerm) -> None:
         """Check each second; never returns by itself."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -112,11 +112,11 @@ class FenceAgent:
         return (
             self._down(node)
             and node in self._fleet.promises.on
-            and self._fleet.wish_of(node).fenced is None
+            and self._fleet.node_spec_of(node).fenced is None
             and now_s - self._tried_s.get(node, -RETRY_S) >= RETRY_S
         )
 
-    async def _fence(self, node: str, tenure: Tenure) -> None:
+    async def _fence(self, node: str, tenure: LeaderTerm) -> None:
         seen = self._fleet.nodes.get(node)
         log.warning("%s is down: fencing it", node, extra={"code": "fencing", "node": node})
         answer = await self._turn_off(node)

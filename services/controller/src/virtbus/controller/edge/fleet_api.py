@@ -12,8 +12,8 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.vm_states import visible_state
+from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.pace import Pace
-from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     BusStatus,
@@ -36,7 +36,7 @@ from virtbus.schemas.image_api import (
 )
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.nodework import ForgetImage, ForgottenImage, HeldImages, ListImages, PullImage
+from virtbus.schemas.node_rpc import ForgetImage, ForgottenImage, HeldImages, ListImages, PullImage
 from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
@@ -53,7 +53,7 @@ COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STAR
 class FleetApi:
     """Handlers that report on nodes, or call nodes."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, storage: Storage) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, storage: BusStorageGuard) -> None:
         self._bus = bus
         self._storage = storage
         self._fleet = fleet

@@ -11,7 +11,7 @@ from typing import NoReturn
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import HostAddresses
@@ -36,7 +36,7 @@ class FleetAddresses:
         self._fleet = fleet
         self._told: dict[str, tuple[HostAddresses, int]] = {}
 
-    async def run(self, tenure: Tenure) -> NoReturn:
+    async def run(self, tenure: LeaderTerm) -> NoReturn:
         """Watch the stored keys, and write differing ones, while the lease is held."""
         self._told.clear()
         listed = asyncio.Event()

@@ -8,16 +8,16 @@ from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.ports import Bus, EntryKind, Request
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.approval import approval
-from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import remembered
 from virtbus.controller.edge.commit import ATTEMPTS
-from virtbus.controller.edge.facts import Facts
-from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.node_api import NodeApi, not_off
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeDetail
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.host_api import NodeApprove, NodeTakeover
 from virtbus.schemas.hosts import HostRecord, Instance, Takeover
 from virtbus.schemas.node import NodeRecord
@@ -56,7 +56,7 @@ class HostApi(NodeApi):
         if await self._record(node, lambda host: host.model_copy(update=given), request):
             message = f"given to {rival.hostname or rival.instance}: {want.confirm}"
             log.warning("%s is %s", node, message, extra={"code": "taken_over", "node": node})
-            self._facts.node(Kind.NODE_TAKEN_OVER, node, message, rival.instance)
+            self._facts.node(EventKind.NODE_TAKEN_OVER, node, message, rival.instance)
         return self._show(node)
 
     def _rival(self, node: str, instance: str | None) -> Instance:
@@ -89,7 +89,7 @@ class HostApi(NodeApi):
         change = {"approved": approved}
         if await self._record(node, lambda host: host.model_copy(update=change), request):
             message = f"{approved.cpus} CPUs, {approved.memory_bytes} bytes of memory"
-            self._facts.node(Kind.NODE_APPROVED, node, message, request.id)
+            self._facts.node(EventKind.NODE_APPROVED, node, message, request.id)
         return self._show(node)
 
     async def _record(self, node: str, change: Change, request: Request) -> bool:
@@ -129,12 +129,12 @@ class HostApi(NodeApi):
 class HostDuty:
     """Records host and capacity of each new node, and reports second agents."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts
 
-    async def run(self, tenure: Tenure) -> None:
+    async def run(self, tenure: LeaderTerm) -> None:
         """Check each second, while the lease is held; never returns by itself."""
         told: set[tuple[str, str]] = set()
         while True:
@@ -151,7 +151,7 @@ class HostDuty:
                 if (node, instance) not in told:
                     message = f"a second agent on {one.hostname} is kept out: {one.why}"
                     log.error("%s: %s", node, message, extra={"code": "node_rival", "node": node})
-                    self._facts.node(Kind.NODE_RIVAL, node, message, instance)
+                    self._facts.node(EventKind.NODE_RIVAL, node, message, instance)
             told = set(rivals)
 
     async def _first(self, record: NodeRecord) -> None:

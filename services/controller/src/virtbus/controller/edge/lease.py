@@ -38,7 +38,7 @@ class LeaseLostError(Exception):
 
 
 @dataclass(slots=True)
-class Tenure:
+class LeaderTerm:
     """A lease while it is held: `revision` fences all writes under it."""
 
     role: str
@@ -67,7 +67,7 @@ class Leases:
         """The time of the last known renewal, by us or the holder, on the loop's clock."""
 
     @asynccontextmanager
-    async def hold(self, role: str) -> AsyncIterator[Tenure]:
+    async def hold(self, role: str) -> AsyncIterator[LeaderTerm]:
         """Wait for the lease, then hold it around the body, which is cancelled when it is lost.
 
         Raises:
@@ -89,7 +89,7 @@ class Leases:
             await self._give_back(tenure)
 
     # --- acquire ------------------------------------------------------------------------------
-    async def _acquired(self, role: str) -> Tenure:
+    async def _acquired(self, role: str) -> LeaderTerm:
         """Try until it is ours; a lease without a renewal for longer than its TTL is free."""
         loop = asyncio.get_running_loop()
         revision, since_s = -1, loop.time()
@@ -102,7 +102,7 @@ class Leases:
                     if before > 0 and entry is not None and entry.kind is EntryKind.PUT:
                         self.proved_s = since_s
                 if self._free(entry) or loop.time() - since_s > TTL_S + MARGIN_S:
-                    return await self._taken(Tenure(role, revision, 0.0))
+                    return await self._taken(LeaderTerm(role, revision, 0.0))
             except ConflictError:
                 continue
             except BusError as error:
@@ -119,7 +119,7 @@ class Leases:
             log.warning("unreadable %s: %s", entry.key, error, extra={"code": "bad_lease"})
             return False
 
-    async def _taken(self, tenure: Tenure) -> Tenure:
+    async def _taken(self, tenure: LeaderTerm) -> LeaderTerm:
         """Write the lease over the revision that was read."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
@@ -130,7 +130,7 @@ class Leases:
         return tenure
 
     # --- renew --------------------------------------------------------------------------------
-    async def _renew(self, tenure: Tenure, limit: asyncio.Timeout) -> None:
+    async def _renew(self, tenure: LeaderTerm, limit: asyncio.Timeout) -> None:
         """Renew until it is lost, then cancel the body."""
         pause_s = RENEW_S
         while True:
@@ -155,7 +155,7 @@ class Leases:
         tenure.until_s = 0.0
         _end_at(limit, 0.0)
 
-    async def _still_ours(self, tenure: Tenure) -> bool:
+    async def _still_ours(self, tenure: LeaderTerm) -> bool:
         """Return True if a conflict was with our own write whose answer was lost."""
         try:
             tenure.check()
@@ -167,7 +167,7 @@ class Leases:
         tenure.revision = entry.revision
         return True
 
-    async def _give_back(self, tenure: Tenure) -> None:
+    async def _give_back(self, tenure: LeaderTerm) -> None:
         """Release the lease at once, unless another process has it."""
         tenure.until_s = 0.0
         try:

@@ -8,16 +8,16 @@ from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import pages
-from virtbus.controller.core.changes import remembered
+from virtbus.controller.core.evacuation import EvacuationTargets, eviction_blocked_reason
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.held import is_held
-from virtbus.controller.core.leaving import Places, stays
+from virtbus.controller.core.mutations import remembered
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
-from virtbus.controller.core.unreadable import UnreadableError
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
-from virtbus.controller.edge.facts import Facts
-from virtbus.controller.edge.stands import unreadable
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.key_states import unreadable
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     NodeDetail,
@@ -29,8 +29,8 @@ from virtbus.schemas.api import (
     NodeVm,
 )
 from virtbus.schemas.errors import Code, Detail, VirtbusError, quotable
-from virtbus.schemas.events import Kind
-from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node import Drain, Fence, NodeSpec, NodeState, NodeView
 from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.wire import encode, validate
@@ -39,14 +39,14 @@ log = logging.getLogger(__name__)
 
 VMS_SHOWN = 1000
 """Limit of VMs in the answer about one node."""
-STAYS_CHARS = 200
-Change = Callable[[NodeWish], NodeWish]
+BLOCKED_REASON_CHARS = 200
+Change = Callable[[NodeSpec], NodeSpec]
 
 
 class NodeApi:
     """The handlers of `node.*`; each takes a Request and returns the answer's model."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts
@@ -62,13 +62,15 @@ class NodeApi:
 
     async def cordon(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
-        await self._change(node, lambda wish: wish.model_copy(update={"cordoned": True}), request)
+        await self._change(
+            node, lambda node_spec: node_spec.model_copy(update={"cordoned": True}), request
+        )
         return self._show(node)
 
     async def uncordon(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
         open_again = {"cordoned": False, "draining": None}
-        await self._change(node, lambda wish: wish.model_copy(update=open_again), request)
+        await self._change(node, lambda node_spec: node_spec.model_copy(update=open_again), request)
         return self._show(node)
 
     async def drain(self, request: Request) -> NodeDetail:
@@ -76,11 +78,11 @@ class NodeApi:
         node = self._known(want.node)
         now_ns = self._bus.sources.time_ns()
 
-        def drained(wish: NodeWish) -> NodeWish:
-            before = wish.draining or Drain(since_ns=now_ns)
+        def drained(node_spec: NodeSpec) -> NodeSpec:
+            before = node_spec.draining or Drain(since_ns=now_ns)
             discard = want.discard_local_disks or before.discard_local_disks
             draining = before.model_copy(update={"discard_local_disks": discard})
-            return wish.model_copy(update={"cordoned": True, "draining": draining})
+            return node_spec.model_copy(update={"cordoned": True, "draining": draining})
 
         await self._change(node, drained, request)
         return self._show(node)
@@ -115,28 +117,28 @@ class NodeApi:
             VirtbusError: 409: a later holder of the lease has written since (I15).
         """
 
-        def proved(wish: NodeWish) -> NodeWish:
-            if 0 < lease_revision < wish.lease_revision:
+        def proved(node_spec: NodeSpec) -> NodeSpec:
+            if 0 < lease_revision < node_spec.lease_revision:
                 message = f"the desired state of {node} was written under a later lease"
                 raise VirtbusError(Code.CONFLICT, "lease_lost", message)
-            update = {"lease_revision": lease_revision or wish.lease_revision}
-            return fenced(wish, proof).model_copy(update=update)
+            update = {"lease_revision": lease_revision or node_spec.lease_revision}
+            return fenced(node_spec, proof).model_copy(update=update)
 
-        unread = NodeWish(node=node)  # a fence contains all that matters of a desired state
+        unread = NodeSpec(node=node)  # a fence contains all that matters of a desired state
         if await self._change(node, proved, request, unread) is None:
             return
         identity = f"{proof.instance}:{proof.started_ns}"
-        self._facts.node(Kind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
+        self._facts.node(EventKind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
 
     async def unfence(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
 
-        def back(wish: NodeWish) -> NodeWish:
-            if wish.fenced is not None:
-                self._check_back(node, wish.fenced)
-            return wish.model_copy(update={"fenced": None, "lease_revision": 0})
+        def back(node_spec: NodeSpec) -> NodeSpec:
+            if node_spec.fenced is not None:
+                self._check_back(node, node_spec.fenced)
+            return node_spec.model_copy(update={"fenced": None, "lease_revision": 0})
 
-        unread = NodeWish(node=node, fenced=self.proof(None, "nobody", "the wish is unreadable"))
+        unread = NodeSpec(node=node, fenced=self.proof(None, "nobody", "the wish is unreadable"))
         before = await self._change(node, back, request, unread)
         if before is not None and before.fenced is not None:
             seen = self._fleet.nodes[node].record
@@ -144,7 +146,7 @@ class NodeApi:
             message = "back, and as the same agent: it was never off" if same else "back"
             level = logging.WARNING if same else logging.INFO
             log.log(level, "%s is %s", node, message, extra={"code": "unfenced", "node": node})
-            self._facts.node(Kind.NODE_UNFENCED, node, message, f"{before.fenced.time_ns}")
+            self._facts.node(EventKind.NODE_UNFENCED, node, message, f"{before.fenced.time_ns}")
         return self._show(node)
 
     def _check_back(self, node: str, fence: Fence) -> None:
@@ -187,8 +189,8 @@ class NodeApi:
         joining task deletes its consumers. After that, a repeat of the request has no effect.
         """
         node = validate(NodeRef, request.data).node
-        entry = await self._bus.get(subjects.node_wish(node))
-        if request.id in self._wanted(node, entry, NodeWish(node=node)).requests:
+        entry = await self._bus.get(subjects.node_spec(node))
+        if request.id in self._wanted(node, entry, NodeSpec(node=node)).requests:
             return NodeForgotten(node=node, statuses=0)
         join = await self._bus.get(subjects.join_nonce(node))
         if join is None or join.kind is not EntryKind.PUT:
@@ -210,8 +212,8 @@ class NodeApi:
             await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
         await self._bus.purge(subjects.node_host(node), marker_ttl_s=MARKER_TTL_S)
 
-        def nothing(wish: NodeWish) -> NodeWish:
-            return NodeWish(node=node, requests=wish.requests)
+        def nothing(node_spec: NodeSpec) -> NodeSpec:
+            return NodeSpec(node=node, requests=node_spec.requests)
 
         await self._change(node, nothing)
         await self._bus.purge(subjects.node_hosts(node), marker_ttl_s=MARKER_TTL_S)
@@ -219,7 +221,7 @@ class NodeApi:
         await self._change(node, nothing, request)
         self._fleet.nodes.pop(node, None)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
-        self._facts.node(Kind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
+        self._facts.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
         return NodeForgotten(node=node, statuses=len(told))
 
     def _check_empty(self, node: str) -> None:
@@ -239,87 +241,93 @@ class NodeApi:
         node: str,
         change: Change,
         request: Request | None = None,
-        unread: NodeWish | None = None,
-    ) -> NodeWish | None:
+        unread: NodeSpec | None = None,
+    ) -> NodeSpec | None:
         """Change the desired state of a node under concurrency; return the previous one.
 
         None if the request has acted already: it may be repeated, and late (ADR 0002). Its id is
         stored even if nothing changes, so that a later change in between is not undone by a repeat.
         An empty desired state expires; without ids it is purged at once.
         """
-        key = subjects.node_wish(node)
+        key = subjects.node_spec(node)
         for _ in range(ATTEMPTS):
             entry = await self._bus.get(key)
-            before = wish = self._wanted(node, entry, unread)
+            before = node_spec = self._wanted(node, entry, unread)
             expect = entry.revision if entry else 0
             if request is not None:
                 if request.id in before.requests:
-                    self._fleet.wish(before, expect)
+                    self._fleet.node_spec(before, expect)
                     return None
                 refuse_late(request.deadline_s)
                 requests = remembered(before.requests, request.id)
-                wish = wish.model_copy(update={"requests": requests})
-            wish = change(wish)
-            if wish == before and not self._fleet.damaged.has(key):
+                node_spec = node_spec.model_copy(update={"requests": requests})
+            node_spec = change(node_spec)
+            if node_spec == before and not self._fleet.damaged.has(key):
                 return before
             try:
-                if wish == NodeWish(node=node):
+                if node_spec == NodeSpec(node=node):
                     revision = await self._bus.purge(key, expect=expect, marker_ttl_s=MARKER_TTL_S)
                 else:
-                    ttl_s = MARKER_TTL_S if wish.idle else None
-                    revision = await self._bus.put(key, encode(wish), expect=expect, ttl_s=ttl_s)
+                    ttl_s = MARKER_TTL_S if node_spec.idle else None
+                    revision = await self._bus.put(
+                        key, encode(node_spec), expect=expect, ttl_s=ttl_s
+                    )
             except ConflictError:
                 continue
-            self._fleet.wish(wish, revision)
+            self._fleet.node_spec(node_spec, revision)
             log.info(
-                "%s %s", node, wish.closed or "takes VMs", extra={"code": "node_wish", "node": node}
+                "%s %s",
+                node,
+                node_spec.closed or "takes VMs",
+                extra={"code": "node_spec", "node": node},
             )
             return before
         message = f"the desired state of {node} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
-    def _wanted(self, node: str, entry: Entry | None, unread: NodeWish | None) -> NodeWish:
+    def _wanted(self, node: str, entry: Entry | None, unread: NodeSpec | None) -> NodeSpec:
         """Return the desired state; of an unreadable one the last known, or `unread`.
 
         Raises UnreadableError if there is neither: it may have fenced the node.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
-            return NodeWish(node=node)
+            return NodeSpec(node=node)
         try:
-            return read_stored(NodeWish, entry.key, entry.value)
+            return read_stored(NodeSpec, entry.key, entry.value)
         except VirtbusError as error:
-            known = self._fleet.wishes.get(node)
+            known = self._fleet.node_specs.get(node)
             if known is not None:
                 return known[0]
             if unread is None:
-                raise UnreadableError(unreadable(entry, error)) from error
+                raise UnreadableValueError(unreadable(entry, error)) from error
             return unread
 
-    def _stays(self, node: str, now_s: float) -> dict[str, str]:
+    def _eviction_blocked(self, node: str, now_s: float) -> dict[str, str]:
         """Return why VMs of a drained or fenced node do not leave it, by uid."""
-        wish = self._fleet.wish_of(node)
-        if wish.draining is None and wish.fenced is None:
+        node_spec = self._fleet.node_spec_of(node)
+        if node_spec.draining is None and node_spec.fenced is None:
             return {}
         discard = any(
-            word is not None and word.discard_local_disks for word in (wish.draining, wish.fenced)
+            word is not None and word.discard_local_disks
+            for word in (node_spec.draining, node_spec.fenced)
         )
-        places = Places(self._fleet.candidates(now_s))
-        silent = wish.fenced is None and self._fleet.silent(node, now_s)
+        places = EvacuationTargets(self._fleet.candidates(now_s))
+        silent = node_spec.fenced is None and self._fleet.silent(node, now_s)
         found = {}
         for uid, held in self._fleet.vms.items():
             record = held.record
             if record.node == node and not record.deleting:
-                why = "" if record.leaving else stays(record, discard=discard)
+                why = "" if record.evacuating else eviction_blocked_reason(record, discard=discard)
                 if silent:
                     why = f"{node} does not answer; when it is off for sure: virtbus node fence"
-                found[uid] = why or places.find(record, home=record.leaving)[1]
+                found[uid] = why or places.find(record, home=record.evacuating)[1]
         return found
 
     def _known(self, node: str) -> str:
         """Return the node if it was heard, holds VMs, or has a desired state; otherwise 404."""
         fleet = self._fleet
         holds = any(held.record.node == node for held in fleet.vms.values())
-        if node in fleet.nodes or holds or not fleet.wish_of(node).idle:
+        if node in fleet.nodes or holds or not fleet.node_spec_of(node).idle:
             return node
         message = f"there is no node {node}; `virtbus node list` shows what there is"
         raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
@@ -332,37 +340,41 @@ class NodeApi:
             for held in sorted(self._fleet.vms.values(), key=lambda held: held.record.created_ns)
             if held.record.node == node
         ]
-        stays = self._stays(node, now_s)
+        eviction_blocked_reason = self._eviction_blocked(node, now_s)
         vms = [
             NodeVm(
                 uid=vm.uid,
                 namespace=vm.namespace,
                 name=vm.name,
                 state=vm.state,
-                leaving=vm.uid in self._fleet.leaving,
-                stays=quotable(stays.get(vm.uid, ""), STAYS_CHARS),
+                evacuating=vm.uid in self._fleet.evacuating,
+                eviction_blocked_reason=quotable(
+                    eviction_blocked_reason.get(vm.uid, ""), BLOCKED_REASON_CHARS
+                ),
             )
             for vm in shown
         ]
-        vms.sort(key=lambda vm: bool(vm.stays))  # first those that leave: a drain waits for them
+        vms.sort(
+            key=lambda vm: bool(vm.eviction_blocked_reason)
+        )  # first those that leave: a drain waits for them
         return NodeDetail(
             node=views.get(node)
-            or NodeView(**unheard(node).model_dump(), wish=self._fleet.wish_of(node)),
+            or NodeView(**unheard(node).model_dump(), node_spec=self._fleet.node_spec_of(node)),
             vms=tuple(vms[:VMS_SHOWN]),
             unlisted=max(0, len(vms) - VMS_SHOWN),
         )
 
 
-def fenced(wish: NodeWish, fence: Fence) -> NodeWish:
+def fenced(node_spec: NodeSpec, fence: Fence) -> NodeSpec:
     """Add the fence.
 
     An existing fence is kept, except that discard_local_disks may be switched on.
     """
-    if wish.fenced is not None:
+    if node_spec.fenced is not None:
         if not fence.discard_local_disks:
-            return wish
-        fence = wish.fenced.model_copy(update={"discard_local_disks": True})
-    return wish.model_copy(update={"fenced": fence})
+            return node_spec
+        fence = node_spec.fenced.model_copy(update={"discard_local_disks": True})
+    return node_spec.model_copy(update={"fenced": fence})
 
 
 def not_off(node: str, silence_s: float) -> VirtbusError:

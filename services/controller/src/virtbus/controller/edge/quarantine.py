@@ -9,23 +9,23 @@ import logging
 
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError, ConflictError
-from virtbus.controller.core.claims import Standing
+from virtbus.controller.core.claims import UidState
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.held import is_held
-from virtbus.controller.core.rebuilding import Known
+from virtbus.controller.core.rebuild_plan import Known
+from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import Commits
-from virtbus.controller.edge.facts import Facts
-from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.quarantine import (
-    Kept,
     NodeQuarantine,
     NodeQuarantined,
     Quarantine,
     QuarantineAsk,
+    QuarantineEntry,
 )
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
@@ -40,7 +40,7 @@ ADOPTED = "adopted from the quarantine of its node"
 class Quarantines:
     """The handler of `node.quarantine`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts
@@ -81,7 +81,7 @@ class Quarantines:
         total = listed.total - 1
         return NodeQuarantined(node=want.node, entries=left, total=total, adopted=record.uid)
 
-    async def _check_name(self, want: NodeQuarantine, kept: Kept) -> None:
+    async def _check_name(self, want: NodeQuarantine, kept: QuarantineEntry) -> None:
         """Raise 409 if another VM has the name, before anything is moved on the host."""
         name = want.name or kept.name
         if not (name and kept.namespace):
@@ -101,7 +101,7 @@ class Quarantines:
         except (ConflictError, NodeFullError) as error:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"
             raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from error
-        self._facts.emit(Kind.VM_UPDATED, record, ADOPTED)
+        self._facts.emit(EventKind.VM_UPDATED, record, ADOPTED)
 
 
 class Overtaken:
@@ -115,7 +115,7 @@ class Overtaken:
         self._bus = bus
         self._fleet = fleet
 
-    async def run(self, tenure: Tenure) -> None:
+    async def run(self, tenure: LeaderTerm) -> None:
         """Check repeatedly, while the lease is held."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -147,7 +147,7 @@ class Overtaken:
         return found
 
 
-def _entry(listed: Quarantine, want: NodeQuarantine) -> Kept:
+def _entry(listed: Quarantine, want: NodeQuarantine) -> QuarantineEntry:
     for kept in listed.entries:
         if kept.entry == want.entry:
             return kept
@@ -155,9 +155,9 @@ def _entry(listed: Quarantine, want: NodeQuarantine) -> Kept:
     raise VirtbusError(Code.NOT_FOUND, "no_entry", message)
 
 
-def _check_place(want: NodeQuarantine, kept: Kept, known: Known) -> None:
+def _check_place(want: NodeQuarantine, kept: QuarantineEntry, known: Known) -> None:
     """Raise if the uid cannot be a VM on that node: it was deleted, or is elsewhere."""
-    if known.where is Standing.MARKER:
+    if known.where is UidState.MARKER:
         message = f"VM {kept.uid} was deleted; adopt its disks as a new VM: --name NAME"
         raise VirtbusError(Code.GONE, "deleted", message)
     if known.record is not None and known.node != want.node:

@@ -13,26 +13,26 @@ from contextlib import suppress
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request, WatchMark
 from virtbus.bus.client.signing import RecordKeys
 from virtbus.bus.errors import BusError, ConflictError, OversizeError
-from virtbus.controller.core.changes import deleting
-from virtbus.controller.core.claims import Standing
-from virtbus.controller.core.fleet import Fleet, Held
-from virtbus.controller.core.rebuilding import (
+from virtbus.controller.core.claims import UidState
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import deleting
+from virtbus.controller.core.rebuild_plan import (
     Known,
+    RebuildAction,
     Rebuilt,
-    Step,
     believed,
     plan,
     unsigned,
 )
-from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.edge.commit import Commits
-from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.event_recorder import EventRecorder
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.schemas import subjects
 from virtbus.schemas.api import BusRebuild, BusRebuilt, RebuiltNode, RebuiltVm
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Kind
-from virtbus.schemas.nodework import JoinBus, JoinedBus, KnownRecords, RecordsRead
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node_rpc import JoinBus, JoinedBus, KnownRecords, RecordsRead
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.wire import encode, validate
@@ -44,16 +44,16 @@ ASK_AGAIN_S = 0.5
 ANSWER_BEFORE_S = 10.0
 """Time reserved for the writes after the last node has answered or timed out."""
 WRITTEN = {
-    Step.ADD: "the bus had lost it",
-    Step.RAISE: "its host had moved on",
-    Step.MOVE: "its host had moved on",
+    RebuildAction.ADD: "the bus had lost it",
+    RebuildAction.RAISE: "its host had moved on",
+    RebuildAction.MOVE: "its host had moved on",
 }
 
 
 class Rebuilds:
     """The handler. Any controller may run it, even two concurrently."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts, keys: RecordKeys) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder, keys: RecordKeys) -> None:
         self._bus = bus
         self._keys = keys
         self._fleet = fleet
@@ -73,10 +73,12 @@ class Rebuilds:
         steps += unsigned(doubtful, steps, bus)
         done: list[Rebuilt] = []
         for step in steps:
-            known = bus.get(step.record.uid, Known(Standing.NOTHING))
+            known = bus.get(step.record.uid, Known(UidState.NOTHING))
             done.append(step if want.dry_run else await self._do(step, known))
         disputed = {
-            step.record.node for step in done if step.step in {Step.CONFLICT, Step.UNSIGNED}
+            step.record.node
+            for step in done
+            if step.step in {RebuildAction.CONFLICT, RebuildAction.UNSIGNED}
         }
         told = [
             await self._follow(report, dry=want.dry_run, disputed=report.node in disputed)
@@ -84,9 +86,11 @@ class Rebuilds:
         ]
         told += [RebuiltNode(node=node, message=failed.get(node, "is silent")) for node in silent]
         return BusRebuilt(
-            vms=tuple(_told(step) for step in done if step.step is not Step.KEEP or step.why),
+            vms=tuple(
+                _told(step) for step in done if step.step is not RebuildAction.KEEP or step.why
+            ),
             nodes=tuple(sorted(told, key=lambda each: each.node)),
-            kept=sum(step.step is Step.KEEP and not step.why for step in done),
+            kept=sum(step.step is RebuildAction.KEEP and not step.why for step in done),
         )
 
     # --- collect ---------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ class Rebuilds:
             whole = KnownRecords(
                 node=node,
                 nonce=page.nonce,
-                wish=page.wish,
+                node_spec=page.node_spec,
                 records=(*whole.records, *own),
                 removed={**whole.removed, **page.removed},
             )
@@ -157,7 +161,7 @@ class Rebuilds:
                     with suppress(VirtbusError):  # the feed reports and keeps it
                         record = read_vm_key(item.key, item.value)
                         if isinstance(record, VmRecord):
-                            known = Known(Standing.RECORD, record, item.revision, record.node)
+                            known = Known(UidState.RECORD, record, item.revision, record.node)
                             found[record.uid] = known
         return found
 
@@ -168,25 +172,25 @@ class Rebuilds:
         try:
             await self._write(step.step, record, known)
         except ConflictError:
-            return Rebuilt(Step.CONFLICT, record, "it changed meanwhile; repeat")
+            return Rebuilt(RebuildAction.CONFLICT, record, "it changed meanwhile; repeat")
         except (VirtbusError, NodeFullError, OversizeError) as error:
-            return Rebuilt(Step.CONFLICT, record, str(error))
-        if step.step in {*WRITTEN, Step.END}:
+            return Rebuilt(RebuildAction.CONFLICT, record, str(error))
+        if step.step in {*WRITTEN, RebuildAction.END}:
             extra = {"code": "rebuilt", "uid": record.uid}
             log.info("%s %s of %s", step.step, record.name, record.node, extra=extra)
         return step
 
-    async def _write(self, step: Step, record: VmRecord, known: Known) -> None:
+    async def _write(self, step: RebuildAction, record: VmRecord, known: Known) -> None:
         if step in WRITTEN:
             await self._commits.write_back(record, known)
-            self._facts.emit(Kind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
-        elif step is Step.END:
+            self._facts.emit(EventKind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
+        elif step is RebuildAction.END:
             # A normal delete: imaged and netd may have made things for it meanwhile, and only its
             # agent releases them. An immediate purge could hide the delete from the agent.
             ending = deleting(record, grace_s=0)
-            await self._commits.replace(Held(record, known.revision), ending)
-            self._facts.emit(Kind.VM_DELETING, record, "its host had released it")
-        elif step is Step.KEEP and known.record is not None:
+            await self._commits.replace(StoredVm(record, known.revision), ending)
+            self._facts.emit(EventKind.VM_DELETING, record, "its host had released it")
+        elif step is RebuildAction.KEEP and known.record is not None:
             name = subjects.name_claim(record.namespace, record.name)
             if name not in self._fleet.claims:
                 await self._commits.ensure_name(known.record)
@@ -203,7 +207,7 @@ class Rebuilds:
                 why = "it has a VM in conflict" if disputed else "it had joined another bus"
                 return RebuiltNode(node=node, vms=vms, message=f"holds its VMs: {why}")
             if not dry:
-                await self._wish_again(report)
+                await self._restore_node_spec(report)
                 subject = subjects.rpc(node, "agent", "join")
                 answer = await self._bus.request(subject, JoinBus(nonce=nonce), timeout_s=ASK_S)
                 validate(JoinedBus, answer)
@@ -211,13 +215,15 @@ class Rebuilds:
             return RebuiltNode(node=node, vms=vms, message=str(error))
         return RebuiltNode(node=node, vms=vms, joined=True)
 
-    async def _wish_again(self, report: KnownRecords) -> None:
+    async def _restore_node_spec(self, report: KnownRecords) -> None:
         """Restore a node's desired state from its report, if this bus has none."""
-        if report.wish is None or report.wish.node != report.node:
+        if report.node_spec is None or report.node_spec.node != report.node:
             return
-        wish = report.wish.model_copy(update={"lease_revision": 0})  # leases start over, too
+        node_spec = report.node_spec.model_copy(
+            update={"lease_revision": 0}
+        )  # leases start over, too
         with contextlib.suppress(ConflictError):  # a desired state was written here: it wins
-            await self._bus.put(subjects.node_wish(report.node), encode(wish), expect=0)
+            await self._bus.put(subjects.node_spec(report.node), encode(node_spec), expect=0)
 
     async def _nonce(self, node: str) -> str:
         """Return the nonce of this bus for a node; create it if it was lost."""

@@ -9,14 +9,14 @@ import logging
 from virtbus.bus.client.ports import Bus, EntryKind, Write
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.unreadable import Unreadable, UnreadableError, removed
+from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError, removed
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S, Commits
-from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.key_states import holder_of, message_of
 from virtbus.controller.edge.reservations import Reservations
-from virtbus.controller.edge.stands import holder_of, message_of
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmRef
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.vm import VmRecord, VmView
 
@@ -29,7 +29,7 @@ NO_UID = "00000000-0000-0000-0000-000000000000"
 class Removals:
     """Deletes. They can be repeated: each purge is for the revision that could not be read."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts
@@ -67,7 +67,7 @@ class Removals:
             if isinstance(message_of(last), VmRecord):
                 found.clear()  # it was written back meanwhile: an ordinary delete ends it
                 return
-        except UnreadableError as error:
+        except UnreadableValueError as error:
             found.append(error.found)
             await self._end(error.found)
         found += [one for one in self._fleet.damaged.statuses() if one.uid == uid]
@@ -82,7 +82,7 @@ class Removals:
         try:
             claim = await self._bus.get(subjects.name_claim(ref.namespace, ref.name or ""))
             return holder_of(claim) or cached, []
-        except UnreadableError as error:
+        except UnreadableValueError as error:
             return cached, [error.found]
 
     async def _end(self, found: Unreadable) -> None:
@@ -96,7 +96,7 @@ class Removals:
         for key in [key for key, claim in self._fleet.claims.items() if claim.uid == uid]:
             await self._commits.release_name(key, uid)
         if before is not None:
-            self._facts.emit(Kind.VM_DELETED, before, "its record could not be read")
+            self._facts.emit(EventKind.VM_DELETED, before, "its record could not be read")
 
     async def _gone(self, found: Unreadable) -> None:
         """Purge an unreadable value, unless it was removed with its VM or replaced."""

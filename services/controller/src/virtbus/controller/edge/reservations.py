@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from virtbus.bus.client.ports import Bus, Entry, Write
 from virtbus.bus.errors import ConflictError, UnavailableError
+from virtbus.controller.core.allocations import NOTHING
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import demand_of, memory_of, room
-from virtbus.controller.core.promises import NOTHING
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED

@@ -10,10 +10,12 @@ from virtbus.bus.client.endpoints import in_time, refuse_late
 from virtbus.bus.client.owners import check_owner, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
-from virtbus.controller.core import changes, pages
-from virtbus.controller.core.admission import Admitted, admit
-from virtbus.controller.core.fleet import Fleet, Held
-from virtbus.controller.core.leaving import Places, leaving, loses
+from virtbus.controller.core import mutations, pages
+from virtbus.controller.core.admission import AdmittedVm, admit
+from virtbus.controller.core.allocations import takes_room
+from virtbus.controller.core.evacuation import EvacuationTargets, data_loss_reason, evacuating
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.core.placement import (
     demand_of,
@@ -23,15 +25,14 @@ from virtbus.controller.core.placement import (
     place,
     room,
 )
-from virtbus.controller.core.promises import takes_room
-from virtbus.controller.core.sizes import refuse_large
-from virtbus.controller.core.unreadable import UnreadableError
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
-from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.event_recorder import EventRecorder
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
-from virtbus.controller.edge.storage import Storage
-from virtbus.controller.edge.watching import Watches
+from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.api import (
     VmCreated,
     VmDelete,
@@ -43,7 +44,7 @@ from virtbus.schemas.api import (
     VmWatch,
 )
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import Overcommit, VmRecord, VmView
 from virtbus.schemas.wire import validate
@@ -61,9 +62,9 @@ class VmApi:
         self,
         bus: Bus,
         fleet: Fleet,
-        watches: Watches,
-        facts: Facts,
-        storage: Storage,
+        watches: WatchServer,
+        facts: EventRecorder,
+        storage: BusStorageGuard,
         *,
         strict: bool = False,
     ) -> None:
@@ -107,7 +108,7 @@ class VmApi:
             raise VirtbusError(Code.CONFLICT, "held_on_node", message, after_ms=10_000)
 
     async def _commit(
-        self, record: VmRecord, nodes: Sequence[str], admitted: Admitted
+        self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
     ) -> Committed:
         """Commit on the best node; a strict VM on the best that has capacity at that moment."""
         for node in nodes[:NODES_TRIED]:
@@ -119,12 +120,12 @@ class VmApi:
         waits = record.model_copy(update={"node": UNPLACED})
         return await self._commits.create(waits, admitted.secrets)
 
-    def _strict(self, admitted: Admitted) -> bool:
+    def _strict(self, admitted: AdmittedVm) -> bool:
         """Return True if the VM, or this controller's settings, request reserved resources."""
         rules = admitted.spec.placement
         return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
 
-    def _record(self, admitted: Admitted, account: str) -> VmRecord:
+    def _record(self, admitted: AdmittedVm, account: str) -> VmRecord:
         return VmRecord(
             uid=admitted.uid,
             namespace=admitted.namespace,
@@ -136,13 +137,13 @@ class VmApi:
             node=UNPLACED,
             created_ns=self._sources.time_ns(),
             powered=admitted.powered,
-            paused=admitted.powered and changes.starts_paused(admitted.spec),
+            paused=admitted.powered and mutations.starts_paused(admitted.spec),
             reserved=self._strict(admitted),
             owner=owner_of(account),
             traceparent=tracing.current_traceparent(),
         )
 
-    def _choose(self, admitted: Admitted) -> tuple[Sequence[str], str]:
+    def _choose(self, admitted: AdmittedVm) -> tuple[Sequence[str], str]:
         """Return the nodes that can take it, best first, and the reason; 422 if none ever could."""
         spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
@@ -159,9 +160,9 @@ class VmApi:
         record = committed.held.record
         if not committed.created:
             return
-        self._facts.emit(Kind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
+        self._facts.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
         if record.node != UNPLACED:
-            self._facts.emit(Kind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+            self._facts.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
         log.info(
             "accepted %s/%s on %s",
             record.namespace,
@@ -174,7 +175,7 @@ class VmApi:
     async def get(self, request: Request) -> VmView:
         try:
             return self.show(await self.find(validate(VmRef, request.data), request.account))
-        except UnreadableError as error:
+        except UnreadableValueError as error:
             known = self._fleet.vms.get(error.found.uid)
             if known is None:
                 raise
@@ -203,7 +204,7 @@ class VmApi:
         if held.revision != want.revision:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message)
-        record = changes.updated(
+        record = mutations.updated(
             held.record,
             spec=want.spec,
             labels=None if want.labels is None else dict(want.labels),
@@ -221,19 +222,19 @@ class VmApi:
         except NodeFullError as error:
             raise no_room(error.node, error.why) from None
         self._apply(held)
-        self._facts.emit(Kind.VM_UPDATED, record, "", revision=held.revision)
+        self._facts.emit(EventKind.VM_UPDATED, record, "", revision=held.revision)
         return self.show(held)
 
     async def move(self, request: Request) -> VmView:
         want = validate(VmMove, request.data)
 
         def begin(record: VmRecord) -> VmRecord:
-            changes.refuse_deleting(record)
-            if record.leaving or record.node == want.to:
+            mutations.refuse_deleting(record)
+            if record.evacuating or record.node == want.to:
                 return record
             self._check_move(record, want)
             status = self._fleet.status_of(record)
-            return leaving(record, status[0] if status else None, want.to)
+            return evacuating(record, status[0] if status else None, want.to)
 
         return await self.change(want, begin, request)
 
@@ -244,26 +245,26 @@ class VmApi:
         if node == UNPLACED:
             message = f"{record.name} has no node yet; it goes to one as soon as one can take it"
             raise VirtbusError(Code.CONFLICT, "unplaced", message)
-        if self._fleet.silent(node, now_s) and self._fleet.wish_of(node).fenced is None:
+        if self._fleet.silent(node, now_s) and self._fleet.node_spec_of(node).fenced is None:
             message = (
                 f"{node} does not answer, so nobody can say that the guest has ended; when the "
                 f"host is off for sure: `virtbus node fence {node} --confirm REASON`"
             )
             raise VirtbusError(Code.CONFLICT, "node_silent", message)
         if record.spec.eviction_strategy is None and not want.discard_local_disks:
-            why = loses(record)
+            why = data_loss_reason(record)
             if why:
                 message = f"{record.name} stays: {why}"
                 raise VirtbusError(Code.CONFLICT, "local_disks", message)
-        there = record.model_copy(update={"leaving_to": want.to})
-        _, why = Places(self._fleet.candidates(now_s)).find(there)
+        there = record.model_copy(update={"evacuation_target": want.to})
+        _, why = EvacuationTargets(self._fleet.candidates(now_s)).find(there)
         if why:
             raise VirtbusError(Code.EXHAUSTED, "no_capacity", why, after_ms=5000)
 
     async def delete(self, request: Request) -> VmView:
         want = validate(VmDelete, request.data)
         try:
-            return await self.change(want, lambda r: changes.deleting(r, want.grace_s), request)
+            return await self.change(want, lambda r: mutations.deleting(r, want.grace_s), request)
         except VirtbusError as error:
             lost = error.reason == "vm_not_found" and not owner_of(request.account)
             if error.reason != "unreadable" and not lost:
@@ -288,7 +289,7 @@ class VmApi:
             if request.id in held.record.requests:
                 return self.show(held)
             refuse_late(request.deadline_s)
-            record = changes.asked(change(held.record), held.record, request.id)
+            record = mutations.asked(change(held.record), held.record, request.id)
             if record == held.record:
                 return self.show(held)
             self._check_room(held.record, record)
@@ -305,15 +306,17 @@ class VmApi:
                     continue
             self._apply(held)
             if record.deleting:
-                self._facts.emit(Kind.VM_DELETING, record, "")
-            elif record.leaving:
-                self._facts.emit(Kind.VM_LEAVING, record, f"to {record.leaving_to or 'a node'}")
+                self._facts.emit(EventKind.VM_DELETING, record, "")
+            elif record.evacuating:
+                self._facts.emit(
+                    EventKind.VM_EVACUATING, record, f"to {record.evacuation_target or 'a node'}"
+                )
             return self.show(held)
         message = f"{held.record.name} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     # --- shared ---------------------------------------------------------------------------
-    async def find(self, ref: VmRef, account: str) -> Held:
+    async def find(self, ref: VmRef, account: str) -> StoredVm:
         """Return the record from the leader: a change must not be based on a cache.
 
         Raises:
@@ -357,12 +360,12 @@ class VmApi:
         if why is not None:
             raise no_room(after.node, why)
 
-    def _apply(self, held: Held) -> None:
+    def _apply(self, held: StoredVm) -> None:
         """Apply our own write before its echo, so that a burst is not placed on stale data."""
         if self._fleet.apply(held):
             self._watches.changed(held.record.uid)
 
-    def show(self, held: Held) -> VmView:
+    def show(self, held: StoredVm) -> VmView:
         """Return the VM as the API shows it."""
         return self._fleet.show_held(held, asyncio.get_running_loop().time())
 

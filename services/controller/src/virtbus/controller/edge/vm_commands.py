@@ -9,7 +9,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import VmCommand
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.nodework import GuestCommand
+from virtbus.schemas.node_rpc import GuestCommand
 from virtbus.schemas.vm import VmRecord, VmView
 from virtbus.schemas.wire import validate
 

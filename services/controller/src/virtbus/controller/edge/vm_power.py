@@ -1,9 +1,9 @@
 """`virtbus.api.v1.vm.{start,stop,restart,pause,unpause}`: changes of the power state."""
 
 from virtbus.bus.client.ports import Request
-from virtbus.controller.core import changes
+from virtbus.controller.core import mutations
+from virtbus.controller.core.evacuation import up
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.leaving import up
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.schemas.api import VmRef, VmRestart, VmStart, VmStop
 from virtbus.schemas.vm import VmRecord, VmView
@@ -20,19 +20,19 @@ class VmPower:
     async def start(self, request: Request) -> VmView:
         want = validate(VmStart, request.data)
         return await self._vms.change(
-            want, lambda r: changes.started(r, up=self._up(r), paused=want.paused), request
+            want, lambda r: mutations.started(r, up=self._up(r), paused=want.paused), request
         )
 
     async def stop(self, request: Request) -> VmView:
         want = validate(VmStop, request.data)
         return await self._vms.change(
-            want, lambda r: changes.powered(r, on=False, grace_s=want.grace_s), request
+            want, lambda r: mutations.powered(r, on=False, grace_s=want.grace_s), request
         )
 
     async def restart(self, request: Request) -> VmView:
         want = validate(VmRestart, request.data)
         return await self._vms.change(
-            want, lambda r: changes.restarted(r, up=self._up(r), grace_s=want.grace_s), request
+            want, lambda r: mutations.restarted(r, up=self._up(r), grace_s=want.grace_s), request
         )
 
     async def pause(self, request: Request) -> VmView:
@@ -44,7 +44,7 @@ class VmPower:
     async def _still(self, request: Request, *, on: bool) -> VmView:
         return await self._vms.change(
             validate(VmRef, request.data),
-            lambda r: changes.paused(r, up=self._up(r), on=on),
+            lambda r: mutations.paused(r, up=self._up(r), on=on),
             request,
         )
 

@@ -32,7 +32,7 @@ class DamagedError(Exception):
     """
 
 
-class Entry(NamedTuple):
+class ArchiveEntry(NamedTuple):
     """An entry.
 
     `parts` is the name without `.` and empty parts; `kind` is tar's type flag, `0` a file.
@@ -56,7 +56,7 @@ class Archive:
         self._padding_bytes = 0
         self._entries = 0
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> ArchiveEntry | None:
         """Return the next entry, None at the end.
 
         Raises:
@@ -99,7 +99,9 @@ class Archive:
         for _ in self._pieces:
             yield
 
-    def _begin(self, header: bytes, kind: str, size: int, extended: dict[str, bytes]) -> Entry:
+    def _begin(
+        self, header: bytes, kind: str, size: int, extended: dict[str, bytes]
+    ) -> ArchiveEntry:
         records = _pax(extended.get("x", b""))
         if kind == "S" or any(key.startswith(b"GNU.sparse.") for key in records):
             msg = "it is a sparse tar, which container tools do not make; make it without -S"
@@ -118,7 +120,7 @@ class Archive:
             raise DamagedError(msg)
         self._data_bytes = 0 if kind in _HEADER_ONLY else size
         self._padding_bytes = -self._data_bytes % BLOCK_BYTES
-        return Entry(parts, kind, self._data_bytes)
+        return ArchiveEntry(parts, kind, self._data_bytes)
 
     def _extended(self, size: int) -> bytes:
         if size > MAX_EXTENDED_BYTES:

@@ -21,7 +21,7 @@ class NameUse(NamedTuple):
         return "://" not in self.name
 
 
-class Keep(NamedTuple):
+class ExpiryLimits(NamedTuple):
     """Limits of the number and age of names."""
 
     max_age_s: float
@@ -29,7 +29,7 @@ class Keep(NamedTuple):
 
 
 def expired(
-    uses: Iterable[NameUse], wanted: frozenset[str], now_s: float, keep: Keep
+    uses: Iterable[NameUse], wanted: frozenset[str], now_s: float, keep: ExpiryLimits
 ) -> tuple[str, ...]:
     """Return the names to remove; `wanted` are those in the records of the node's VMs."""
     uses = tuple(uses)

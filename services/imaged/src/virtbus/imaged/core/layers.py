@@ -3,7 +3,7 @@
 Whiteouts: the OCI image specification, `layer.md`.
 """
 
-from virtbus.imaged.core.archive import Entry, printable
+from virtbus.imaged.core.archive import ArchiveEntry, printable
 from virtbus.schemas.errors import Code, VirtbusError
 
 DISK_FOLDER = "/disk"
@@ -41,7 +41,7 @@ class Search:
         self._removed: set[str] = set()
         self._opaque = False
 
-    def is_disk(self, entry: Entry) -> bool:
+    def is_disk(self, entry: ArchiveEntry) -> bool:
         """Return True for the searched file: its data is the disk.
 
         Raises:
@@ -64,7 +64,7 @@ class Search:
             return False
         return self._candidate(entry, name)
 
-    def _candidate(self, entry: Entry, name: str) -> bool:
+    def _candidate(self, entry: ArchiveEntry, name: str) -> bool:
         if name in self._above:
             return False
         if name in self._here or self.found:
@@ -117,7 +117,7 @@ class Search:
             "give the path of the one that is the disk, or build it with one",
         )
 
-    def _irregular(self, entry: Entry) -> VirtbusError:
+    def _irregular(self, entry: ArchiveEntry) -> VirtbusError:
         path = printable("/" + "/".join(entry.parts))[1:-1]
         kind = _KINDS.get(entry.kind, f"of tar's kind {entry.kind!a}")
         return VirtbusError(

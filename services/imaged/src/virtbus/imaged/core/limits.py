@@ -6,7 +6,7 @@ from virtbus.imaged.core.addresses import Network
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TransferLimits:
     """The limits of a source."""
 
     max_bytes: int = 64 * 1024**3

@@ -6,13 +6,13 @@ import re
 from pydantic import Field
 
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.model import SCHEMA_VERSION, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 
 MAX_LINK_BYTES = 64 * 1024
 _HEX = re.compile(r"^[0-9a-f]{64}$")
 
 
-class Link(Fact):
+class NameLink(LenientModel):
     """`links/<sha256(name)>`: the name, and the file that it denotes."""
 
     schema_version: int = SCHEMA_VERSION
@@ -26,7 +26,7 @@ class Link(Fact):
     last_modified: str = ""
 
 
-class PartNote(Fact):
+class PartNote(LenientModel):
     """Metadata of a part file: the URL and version of its bytes, so that it can resume."""
 
     schema_version: int = SCHEMA_VERSION

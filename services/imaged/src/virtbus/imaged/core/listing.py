@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from virtbus.imaged.core.links import Link
+from virtbus.imaged.core.links import NameLink
 from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageInfo, image_key
-from virtbus.schemas.nodework import HeldImages
+from virtbus.schemas.node_rpc import HeldImages
 
 PAGE_BYTES = 64 * 1024
 """Size of the names in a page; a single image may exceed it."""
@@ -12,7 +12,7 @@ _IMAGE_BYTES = 256
 """Maximum size of an image without its names."""
 
 
-def listing(images: Mapping[str, ImageInfo], links: Iterable[Link]) -> tuple[ImageInfo, ...]:
+def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple[ImageInfo, ...]:
     """Return images by digest with their names, in stable order."""
     names: dict[str, set[str]] = {}
     for link in links:
@@ -23,7 +23,7 @@ def listing(images: Mapping[str, ImageInfo], links: Iterable[Link]) -> tuple[Ima
     )
 
 
-def page_of(images: Mapping[str, ImageInfo], links: Iterable[Link], after: str) -> HeldImages:
+def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: str) -> HeldImages:
     """Return the images after the digest `after` that fit into a page, at least one."""
     found = listing({d: image for d, image in images.items() if d > after}, links)
     left_bytes = PAGE_BYTES
@@ -51,7 +51,7 @@ def _shown(image: ImageInfo) -> ImageInfo:
 
 
 def keys_of(
-    links: Iterable[Link], used_s: Mapping[str, float], digests: frozenset[str]
+    links: Iterable[NameLink], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
     """Return the keys of the names used last and their images, at most `MAX_IMAGE_KEYS`."""
     by_use = sorted(links, key=lambda link: used_s.get(link.name, 0.0), reverse=True)

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import aiohttp
 
-from virtbus.imaged.core.limits import Limits
-from virtbus.imaged.edge.diskthreads import DiskThreads
-from virtbus.imaged.edge.localfile import OnBytes, too_large
-from virtbus.imaged.edge.part import CHUNK_BYTES, Part
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.local_files import OnBytes, too_large
+from virtbus.imaged.edge.partial_download import CHUNK_BYTES, PartialDownload
 from virtbus.imaged.edge.transient import TransientError
 from virtbus.schemas.errors import VirtbusError
 
@@ -23,7 +23,9 @@ class Content(Protocol):
 class Body:
     """Reads one body. Bytes before a failure stay in the part, so that it can resume."""
 
-    def __init__(self, limits: Limits, threads: DiskThreads, url: str, part: Part) -> None:
+    def __init__(
+        self, limits: TransferLimits, threads: DiskThreads, url: str, part: PartialDownload
+    ) -> None:
         self._limits = limits
         self._threads = threads
         self._url = url

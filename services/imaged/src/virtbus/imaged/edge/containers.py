@@ -17,16 +17,16 @@ from virtbus.imaged.core import manifests
 from virtbus.imaged.core.archive import Archive, DamagedError
 from virtbus.imaged.core.decoding import decoded
 from virtbus.imaged.core.layers import Search
-from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.manifests import Blob, Index, Manifest, architecture_of
 from virtbus.imaged.core.sources import Validators, shown
-from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
-from virtbus.imaged.edge.localfile import Fetched, OnBytes, too_large
-from virtbus.imaged.edge.part import Part
-from virtbus.imaged.edge.parts import open_part
+from virtbus.imaged.edge.local_files import Fetched, OnBytes, too_large
+from virtbus.imaged.edge.partial_download import PartialDownload
+from virtbus.imaged.edge.partial_downloads import open_part
 from virtbus.imaged.edge.registry import Document, Registry
-from virtbus.imaged.edge.store import Store
+from virtbus.imaged.edge.store import ImageStore
 from virtbus.schemas.container import ContainerRef, parse_locator
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.registry_login import Login, login_for
@@ -102,10 +102,10 @@ class Containers:
 
     def __init__(
         self,
-        store: Store,
+        store: ImageStore,
         threads: DiskThreads,
         downloads: Downloads,
-        limits: Limits,
+        limits: TransferLimits,
         registries: Registries,
     ) -> None:
         self._store = store
@@ -123,7 +123,7 @@ class Containers:
         self,
         locator: str,
         pin: str | None,
-        part: Part,
+        part: PartialDownload,
         known: Validators,
         transfer: Transfer,
     ) -> Fetched:
@@ -193,7 +193,9 @@ class Containers:
         manifests.check_config(what, config.body, ours)
         return found
 
-    async def _layer(self, registry: Registry, layer: Blob, blob: Part, on_bytes: OnBytes) -> None:
+    async def _layer(
+        self, registry: Registry, layer: Blob, blob: PartialDownload, on_bytes: OnBytes
+    ) -> None:
         url = registry.url("blobs", layer.digest)
         await self._downloads.fetch(
             url,
@@ -213,7 +215,9 @@ class Containers:
                 f"{shown(registry.what)}; if that stays so, push the image again",
             )
 
-    async def _stream(self, blob: Part, search: Search, part: Part, reading: "_Reading") -> None:
+    async def _stream(
+        self, blob: PartialDownload, search: Search, part: PartialDownload, reading: "_Reading"
+    ) -> None:
         steps = self._steps(blob, search, part, reading)
         try:
             more = True
@@ -227,7 +231,9 @@ class Containers:
                 f"a layer of {search.what} cannot be used: {error}",
             ) from None
 
-    def _steps(self, blob: Part, search: Search, part: Part, reading: "_Reading") -> Iterator[None]:
+    def _steps(
+        self, blob: PartialDownload, search: Search, part: PartialDownload, reading: "_Reading"
+    ) -> Iterator[None]:
         """Yield after each small piece of work. Runs in disk threads."""
         limits = self._limits
         pieces = decoded(_chunks(blob), limits.max_bytes, limits.max_expansion)
@@ -250,7 +256,7 @@ def _shifted(on_bytes: OnBytes, done: int, total: int) -> OnBytes:
     return lambda more, _: on_bytes(done + more, total)
 
 
-def _chunks(blob: Part) -> Iterator[bytes]:
+def _chunks(blob: PartialDownload) -> Iterator[bytes]:
     offset = 0
     while chunk := blob.read_at(offset, _READ_BYTES):
         offset += len(chunk)
@@ -263,7 +269,7 @@ class _Reading:
     Each layer may expand to `max_bytes`, and there may be many.
     """
 
-    def __init__(self, limits: Limits, worked: Callable[[int], None]) -> None:
+    def __init__(self, limits: TransferLimits, worked: Callable[[int], None]) -> None:
         self._limits = limits
         self._worked = worked
         self._told_bytes = 0

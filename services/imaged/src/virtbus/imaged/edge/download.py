@@ -7,15 +7,15 @@ from typing import NoReturn
 
 import aiohttp
 
-from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.links import PartNote, file_name
 from virtbus.imaged.core.sources import Validators, check_url, resumed_total, shown
 from virtbus.imaged.edge.body import Body
-from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.http import Http
-from virtbus.imaged.edge.localfile import Fetched, OnBytes, too_large
-from virtbus.imaged.edge.part import Part
-from virtbus.imaged.edge.site import Site
+from virtbus.imaged.edge.image_server import ImageServer
+from virtbus.imaged.edge.local_files import Fetched, OnBytes, too_large
+from virtbus.imaged.edge.partial_download import PartialDownload
 from virtbus.imaged.edge.transient import TransientError
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -25,7 +25,7 @@ class Downloads:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: TransferLimits,
         threads: DiskThreads,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -37,12 +37,12 @@ class Downloads:
     async def fetch(  # noqa: PLR0913  a transfer is all of these
         self,
         url: str,
-        part: Part,
+        part: PartialDownload,
         known: Validators,
         on_bytes: OnBytes,
         *,
         pinned: bool = False,
-        site: Site | None = None,
+        site: ImageServer | None = None,
         size_bytes: int | None = None,
     ) -> Fetched:
         """Fill `part` with the body of `url`, with resume and retries within the limits.
@@ -65,7 +65,7 @@ class Downloads:
             on_bytes(part.offset, size_bytes)
         if size_bytes is not None and part.offset == size_bytes:
             return Fetched(Validators())
-        site = site or Site(url)
+        site = site or ImageServer(url)
         request = _Request(
             self.http,
             site,
@@ -87,12 +87,12 @@ class _Request:
     """The transfer of one URL into one part."""
 
     _http: Http
-    _site: Site
-    _limits: Limits
+    _site: ImageServer
+    _limits: TransferLimits
     _threads: DiskThreads
     _url: str
     _noted: str
-    _part: Part
+    _part: PartialDownload
     _known: Validators
     _on_bytes: OnBytes
     _pinned: bool

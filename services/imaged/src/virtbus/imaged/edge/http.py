@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from virtbus.imaged.core.addresses import Network, refusal
-from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.sources import check_url, redirect_target, shown, url_invalid
 from virtbus.imaged.edge.http_failures import reason_of
-from virtbus.imaged.edge.site import Site
+from virtbus.imaged.edge.image_server import ImageServer
 from virtbus.imaged.edge.transient import AgainError, TransientError
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -57,13 +57,13 @@ class Http:
     """GET requests with retries."""
 
     def __init__(
-        self, limits: Limits, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, limits: TransferLimits, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         self.limits = limits
         self._sleep = sleep
         self._random = random.SystemRandom()
 
-    async def insist(self, site: Site, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def insist(self, site: ImageServer, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`.
 
         It is repeated at once after an AgainError, and later after a TransientError, within the
@@ -98,7 +98,7 @@ class Http:
 
     @asynccontextmanager
     async def get(
-        self, site: Site, url: str, headers: Mapping[str, str]
+        self, site: ImageServer, url: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Return the answer after redirects.
 
@@ -126,7 +126,7 @@ class Http:
 
     @asynccontextmanager
     async def _open(
-        self, site: Site, url: str, headers: Mapping[str, str]
+        self, site: ImageServer, url: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         check_url(url)
         guard = _AddressGuard(self.limits.allowed_addresses)
@@ -156,7 +156,7 @@ def _failed(url: str, why: str, *, answered: bool) -> TransientError:
     return TransientError(why if answered else _NO_ANSWER)
 
 
-def _session(limits: Limits, guard: _AddressGuard) -> aiohttp.ClientSession:
+def _session(limits: TransferLimits, guard: _AddressGuard) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(
         socket_factory=guard.socket, force_close=True, use_dns_cache=False
     )
@@ -172,7 +172,7 @@ def _session(limits: Limits, guard: _AddressGuard) -> aiohttp.ClientSession:
     )
 
 
-def _unreachable(site: Site, why: str, attempts: int) -> VirtbusError:
+def _unreachable(site: ImageServer, why: str, attempts: int) -> VirtbusError:
     tries = f"{attempts} attempts; last: " if attempts > 1 else ""
     return VirtbusError(
         Code.UNAVAILABLE,

@@ -11,13 +11,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from virtbus.imaged.edge import beneath
-from virtbus.imaged.edge.diskfiles import NOTE_SUFFIX, DiskFiles, FoundDisk
-from virtbus.imaged.edge.part import store_error
+from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, DiskFolders, FoundDisk
+from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
-from virtbus.schemas.model import Fact
-from virtbus.schemas.quarantine import ENTRY, Keep, Kept
+from virtbus.schemas.model import LenientModel
+from virtbus.schemas.quarantine import ENTRY, QuarantineEntry, QuarantineRequest
 from virtbus.schemas.wire import encode, read
 
 FOLDER = "quarantine"
@@ -26,24 +26,24 @@ MANIFEST = "_manifest.json"
 _BLOCK_BYTES = 512
 
 
-class Manifest(Fact):
+class QuarantineManifest(LenientModel):
     """The metadata of an entry."""
 
     uid: str
     epoch: int
-    keep: Keep
+    keep: QuarantineRequest
     since_ns: int
 
 
 class QuarantineFiles:
     """Moves disks in and out. All methods block on the disk; the caller serializes per uid."""
 
-    def __init__(self, files: DiskFiles) -> None:
+    def __init__(self, files: DiskFolders) -> None:
         self._files = files
         self.root = files.root / FOLDER
         """Exists while there are entries."""
 
-    def keep(self, uid: str, manifest: Manifest) -> str:
+    def keep(self, uid: str, manifest: QuarantineManifest) -> str:
         """Move a VM's disks here; return the entry, empty if the VM had none.
 
         Disks that were never written to are removed. A repeat after a crash finds the entry that
@@ -60,8 +60,8 @@ class QuarantineFiles:
                 self._files.remove(uid)
                 return ""
             with _descriptor(folder) as there:
-                beneath.replace(MANIFEST, encode(manifest), there)
-            beneath.make_passable(self.root)
+                openat2.replace(MANIFEST, encode(manifest), there)
+            openat2.make_passable(self.root)
             entry = self._free(uid)
             folder.rename(self.root / entry)
             self._sync()
@@ -86,7 +86,7 @@ class QuarantineFiles:
             if name not in taken
         )
 
-    def restore(self, entry: str, uid: str, instead: Manifest) -> None:
+    def restore(self, entry: str, uid: str, instead: QuarantineManifest) -> None:
         """Restore the disks of an entry for the VM `uid`; its current disks become an entry.
 
         Raises:
@@ -115,21 +115,25 @@ class QuarantineFiles:
         except OSError as error:
             raise store_error(error) from error
 
-    def entries(self) -> list[Kept]:
+    def entries(self) -> list[QuarantineEntry]:
         """Return every entry, in order of its name."""
         return [self.get(entry) for entry in self._names()]
 
-    def get(self, entry: str) -> Kept:
+    def get(self, entry: str) -> QuarantineEntry:
         """Return one entry; with an unreadable manifest, only the data in its name and files.
 
         Raises:
             VirtbusError: 404 `no_entry`.
         """
         folder, manifest = self._folder(entry), self._manifest(entry)
-        keep = manifest.keep if manifest is not None else Keep(why="its manifest cannot be read")
+        keep = (
+            manifest.keep
+            if manifest is not None
+            else QuarantineRequest(why="its manifest cannot be read")
+        )
         record = keep.record
         disks = _disks(folder)
-        return Kept(
+        return QuarantineEntry(
             entry=entry,
             uid=entry.partition(".")[0],
             namespace=record.namespace if record else "",
@@ -145,13 +149,13 @@ class QuarantineFiles:
             since_ns=manifest.since_ns if manifest else 0,
         )
 
-    def manifest(self, entry: str) -> Manifest | None:
+    def manifest(self, entry: str) -> QuarantineManifest | None:
         """Return an entry's manifest; None if it cannot be read."""
         self._folder(entry)
         return self._manifest(entry)
 
     def find(self) -> Iterator[FoundDisk]:
-        """Yield the disks here, as `DiskFiles.find`: their images are in use."""
+        """Yield the disks here, as `DiskFolders.find`: their images are in use."""
         for entry in self._names():
             yield from self._found(entry)
 
@@ -176,9 +180,9 @@ class QuarantineFiles:
             raise VirtbusError(Code.NOT_FOUND, "no_entry", message)
         return folder
 
-    def _manifest(self, entry: str) -> Manifest | None:
+    def _manifest(self, entry: str) -> QuarantineManifest | None:
         try:
-            return read(Manifest, (self.root / entry / MANIFEST).read_bytes())
+            return read(QuarantineManifest, (self.root / entry / MANIFEST).read_bytes())
         except (OSError, VirtbusError):
             return None
 

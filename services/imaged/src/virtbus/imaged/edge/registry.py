@@ -11,7 +11,7 @@ from virtbus.imaged.core import challenges
 from virtbus.imaged.core.challenges import Challenge
 from virtbus.imaged.core.sources import redirect_target, shown
 from virtbus.imaged.edge.http import Http
-from virtbus.imaged.edge.site import Site
+from virtbus.imaged.edge.image_server import ImageServer
 from virtbus.imaged.edge.transient import AgainError
 from virtbus.schemas.container import ContainerRef
 from virtbus.schemas.errors import Code, VirtbusError
@@ -26,7 +26,7 @@ class Document(NamedTuple):
     digest: str
 
 
-class Registry(Site):
+class Registry(ImageServer):
     """One repository of one registry, for one transfer."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Registry(Site):
         )
 
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
-        """Refuse as `Site.refuse`; a 401 leads to a login and a repeat of the request."""
+        """Refuse as `ImageServer.refuse`; a 401 leads to a login and a repeat of the request."""
         if response.status == 401 and not self._unproved:
             challenge = challenges.challenge_of(response.headers.getall("WWW-Authenticate", ()))
             self._authorization = await self._authorize(challenge) if challenge else ""

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from virtbus.imaged.core.expiry import NameUse
 from virtbus.imaged.core.header import inspect
-from virtbus.imaged.core.links import MAX_LINK_BYTES, Link, file_name, hex_of, is_hex_digest
+from virtbus.imaged.core.links import MAX_LINK_BYTES, NameLink, file_name, hex_of, is_hex_digest
 from virtbus.imaged.core.listing import keys_of, listing, page_of
 from virtbus.imaged.core.qcow2 import ImageHeader
-from virtbus.imaged.edge import beneath
-from virtbus.imaged.edge.part import (
+from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.partial_download import (
     CHECKPOINT_BYTES,
     NOTE_SUFFIX,
-    Part,
+    PartialDownload,
     disk_full,
     read_head_and_tail,
     read_note,
@@ -36,7 +36,7 @@ from virtbus.imaged.edge.part import (
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo, sealed_ref
-from virtbus.schemas.nodework import HeldImages
+from virtbus.schemas.node_rpc import HeldImages
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.wire import encode_json, read
 
@@ -47,7 +47,7 @@ _ANY_VIRTUAL_SIZE = 1 << 63
 """Stored images stay usable when the limit is lowered."""
 
 
-class Store:
+class ImageStore:
     """The images of a node. Methods block on the disk, except `cached`, `link` and `images`."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Store:
         Raises:
             VirtbusError: 409 `store_in_use`: another imaged has it open.
         """
-        beneath.make_passable(root)
+        openat2.make_passable(root)
         self.data_dir = root / "data"
         self._min_free_bytes = min_free_bytes
         self._min_free_ratio = min_free_ratio
@@ -71,12 +71,12 @@ class Store:
         self._fds: list[int] = []
         self._root_fd = self._keep(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         self._lock(root)
-        self._data_fd = self._keep(beneath.open_directory("data", self._root_fd, beneath.PASSABLE))
-        self._links_fd = self._keep(beneath.open_directory("links", self._root_fd, 0o700))
-        self._parts_fd = self._keep(beneath.open_directory("part", self._root_fd, 0o700))
+        self._data_fd = self._keep(openat2.open_directory("data", self._root_fd, openat2.PASSABLE))
+        self._links_fd = self._keep(openat2.open_directory("links", self._root_fd, 0o700))
+        self._parts_fd = self._keep(openat2.open_directory("part", self._root_fd, 0o700))
         self._linking = threading.Lock()
         self._images: dict[str, ImageInfo] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, NameLink] = {}
         self._leases: Counter[str] = Counter()
         self._used_ns: dict[str, int] = {}
         self._names_used_s: dict[str, float] = {}
@@ -109,11 +109,11 @@ class Store:
 
     # --- content -----------------------------------------------------------------------------
     def _scan(self) -> None:
-        for name in beneath.names(self._data_fd):
+        for name in openat2.names(self._data_fd):
             image = self._read_image(name)
             if image is not None:
                 self._images[image.digest] = image
-        for name in beneath.names(self._links_fd):
+        for name in openat2.names(self._links_fd):
             link = self._read_link(name)
             if link is not None:
                 self._links[link.name] = link
@@ -137,7 +137,7 @@ class Store:
         if not is_hex_digest(name):
             return None
         try:
-            descriptor = beneath.open_file(name, self._data_fd)
+            descriptor = openat2.open_file(name, self._data_fd)
             try:
                 size = os.fstat(descriptor).st_size
                 header = inspect(*read_head_and_tail(descriptor, size), size, _ANY_VIRTUAL_SIZE)
@@ -150,14 +150,14 @@ class Store:
             return None
         return _info(name, size, header)
 
-    def _read_link(self, name: str) -> Link | None:
+    def _read_link(self, name: str) -> NameLink | None:
         if name.startswith(".tmp-"):
-            beneath.remove(name, self._links_fd)
+            openat2.remove(name, self._links_fd)
             return None
         try:
-            link = read(Link, beneath.read_small(name, self._links_fd, MAX_LINK_BYTES))
+            link = read(NameLink, openat2.read_small(name, self._links_fd, MAX_LINK_BYTES))
             if sealed_ref(link.name)[1] or sealed_ref(link.url or link.name)[1]:
-                beneath.remove(name, self._links_fd)  # from before queries were secrets
+                openat2.remove(name, self._links_fd)  # from before queries were secrets
                 return None
             self._names_used_s[link.name] = self._age_mark(name)
         except (OSError, VirtbusError) as error:
@@ -167,7 +167,7 @@ class Store:
 
     def _sweep_parts(self) -> None:
         oldest = time.time() - MAX_PART_AGE_S
-        names = set(beneath.names(self._parts_fd))
+        names = set(openat2.names(self._parts_fd))
         keep: set[str] = set()
         for name in names:
             if is_hex_digest(name) and read_note(name, self._parts_fd) is not None:
@@ -175,7 +175,7 @@ class Store:
                 if stat.S_ISREG(status.st_mode) and status.st_mtime >= oldest:
                     keep |= {name, name + NOTE_SUFFIX}
         for name in names - keep:
-            beneath.remove(name, self._parts_fd)
+            openat2.remove(name, self._parts_fd)
 
     def cached(self, digest: str) -> ImageInfo | None:
         """Return the image of a digest if its file exists (one fstatat), and mark it as used."""
@@ -206,11 +206,11 @@ class Store:
             self._names_used_s[name] = time.time()
             self._fresh.add(name)
 
-    def link(self, name: str) -> Link | None:
+    def link(self, name: str) -> NameLink | None:
         """Return the image of a name."""
         return self._links.get(name)
 
-    def links_of(self, url: str) -> tuple[Link, ...]:
+    def links_of(self, url: str) -> tuple[NameLink, ...]:
         """Return the names whose image came from `url`."""
         return tuple(link for link in self._links.values() if link.url == url)
 
@@ -279,14 +279,16 @@ class Store:
                 f"{format_bytes(more_bytes)} more do not fit"
             )
 
-    def part(self, key: str) -> Part:
+    def part(self, key: str) -> PartialDownload:
         """Return the part file of `key`; one user at a time."""
         try:
-            return Part(file_name(key), self._parts_fd, self.check_room, self._checkpoint_bytes)
+            return PartialDownload(
+                file_name(key), self._parts_fd, self.check_room, self._checkpoint_bytes
+            )
         except OSError as error:
             raise store_error(error) from error
 
-    def adopt(self, part: Part, header: ImageHeader) -> ImageInfo:
+    def adopt(self, part: PartialDownload, header: ImageHeader) -> ImageInfo:
         """Move a complete, verified part into `data/`; return the image's facts."""
         image = _info(part.hex_digest, part.offset, header)
         if self.cached(image.digest) is None:
@@ -295,14 +297,14 @@ class Store:
         self._used_ns[image.digest] = time.monotonic_ns()
         return image
 
-    def write_link(self, link: Link) -> None:
+    def write_link(self, link: NameLink) -> None:
         """Point a name to an image, atomically; no effect if it does already."""
         with self._linking:  # all requests of one transfer come here at once
             if self._links.get(link.name) == link:
                 self.used(link.name)
                 return
             try:
-                beneath.replace(file_name(link.name), encode_json(link), self._links_fd)
+                openat2.replace(file_name(link.name), encode_json(link), self._links_fd)
                 os.fsync(self._links_fd)
             except OSError as error:
                 raise store_error(error) from error
@@ -318,15 +320,15 @@ class Store:
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(file_name(name), (at_s, at_s), dir_fd=self._links_fd)
             known = {file_name(name) for name in self._links}
-            for file in set(beneath.names(self._links_fd)) - known:
+            for file in set(openat2.names(self._links_fd)) - known:
                 if time.time() - self._age_mark(file) > max_age_s:
-                    beneath.remove(file, self._links_fd)
+                    openat2.remove(file, self._links_fd)
 
     def remove_links(self, names: tuple[str, ...]) -> None:
         """Remove names."""
         with self._linking:
             for name in names:
-                beneath.remove(file_name(name), self._links_fd)
+                openat2.remove(file_name(name), self._links_fd)
                 self._links.pop(name, None)
                 self._names_used_s.pop(name, None)
             os.fsync(self._links_fd)
@@ -353,10 +355,10 @@ class Store:
     def discard(self, digests: tuple[str, ...]) -> None:
         """Unlink the files of `garbage`."""
         for digest in digests:
-            beneath.remove(hex_of(digest), self._data_fd)
+            openat2.remove(hex_of(digest), self._data_fd)
 
 
-def _called(link: Link) -> set[str]:
+def _called(link: NameLink) -> set[str]:
     unpinned = link.name.rpartition("@")[0]
     bare = (link.name.partition("?")[0], link.url.partition("?")[0])
     return {link.name, unpinned, link.url, link.digest, *bare}

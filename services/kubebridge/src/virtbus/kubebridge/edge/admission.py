@@ -15,12 +15,12 @@ from typing import Any
 
 from aiohttp import web
 
-from virtbus.bus.client.fair_shares import Shares
+from virtbus.bus.client.fair_shares import FairShares
 from virtbus.bus.runtime.threads import to_end
 from virtbus.kubebridge.core.objects.bounds import check_values, values_at_most
-from virtbus.kubebridge.core.objects.plain import part, text
+from virtbus.kubebridge.core.objects.unstructured import part, text
 from virtbus.kubebridge.core.validation.admission import answer
-from virtbus.kubebridge.edge.lane import Lane
+from virtbus.kubebridge.edge.fair_turns import FairTurns
 
 MAX_BYTES = 8 * 1024**2
 """Largest review. It holds an object at most twice, and the API server takes up to 3 MiB."""
@@ -59,8 +59,8 @@ class _Reviews:
         self._known = known
         self._answer_s = answer_s
         self._idle_s = idle_s
-        self._held = Shares(HELD_BYTES)
-        self._small, self._large = Lane(), Lane()
+        self._held = FairShares(HELD_BYTES)
+        self._small, self._large = FairTurns(), FairTurns()
         self._beside = ThreadPoolExecutor(1, "review")
 
     async def mutate(self, request: web.Request) -> web.Response:

@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from virtbus.bus.runtime.clock import REAL, Sources
-from virtbus.kubebridge.core.objects.plain import Object, items, part, text
+from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.kubebridge.core.objects.unstructured import Object, items, part, text
 from virtbus.kubebridge.core.runtime.controller import (
     API_SERVICE,
     MUTATING,
@@ -22,9 +22,9 @@ from virtbus.kubebridge.core.runtime.controller import (
     Key,
     Kind,
 )
-from virtbus.kubebridge.edge.cluster import Answer, Cluster
+from virtbus.kubebridge.edge.cluster import KubernetesApi, StatusError
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
-from virtbus.kubebridge.edge.signing import Kept, renewed
+from virtbus.kubebridge.edge.signing import KeyMaterial, renewed
 
 SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  the name of a Secret
 SERVICE_NAME = "virtbus-kubebridge"
@@ -55,7 +55,9 @@ class Where(NamedTuple):
 class Certificates:
     """Keeps the certificate that `show` serves valid and trusted."""
 
-    def __init__(self, cluster: Cluster, where: Where, show: Show, sources: Sources = REAL) -> None:
+    def __init__(
+        self, cluster: KubernetesApi, where: Where, show: Show, sources: Clock = REAL
+    ) -> None:
         self._cluster = cluster
         self._where = where
         self._show = show
@@ -76,8 +78,8 @@ class Certificates:
         """Check the certificates. Return the seconds before the next check."""
         try:
             await self.ensure()
-        except (Answer, OSError, ValueError) as error:
-            forbidden = isinstance(error, Answer) and error.code == 403
+        except (StatusError, OSError, ValueError) as error:
+            forbidden = isinstance(error, StatusError) and error.code == 403
             mend = "; apply deploy/kubernetes again, its roles changed" if forbidden else ""
             _log.warning("certificates: %s%s", error, mend, extra={"code": "certificates"})
             return RETRY_S
@@ -102,7 +104,7 @@ class Certificates:
             await self._tell_webhooks(kind, bundle)
 
     # --- the Secret -----------------------------------------------------------------------
-    async def _kept(self) -> Kept:
+    async def _kept(self) -> KeyMaterial:
         """Return the shared certificates. The first replica to write wins; others read it."""
         while True:
             secret = await self._cluster.get(SECRET, SECRET_NAME, self._where.namespace)
@@ -112,14 +114,14 @@ class Certificates:
                 return kept
             try:
                 await self._write(secret, fresh)
-            except Answer as answer:
+            except StatusError as answer:
                 if answer.code != 409:
                     raise
                 _log.info("another replica made the certificates")
             else:
                 _log.info("certificates renewed", extra={"code": "certificates"})
 
-    async def _write(self, secret: dict[str, Any] | None, kept: Kept) -> None:
+    async def _write(self, secret: dict[str, Any] | None, kept: KeyMaterial) -> None:
         data = {
             name: base64.b64encode(getattr(kept, field).encode()).decode()
             for name, field in _FILES.items()
@@ -176,7 +178,7 @@ class Certificates:
             await self._cluster.patch(kind, WEBHOOKS, steps, how="json")
 
 
-def _read(secret: Object | None) -> Kept:
+def _read(secret: Object | None) -> KeyMaterial:
     """Parse the Secret. Unreadable parts count as missing and are made again."""
     found = {}
     for name, field in _FILES.items():
@@ -184,7 +186,7 @@ def _read(secret: Object | None) -> Kept:
             found[field] = base64.b64decode(text(part(secret, "data"), name)).decode()
         except ValueError:
             found[field] = ""
-    return Kept(**found)
+    return KeyMaterial(**found)
 
 
 def _in_memory(name: str, data: bytes) -> int:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from virtbus.bus.runtime.clock import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Clock
 from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge import login
 from virtbus.kubebridge.edge.login import ApiClient
@@ -43,7 +43,7 @@ _PATCHES = {
 }
 
 
-class Answer(Exception):  # noqa: N818  it is an answer, not always an error
+class StatusError(Exception):
     """A Status that is not a success, with Kubernetes' `code` and `reason`.
 
     `retry_after_s` is the delay that the server asks for, or 0. `status` is the whole object.
@@ -63,14 +63,14 @@ class Answer(Exception):  # noqa: N818  it is an answer, not always an error
         return self.code == 429 or self.code >= 500
 
 
-class UnreachableError(Answer):
+class UnreachableError(StatusError):
     """No answer. A write may or may not have been executed."""
 
     def __init__(self, why: str) -> None:
         super().__init__({"code": 503, "reason": "Unreachable", "message": why})
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     """An event of a watch. `type` is ADDED, MODIFIED, DELETED or BOOKMARK (only a version)."""
 
     type: str
@@ -103,10 +103,10 @@ class Scope(NamedTuple):
 EVERYTHING = Scope()
 
 
-class Cluster:
-    """The API of one cluster. Every method raises `Answer` if the request does not succeed."""
+class KubernetesApi:
+    """The API of one cluster. Every method raises `StatusError` if the request does not succeed."""
 
-    def __init__(self, client: ApiClient, sources: Sources = REAL) -> None:
+    def __init__(self, client: ApiClient, sources: Clock = REAL) -> None:
         self._client = client
         self._sources = sources
         self.written = 0
@@ -117,7 +117,7 @@ class Cluster:
         """Return the object, or None if it does not exist."""
         try:
             return await self._json("GET", _place(kind, name, namespace))
-        except Answer as answer:
+        except StatusError as answer:
             if answer.code == 404:
                 return None
             raise
@@ -140,7 +140,7 @@ class Cluster:
 
     async def watch(
         self, kind: Kind, resource_version: str, scope: Scope = EVERYTHING
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[WatchEvent]:
         """Yield the changes since a version until the server ends the watch, about every minute.
 
         Raises:
@@ -162,9 +162,9 @@ class Cluster:
         response = await self._send("GET", path, query=query, timeout=quiet, headers=headers)
         try:
             async for line in _lines(response):
-                event = Event(str(line.get("type")), line.get("object") or {})
+                event = WatchEvent(str(line.get("type")), line.get("object") or {})
                 if event.type == "ERROR":
-                    raise Answer(event.object)
+                    raise StatusError(event.object)
                 yield event
         finally:
             response.close()
@@ -212,7 +212,7 @@ class Cluster:
             body["preconditions"]["resourceVersion"] = version
         try:
             await self._json("DELETE", _place(kind, name, namespace), body=body)
-        except Answer as answer:
+        except StatusError as answer:
             if answer.code != 404 and not (uid and not version and answer.code == 409):
                 raise
 
@@ -246,7 +246,7 @@ class Cluster:
         body: Any = None,
         headers: Headers = {},  # noqa: B006  never changed
     ) -> aiohttp.ClientResponse:
-        """Return the response with its body unread. Any status other than 2xx raises `Answer`."""
+        """Return the response, its body unread; a status other than 2xx raises `StatusError`."""
         try:
             response: aiohttp.ClientResponse = await self._client.call_api(
                 path,
@@ -264,7 +264,7 @@ class Cluster:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(_why(error)) from error
         response.release()
-        raise Answer(_status(said), response.status, _retry_after_s(response))
+        raise StatusError(_status(said), response.status, _retry_after_s(response))
 
 
 def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
@@ -276,7 +276,7 @@ def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
     for part in (name, namespace or name):
         if part in {"", ".", ".."} or not {"/", "%"}.isdisjoint(part):
             message = f"{kind.plural} {name!r:.80} not found"
-            raise Answer({"code": 404, "reason": "NotFound", "message": message})
+            raise StatusError({"code": 404, "reason": "NotFound", "message": message})
     return kind.path(quote(name), quote(namespace), sub)
 
 
@@ -331,7 +331,7 @@ def _why(error: BaseException) -> str:
 
 
 @asynccontextmanager
-async def connect(kubeconfig: Path | None, context: str = "") -> AsyncIterator[Cluster]:
+async def connect(kubeconfig: Path | None, context: str = "") -> AsyncIterator[KubernetesApi]:
     """Connect to the cluster of a kubeconfig, or of this pod. See `login.client` for errors."""
     async with login.client(kubeconfig, context, MANAGER) as client:
-        yield Cluster(client)
+        yield KubernetesApi(client)

@@ -26,9 +26,9 @@ from virtbus.kubebridge.core.vmi.reconcile import Instances
 from virtbus.kubebridge.edge import guest_agents
 from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.kubebridge.edge.cluster import Scope
-from virtbus.kubebridge.edge.guest_agents import GuestAgents
+from virtbus.kubebridge.edge.guest_agents import GuestAgentPoller
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 
 
 class Running(Protocol):
@@ -39,13 +39,13 @@ class Running(Protocol):
 
 
 def add(
-    reconciler: Reconciler, bus: Bus, views: Views, cluster: str, leads: asyncio.Event
+    reconciler: Reconciler, bus: Bus, views: VmInformer, cluster: str, leads: asyncio.Event
 ) -> tuple[Running, ...]:
     """Add all controllers. Return the sources that have to run."""
     vms, vmis, services, kubevirts = map(reconciler.store, (VM, VMI, SERVICE, KUBEVIRT))
     slices = reconciler.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))
     reconciler.store(NODE, Scope(selector=labels.OURS, metadata_only=True), labels.slim)
-    nodes, guests = BusNodes(bus, leads), GuestAgents(bus, views)
+    nodes, guests = BusNodes(bus, leads), GuestAgentPoller(bus, views)
     orphans = Orphans(cluster, vms, vmis, views)
     reconciler.source(BUS_VM, views, views.synced)
     reconciler.source(BUS_NODE, nodes)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
-from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, Listeners, Watch
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, KeyMapping, Listeners
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
 ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
-WATCHES = (Watch(BUS_VM), Watch(VMI))
+WATCHES = (KeyMapping(BUS_VM), KeyMapping(VMI))
 """A VM in an answer of the bus is no change of the watch, but the VMI's status follows it."""
 
 
@@ -56,10 +56,10 @@ class _Asked:
     known: bool = False
 
 
-class GuestAgents:
+class GuestAgentPoller:
     """The last answers. Listeners get the name of a VM whose answer changed."""
 
-    def __init__(self, bus: Bus, views: Views, delays: Delays = NORMAL) -> None:
+    def __init__(self, bus: Bus, views: VmInformer, delays: Delays = NORMAL) -> None:
         self._bus = bus
         self._views = views
         self._delays = delays

@@ -8,10 +8,10 @@ another one has it. A bridge without permission for Leases works without one.
 import asyncio
 import logging
 
-from virtbus.bus.runtime.clock import REAL, Sources
-from virtbus.kubebridge.core.objects.plain import at, micro_stamp, text
+from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.kubebridge.core.objects.unstructured import at, micro_stamp, text
 from virtbus.kubebridge.core.runtime.controller import LEASE
-from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
+from virtbus.kubebridge.edge.cluster import Json, KubernetesApi, StatusError
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +22,16 @@ RENEW_S = 2.0
 GIVE_BACK_S = 2.0
 
 
-class Lease:
+class LeaseHolder:
     """Sets and clears `held` while `run` runs."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesApi,
         namespace: str,
         holder: str,
         held: asyncio.Event,
-        sources: Sources = REAL,
+        sources: Clock = REAL,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
@@ -46,14 +46,14 @@ class Lease:
             while True:
                 try:
                     await self._step()
-                except Answer as answer:
+                except StatusError as answer:
                     self._refused(answer)
                 await asyncio.sleep(self._sources.uniform(0.8, 1.2) * RENEW_S)
         finally:
             if self.held.is_set():
                 await self._give_back()
 
-    def _refused(self, answer: Answer) -> None:
+    def _refused(self, answer: StatusError) -> None:
         if answer.passing or answer.code == 409:
             log.debug("lease: %s", answer)
         elif not self.held.is_set():
@@ -113,5 +113,5 @@ class Lease:
                 if lease is not None and text(lease, "spec", "holderIdentity") == self._holder:
                     lease["spec"]["holderIdentity"] = ""
                     await self._cluster.replace(LEASE, lease)
-        except (Answer, TimeoutError) as error:
+        except (StatusError, TimeoutError) as error:
             log.debug("could not give the Lease back, it expires: %s", error)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from virtbus.kubebridge.edge.lean import lean_import
+from virtbus.kubebridge.edge.import_shim import lean_import
 from virtbus.schemas.errors import Code, VirtbusError
 
 with lean_import():

@@ -20,7 +20,7 @@ _CA_MAY = x509.KeyUsage(
 )  # fmt: skip
 
 
-class Kept(NamedTuple):
+class KeyMaterial(NamedTuple):
     """The content of the Secret. `ca_crt` has all authorities, the newest first, but one key."""
 
     ca_crt: str = ""
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
     tls_key: str = ""
 
 
-def renewed(kept: Kept, names: tuple[str, ...], now: datetime) -> Kept:
+def renewed(kept: KeyMaterial, names: tuple[str, ...], now: datetime) -> KeyMaterial:
     """Return the content with renewed certificates. Unreadable parts count as missing.
 
     `names` are the host names of the serving certificate.
@@ -48,7 +48,7 @@ def renewed(kept: Kept, names: tuple[str, ...], now: datetime) -> Kept:
     if todo.serving:
         own = ec.generate_private_key(ec.SECP256R1())
         tls_crt, tls_key = _pem(_signed(own, names, authorities[0], key, now)), _key_pem(own)
-    return Kept("".join(map(_pem, authorities)), ca_key, tls_crt, tls_key)
+    return KeyMaterial("".join(map(_pem, authorities)), ca_key, tls_crt, tls_key)
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
@@ -102,7 +102,7 @@ def _name(common: str) -> x509.Name:
 
 # --- reading -----------------------------------------------------------------------------------
 def _serving(
-    kept: Kept, names: tuple[str, ...], authorities: Iterable[x509.Certificate]
+    kept: KeyMaterial, names: tuple[str, ...], authorities: Iterable[x509.Certificate]
 ) -> x509.Certificate | None:
     """Return the serving certificate if it is valid for this bridge, otherwise None."""
     found, key = _certificates(kept.tls_crt), _key(kept.tls_key)

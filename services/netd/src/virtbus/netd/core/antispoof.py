@@ -12,7 +12,7 @@ from ipaddress import IPv4Address
 
 from virtbus.netd.core import nft
 from virtbus.netd.core.names import mac_bytes
-from virtbus.netd.core.netlink import Call
+from virtbus.netd.core.netlink import NetlinkCall
 
 TABLE = "virtbus"
 _INGRESS = 0
@@ -32,7 +32,7 @@ class Tap:
 def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
     """Only the tap's MAC, only ARP and IPv4 of its addresses; the chain drops all else."""
     raw = mac_bytes(tap.mac)
-    drop, accept = nft.verdict(nft.Verdict.DROP), nft.verdict(nft.Verdict.ACCEPT)
+    drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     arp, ip = nft.ether_type(nft.ETHERTYPE_ARP), nft.ether_type(nft.ETHERTYPE_IP)
     udp = nft.ip_protocol(nft.UDP)
     return [
@@ -58,23 +58,23 @@ def _named(tap: Tap, rules: Sequence[Sequence[bytes]]) -> str:
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
-def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[Call]:
+def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
     """The whole table of a VM's namespace, in one transaction."""
     make = nft.replace_table if replace else nft.new_table
     chains, rules = [], []
     for tap in taps:
         found = _rules(tap)
         name = _named(tap, found)
-        chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.Verdict.DROP, device=tap.name))
-        rules += [nft.Rule(name, expressions) for expressions in found]
+        chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.NftVerdict.DROP, device=tap.name))
+        rules += [nft.NftRule(name, expressions) for expressions in found]
     return make(nft.Family.NETDEV, TABLE, chains, rules)
 
 
-def has_table() -> Call:
+def has_table() -> NetlinkCall:
     """Ask the kernel whether the namespace has a filter already."""
     return nft.get_table(nft.Family.NETDEV, TABLE)
 
 
-def has_chain(tap: Tap) -> Call:
+def has_chain(tap: Tap) -> NetlinkCall:
     """Ask the kernel whether the filter of `tap` is there, with these very rules."""
     return nft.get_chain(nft.Family.NETDEV, TABLE, chain_name(tap))

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from virtbus.netd.core import names
-from virtbus.schemas.model import SCHEMA_VERSION, Fact
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus
 
 
@@ -19,21 +19,21 @@ class NicKind(StrEnum):
     """The plugins of a conflist."""
 
 
-class Route(Fact):
+class Route(LenientModel):
     """A route for the guest. `gateway` empty: on the link itself."""
 
     destination: str
     gateway: str = ""
 
 
-class CniState(Fact):
+class CniState(LenientModel):
     """The input of DEL, independent of later changes of the configuration (NET-11)."""
 
     conflist: dict[str, Any]
     result: dict[str, Any] | None = None
 
 
-class Nic(Fact):
+class Nic(LenientModel):
     """One interface. Addresses (`10.0.0.5/16`) are empty until they are assigned."""
 
     index: int
@@ -63,7 +63,7 @@ class Nic(Fact):
         return names.tap(self.index)
 
 
-class Attachment(Fact):
+class Attachment(LenientModel):
     """The network of one VM: first a plan without addresses, then the result."""
 
     schema_version: int = SCHEMA_VERSION

@@ -23,7 +23,7 @@ ANY = IPv4Address(0)
 BROADCAST = IPv4Address("255.255.255.255")
 
 
-class Kind(IntEnum):
+class MessageType(IntEnum):
     """Message types (option 53)."""
 
     DISCOVER = 1
@@ -59,7 +59,7 @@ class Option(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DhcpRequest:
     """A client's message, reduced to the needed fields."""
 
     kind: int
@@ -102,16 +102,16 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DhcpAnswer:
     """A reply and its destination. `unicast` False: to the broadcast MAC and address."""
 
-    kind: Kind
+    kind: MessageType
     message: bytes
     destination: IPv4Address
     unicast: bool
 
 
-def parse(message: bytes) -> Request | None:
+def parse(message: bytes) -> DhcpRequest | None:
     """Return the request in a UDP payload; None for anything but a complete DHCP request."""
     if len(message) < _FIXED.size + 4 or message[_FIXED.size : _FIXED.size + 4] != _MAGIC:
         return None
@@ -123,7 +123,7 @@ def parse(message: bytes) -> Request | None:
     kind = options.get(Option.MESSAGE_TYPE, b"") if options is not None else b""
     if options is None or len(kind) != 1:
         return None
-    return Request(
+    return DhcpRequest(
         kind=kind[0],
         xid=xid,
         flags=flags,
@@ -151,7 +151,7 @@ def _options(field: bytes) -> dict[int, bytes] | None:
     return found
 
 
-def answer(request: Request, offer: Offer) -> Answer | None:
+def answer(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
     """Return the reply to `request`, or None.
 
     There is no reply to other MACs (starvation, NET-06), relays, other servers' clients, DECLINE
@@ -160,17 +160,17 @@ def answer(request: Request, offer: Offer) -> Answer | None:
     if request.mac != offer.mac or request.relay != ANY:
         return None
     match request.kind:
-        case Kind.DISCOVER:
-            return _grant(Kind.OFFER, request, offer)
-        case Kind.REQUEST:
+        case MessageType.DISCOVER:
+            return _grant(MessageType.OFFER, request, offer)
+        case MessageType.REQUEST:
             return _confirm(request, offer)
-        case Kind.INFORM:
-            return _grant(Kind.ACK, request, offer, leased=False)
+        case MessageType.INFORM:
+            return _grant(MessageType.ACK, request, offer, leased=False)
         case _:
             return None
 
 
-def _confirm(request: Request, offer: Offer) -> Answer | None:
+def _confirm(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
     server = request.address(Option.SERVER_ID)
     if server is not None and server != offer.server:
         return None
@@ -180,17 +180,19 @@ def _confirm(request: Request, offer: Offer) -> Answer | None:
     if wanted is None:
         return None
     if wanted == offer.address.ip:
-        return _grant(Kind.ACK, request, offer)
+        return _grant(MessageType.ACK, request, offer)
     options = [
-        (Option.MESSAGE_TYPE, bytes((Kind.NAK,))),
+        (Option.MESSAGE_TYPE, bytes((MessageType.NAK,))),
         (Option.SERVER_ID, offer.server.packed),
         *_echo(request),
     ]
     message = _build(request, ANY, ANY, options)
-    return Answer(Kind.NAK, message, BROADCAST, unicast=False)
+    return DhcpAnswer(MessageType.NAK, message, BROADCAST, unicast=False)
 
 
-def _grant(kind: Kind, request: Request, offer: Offer, *, leased: bool = True) -> Answer:
+def _grant(
+    kind: MessageType, request: DhcpRequest, offer: Offer, *, leased: bool = True
+) -> DhcpAnswer:
     options = [
         (Option.MESSAGE_TYPE, bytes((kind,))),
         (Option.SERVER_ID, offer.server.packed),
@@ -201,10 +203,10 @@ def _grant(kind: Kind, request: Request, offer: Offer, *, leased: bool = True) -
     yours = offer.address.ip if leased else ANY
     message = _build(request, request.client, yours, options)
     if request.client != ANY:
-        return Answer(kind, message, request.client, unicast=True)
+        return DhcpAnswer(kind, message, request.client, unicast=True)
     if request.flags & _BROADCAST_FLAG or not leased:
-        return Answer(kind, message, BROADCAST, unicast=False)
-    return Answer(kind, message, yours, unicast=True)
+        return DhcpAnswer(kind, message, BROADCAST, unicast=False)
+    return DhcpAnswer(kind, message, yours, unicast=True)
 
 
 def _lease_times(lease_s: int) -> list[tuple[Option, bytes]]:
@@ -215,7 +217,7 @@ def _lease_times(lease_s: int) -> list[tuple[Option, bytes]]:
     ]
 
 
-def _echo(request: Request) -> list[tuple[Option, bytes]]:
+def _echo(request: DhcpRequest) -> list[tuple[Option, bytes]]:
     client_id = request.options.get(Option.CLIENT_ID, b"")
     return [(Option.CLIENT_ID, client_id)] if 0 < len(client_id) <= 255 else []
 
@@ -279,7 +281,10 @@ def _search_list(domains: tuple[str, ...]) -> bytes:
 
 
 def _build(
-    request: Request, client: IPv4Address, yours: IPv4Address, options: list[tuple[Option, bytes]]
+    request: DhcpRequest,
+    client: IPv4Address,
+    yours: IPv4Address,
+    options: list[tuple[Option, bytes]],
 ) -> bytes:
     fixed = _FIXED.pack(
         *(_BOOTREPLY, _ETHERNET, 6, 0, request.xid, 0, request.flags),

@@ -3,7 +3,7 @@
 import struct
 from ipaddress import IPv4Address
 
-from virtbus.netd.core.dhcp import Answer
+from virtbus.netd.core.dhcp import DhcpAnswer
 
 SERVER_PORT, CLIENT_PORT = 67, 68
 _BROADCAST_MAC = b"\xff" * 6
@@ -67,7 +67,9 @@ def payload(frame: bytes) -> bytes | None:
     return frame[start + _UDP_BYTES : start + length]
 
 
-def reply_frame(reply: Answer, server: IPv4Address, server_mac: bytes, guest_mac: bytes) -> bytes:
+def reply_frame(
+    reply: DhcpAnswer, server: IPv4Address, server_mac: bytes, guest_mac: bytes
+) -> bytes:
     """Return the frame that carries `reply` to the guest."""
     length = _UDP_BYTES + len(reply.message)
     addresses = server.packed + reply.destination.packed

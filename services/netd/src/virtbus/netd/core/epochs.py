@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from virtbus.netd.core.attachment import Attachment
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.nodework import ANY_EPOCH
+from virtbus.schemas.node_rpc import ANY_EPOCH
 
 MAX_REMEMBERED = 10_000
 """Kept in memory; the agent's epoch ledger is the durable one."""
@@ -24,7 +24,7 @@ def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
         )
 
 
-class Released:
+class ReleasedEpochs:
     """The released epochs: a record of one of them that arrives later is outdated."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NetworkFinding:
     """One network that was incomplete. `error` None: it was repaired."""
 
     attachment: Attachment
@@ -24,15 +24,19 @@ class Finding:
         return VirtbusError(Code.CONFLICT, "network_lost", self.message)
 
 
-def mended(attachment: Attachment, faults: list[str]) -> Finding:
+def mended(attachment: Attachment, faults: list[str]) -> NetworkFinding:
     """Return the finding for parts that somebody removed, and that were restored."""
-    return Finding(attachment, f"somebody took parts of it away: {', '.join(faults)}; made again")
+    return NetworkFinding(
+        attachment, f"somebody took parts of it away: {', '.join(faults)}; made again"
+    )
 
 
-def lost(attachment: Attachment, faults: list[str]) -> Finding:
+def lost(attachment: Attachment, faults: list[str]) -> NetworkFinding:
     """Return the finding for a running guest without its tap: it needs a new start."""
     what = ", ".join(faults) or "its emulator holds no tap any more"
     message = (
         f"the running guest is cut off: {what}; stop and start the VM to give it its network again"
     )
-    return Finding(attachment, message, VirtbusError(Code.CONFLICT, "network_lost", message).body)
+    return NetworkFinding(
+        attachment, message, VirtbusError(Code.CONFLICT, "network_lost", message).body
+    )

@@ -12,7 +12,7 @@ from virtbus.netd.core.netlink import (
     HEADER_BYTES,
     NLM_F_CREATE,
     NLM_F_EXCL,
-    Call,
+    NetlinkCall,
     attr,
     find_attr,
     nest,
@@ -23,9 +23,9 @@ _LINK = bytes(16)
 """A `struct ifinfomsg` that says nothing."""
 
 
-def get_link(name: str) -> Call:
+def get_link(name: str) -> NetlinkCall:
     """Ask for one link by name."""
-    return Call(f"get {name}", 18, 0, _LINK + text(3, name))
+    return NetlinkCall(f"get {name}", 18, 0, _LINK + text(3, name))
 
 
 def read_mtu(message: bytes) -> int:
@@ -33,23 +33,23 @@ def read_mtu(message: bytes) -> int:
     return int.from_bytes(find_attr(message, HEADER_BYTES + len(_LINK), 4), sys.byteorder)
 
 
-def new_veth(name: str, peer: str, peer_netns_fd: int, *, peer_mac: str) -> Call:
+def new_veth(name: str, peer: str, peer_netns_fd: int, *, peer_mac: str) -> NetlinkCall:
     """Ensure a veth pair: `name` here, `peer` in another namespace; both down."""
     other = _LINK + text(3, peer) + attr(1, mac_bytes(peer_mac))
     other += attr(28, struct.pack("=I", peer_netns_fd))
     body = _LINK + text(3, name) + nest(18, text(1, "veth"), nest(2, attr(1, other)))
     flags = NLM_F_CREATE | NLM_F_EXCL
-    return Call(f"add veth {name}", 16, flags, body, tolerated=(errno.EEXIST,))
+    return NetlinkCall(f"add veth {name}", 16, flags, body, tolerated=(errno.EEXIST,))
 
 
-def no_ipv6(name: str) -> Call:
+def no_ipv6(name: str) -> NetlinkCall:
     """No link-local address on `name`: at 300 VMs their MLD floods make a create 5 x slower."""
     body = _LINK + text(3, name) + nest(26, nest(10, attr(8, b"\1")))
-    return Call(f"no ipv6 on {name}", 19, 0, body, tolerated=(errno.EAFNOSUPPORT,))
+    return NetlinkCall(f"no ipv6 on {name}", 19, 0, body, tolerated=(errno.EAFNOSUPPORT,))
 
 
-def plug(name: str, master: int, alias: str) -> Call:
+def plug(name: str, master: int, alias: str) -> NetlinkCall:
     """Make `name` a port of the bridge `master`, and set it up."""
     body = struct.pack("=8xII", 1, 1) + text(3, name)
     body += attr(10, struct.pack("=I", master)) + attr(20, alias.encode())
-    return Call(f"plug {name}", 19, 0, body)
+    return NetlinkCall(f"plug {name}", 19, 0, body)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface
 
 from virtbus.netd.core import nft
-from virtbus.netd.core.netlink import Call
-from virtbus.netd.core.reach import Reach
+from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.core.reach import ReachRules
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
@@ -23,14 +23,14 @@ def table_of(bridge: str) -> str:
     return _DEFAULT_TABLE if bridge == _DEFAULT_BRIDGE else f"{_DEFAULT_TABLE}_{bridge}"
 
 
-def host_table(bridge: str, gateway: IPv4Interface, reach: Reach) -> list[Call]:
+def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[NetlinkCall]:
     """Return the transaction that replaces the table.
 
     A guest may answer its host, ask a name server, and ping the gateway; nothing else of the host
     is open. It may reach all other addresses except metadata, hosts of the fleet, and those that a
     setting closes.
     """
-    drop, accept = nft.verdict(nft.Verdict.DROP), nft.verdict(nft.Verdict.ACCEPT)
+    drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest, ipv4 = nft.came_from(bridge), nft.is_ipv4()
     hosts = nft.AddressSet("hosts", 1, tuple(sorted(reach.hosts)))
     chains = [
@@ -71,9 +71,9 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: Reach) -> list[Call]:
     return nft.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts])
 
 
-def _opened(chain: str, bridge: str, reach: Reach) -> Iterator[nft.Rule]:
+def _opened(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]:
     """Yield the rules that precede all closed addresses."""
-    accept = nft.verdict(nft.Verdict.ACCEPT)
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
     guest = (*nft.came_from(bridge), *nft.is_ipv4())
     yield nft.rule(chain, guest, nft.established(), accept)
     for server in reach.dns:
@@ -90,11 +90,11 @@ def _opened(chain: str, bridge: str, reach: Reach) -> Iterator[nft.Rule]:
         yield nft.rule(chain, guest, nft.ip_destination_in(network), accept)
 
 
-def has_host_table(bridge: str) -> Call:
+def has_host_table(bridge: str) -> NetlinkCall:
     """Return the query for the table."""
     return nft.get_table(_FAMILY, table_of(bridge))
 
 
-def no_host_table(bridge: str) -> list[Call]:
+def no_host_table(bridge: str) -> list[NetlinkCall]:
     """Return the transaction that removes the table (ENOENT if there is none)."""
     return nft.batch([nft.delete_table(_FAMILY, table_of(bridge))])

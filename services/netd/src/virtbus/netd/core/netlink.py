@@ -25,7 +25,7 @@ _ATTR = struct.Struct("=HH")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NetlinkCall:
     """One message to send: `name` describes the request in errors.
 
     A refusal with one of the `tolerated` errnos counts as success.
@@ -81,7 +81,7 @@ def find_attr(message: bytes, offset: int, kind: int) -> bytes:
     return b""
 
 
-def frame(call: Call, sequence: int) -> bytes:
+def frame(call: NetlinkCall, sequence: int) -> bytes:
     """The bytes of one message."""
     flags = NLM_F_REQUEST | call.flags | (NLM_F_ACK if call.acked else 0)
     padding = bytes(-len(call.body) % 4)

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network
 
-from virtbus.netd.core.netlink import NLM_F_APPEND, NLM_F_CREATE, Call, attr, be32, nest, text
+from virtbus.netd.core.netlink import (
+    NLM_F_APPEND,
+    NLM_F_CREATE,
+    NetlinkCall,
+    attr,
+    be32,
+    nest,
+    text,
+)
 
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
@@ -41,7 +49,7 @@ class Family(IntEnum):
     NETDEV = 5
 
 
-class Verdict(IntEnum):
+class NftVerdict(IntEnum):
     """The verdict on a packet."""
 
     DROP = 0
@@ -56,7 +64,7 @@ class Chain:
     hook: int
     priority: int
     kind: str = "filter"
-    policy: Verdict = Verdict.ACCEPT
+    policy: NftVerdict = NftVerdict.ACCEPT
     device: str = ""
 
 
@@ -70,7 +78,7 @@ class AddressSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NftRule:
     """Expressions of one rule, in order."""
 
     chain: str
@@ -218,26 +226,26 @@ def masquerade() -> bytes:
 
 
 @functools.cache
-def verdict(what: Verdict) -> bytes:
+def verdict(what: NftVerdict) -> bytes:
     """End the rule with `what`."""
     return _expression(
         "immediate", be32(1, _VERDICT_REGISTER), nest(2, nest(2, be32(1, int(what))))
     )
 
 
-def rule(chain: str, *parts: Iterable[bytes] | bytes) -> Rule:
+def rule(chain: str, *parts: Iterable[bytes] | bytes) -> NftRule:
     """Return a rule of matches and statements."""
     flat: list[bytes] = []
     for part in parts:
         flat.extend((part,) if isinstance(part, bytes) else part)
-    return Rule(chain, tuple(flat))
+    return NftRule(chain, tuple(flat))
 
 
-def _call(name: str, kind: int, flags: int, body: bytes) -> Call:
-    return Call(name, _SUBSYSTEM << 8 | kind, flags, body)
+def _call(name: str, kind: int, flags: int, body: bytes) -> NetlinkCall:
+    return NetlinkCall(name, _SUBSYSTEM << 8 | kind, flags, body)
 
 
-def _chain(family: Family, table: str, chain: Chain) -> Call:
+def _chain(family: Family, table: str, chain: Chain) -> NetlinkCall:
     hook = be32(1, chain.hook) + be32(2, chain.priority)
     if chain.device:
         hook += text(3, chain.device)
@@ -246,26 +254,26 @@ def _chain(family: Family, table: str, chain: Chain) -> Call:
     return _call(f"add chain {table} {chain.name}", _NEWCHAIN, NLM_F_CREATE, body)
 
 
-def _rule(family: Family, table: str, what: Rule) -> Call:
+def _rule(family: Family, table: str, what: NftRule) -> NetlinkCall:
     body = _header(family) + text(1, table) + text(2, what.chain) + nest(4, *what.expressions)
     return _call(f"add rule {table} {what.chain}", _NEWRULE, NLM_F_CREATE | NLM_F_APPEND, body)
 
 
-def _table(family: Family, name: str) -> Call:
+def _table(family: Family, name: str) -> NetlinkCall:
     return _call(f"add table {name}", _NEWTABLE, NLM_F_CREATE, _header(family) + text(1, name))
 
 
-def batch(calls: Sequence[Call]) -> list[Call]:
+def batch(calls: Sequence[NetlinkCall]) -> list[NetlinkCall]:
     """Return one transaction: all of `calls` or none."""
     marks = _header(0, _SUBSYSTEM)
-    begin = Call("begin", _BATCH_BEGIN, 0, marks, acked=False)
-    end = Call("commit", _BATCH_END, 0, marks, acked=False)
+    begin = NetlinkCall("begin", _BATCH_BEGIN, 0, marks, acked=False)
+    end = NetlinkCall("commit", _BATCH_END, 0, marks, acked=False)
     return [begin, *calls, end]
 
 
 def new_table(
-    family: Family, name: str, chains: Sequence[Chain], rules: Sequence[Rule]
-) -> list[Call]:
+    family: Family, name: str, chains: Sequence[Chain], rules: Sequence[NftRule]
+) -> list[NetlinkCall]:
     """Make a table that does not exist, in one transaction."""
     return batch(_contents(family, name, chains, rules))
 
@@ -274,9 +282,9 @@ def replace_table(
     family: Family,
     name: str,
     chains: Sequence[Chain],
-    rules: Sequence[Rule],
+    rules: Sequence[NftRule],
     sets: Sequence[AddressSet] = (),
-) -> list[Call]:
+) -> list[NetlinkCall]:
     """Replace a table in one transaction.
 
     Waits for an RCU grace period (8-16 ms): use `new_table` if there is none.
@@ -288,8 +296,8 @@ def replace_table(
 
 
 def _contents(
-    family: Family, name: str, chains: Sequence[Chain], rules: Sequence[Rule]
-) -> list[Call]:
+    family: Family, name: str, chains: Sequence[Chain], rules: Sequence[NftRule]
+) -> list[NetlinkCall]:
     return [
         _table(family, name),
         *(_chain(family, name, chain) for chain in chains),
@@ -297,7 +305,7 @@ def _contents(
     ]
 
 
-def _set(family: Family, table: str, what: AddressSet) -> list[Call]:
+def _set(family: Family, table: str, what: AddressSet) -> list[NetlinkCall]:
     body = _header(family) + text(1, table) + text(2, what.name) + be32(3, 0)
     body += be32(4, _IPV4_ADDRESS) + be32(5, 4) + be32(10, what.number)
     calls = [_call(f"add set {table} {what.name}", _NEWSET, NLM_F_CREATE, body)]
@@ -310,17 +318,17 @@ def _set(family: Family, table: str, what: AddressSet) -> list[Call]:
     return calls
 
 
-def delete_table(family: Family, name: str) -> Call:
+def delete_table(family: Family, name: str) -> NetlinkCall:
     """Remove a table with its content; use inside `batch`."""
     return _call(f"delete table {name}", _DELTABLE, 0, _header(family) + text(1, name))
 
 
-def get_table(family: Family, name: str) -> Call:
+def get_table(family: Family, name: str) -> NetlinkCall:
     """Return the query for a table."""
     return _call(f"get table {name}", _GETTABLE, 0, _header(family) + text(1, name))
 
 
-def get_chain(family: Family, table: str, name: str) -> Call:
+def get_chain(family: Family, table: str, name: str) -> NetlinkCall:
     """Return the query for a chain."""
     body = _header(family) + text(1, table) + text(3, name)
     return _call(f"get chain {table} {name}", _GETCHAIN, 0, body)

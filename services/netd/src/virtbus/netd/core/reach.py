@@ -15,7 +15,7 @@ Address = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ReachRules:
     """The inputs of a host's table.
 
     Guests have IPv4 only, and their other packets are dropped. So IPv6 needs no list.

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections import Counter
 
-from virtbus.netd.core.dhcp import Kind, Offer, answer, parse
+from virtbus.netd.core.dhcp import MessageType, Offer, answer, parse
 from virtbus.netd.core.dhcp_frame import payload, reply_frame
 from virtbus.netd.core.token_bucket import TokenBucket
 
@@ -67,9 +67,9 @@ class DhcpServer:
             return fcntl.ioctl(interface.socket, _SIOCGSKNS)
         return None
 
-    def counts(self, uid: str) -> Counter[Kind]:
+    def counts(self, uid: str) -> Counter[MessageType]:
         """Return the number of requests of each kind since `serve`."""
-        total: Counter[Kind] = Counter()
+        total: Counter[MessageType] = Counter()
         for interface in self._interfaces.get(uid, ()):
             total += interface.seen
         return total
@@ -93,7 +93,7 @@ class _Interface:
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
-        self.seen: Counter[Kind] = Counter()
+        self.seen: Counter[MessageType] = Counter()
         self._listen()
 
     def _listen(self) -> None:
@@ -129,9 +129,9 @@ class _Interface:
         request = parse(message) if message is not None else None
         if request is None or self._offer is None:
             return
-        if request.kind in set(Kind):
-            self.seen[Kind(request.kind)] += 1
-        if request.kind == Kind.DECLINE:
+        if request.kind in set(MessageType):
+            self.seen[MessageType(request.kind)] += 1
+        if request.kind == MessageType.DECLINE:
             extra = {"code": "address_declined", "uid": self._uid}
             log.warning("the guest reports that %s is in use", self._offer.address, extra=extra)
         reply = answer(request, self._offer)

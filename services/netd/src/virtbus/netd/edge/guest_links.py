@@ -14,7 +14,7 @@ from ipaddress import IPv4Interface
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import request_filter
-from virtbus.netd.core.netlink import Call
+from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.edge import filters, links, taps
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import Namespaces, own_namespace, write_sysctl
@@ -112,7 +112,7 @@ class GuestLinks:
         with Netlink() as inside:
             return any(_running(inside, nic.tap) for nic in attachment.nics)
 
-    def take_address_off(self, attachment: Attachment, nic: Nic) -> links.Link | None:
+    def take_address_off(self, attachment: Attachment, nic: Nic) -> links.KernelLink | None:
         """The link that CNI made, its IPv4 addresses removed: they are the guest's now."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
@@ -218,7 +218,7 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 
 def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: int) -> None:
     """Veths from the host bridge into the namespace."""
-    calls: list[Call] = []
+    calls: list[NetlinkCall] = []
     for nic in nics:
         wire = names.wire_mac(uid, nic.index)
         calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
@@ -227,7 +227,7 @@ def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: i
     host.do(calls)
 
 
-def _join(uid: str, nic: Nic) -> list[Call]:
+def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
     wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
     return [

@@ -15,7 +15,7 @@ from socket import AF_INET
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
-from virtbus.netd.core.reach import Reach, is_host
+from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.edge import links
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
@@ -34,11 +34,11 @@ class HostBridge:
         gateway: IPv4Interface,
         memo: Path,
         owner: Path,
-        reach: Reach = Reach(),  # noqa: B008  frozen
+        reach: ReachRules = ReachRules(),  # noqa: B008  frozen
     ) -> None:
         """`memo` is the file that keeps what `ip_forward` was, `owner` the netd's state dir."""
         self.reach = reach
-        self._applied: Reach | None = None
+        self._applied: ReachRules | None = None
         self.name = name
         self.gateway = gateway
         self._memo = memo
@@ -102,7 +102,7 @@ class HostBridge:
         gone = [f"{what}: gone" for what, there in has.items() if not there]
         return gone if read_sysctl(_FORWARD) == "1" else [*gone, "ip_forward: off"]
 
-    def _owned(self, host: Netlink) -> links.Link | None:
+    def _owned(self, host: Netlink) -> links.KernelLink | None:
         """Return the bridge if it exists: ours, or an unmarked one to adopt."""
         link = links.find(host, self.name)
         if link is not None and self._is_foreign(link):
@@ -116,7 +116,7 @@ class HostBridge:
             )
         return link
 
-    def _is_foreign(self, link: links.Link) -> bool:
+    def _is_foreign(self, link: links.KernelLink) -> bool:
         return link.alias.startswith(names.OWNER_PREFIX) and link.alias != self.mark
 
     def _make(self, host: Netlink) -> int:
@@ -156,7 +156,7 @@ class HostBridge:
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
-    def close(self, reach: Reach) -> None:
+    def close(self, reach: ReachRules) -> None:
         """Give the table another reach; a bridge that is made later has it from the start."""
         with self._lock:
             self.reach = reach

@@ -8,7 +8,7 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
 from virtbus.netd.core import host_end
-from virtbus.netd.core.netlink import HEADER_BYTES, Call, Reply
+from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall, Reply
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.rtnl import ADDRESSES, LINKS, Attribute, Message, nest
 
@@ -21,7 +21,7 @@ _kept = functools.lru_cache(maxsize=128)
 """pyroute2 takes 50 to 130 us for a message; many are the same in each namespace."""
 
 
-class Link:
+class KernelLink:
     """A link as the kernel shows it. pyroute2 decodes its attributes when one is read."""
 
     def __init__(self, reply: Reply) -> None:
@@ -63,7 +63,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class KernelAddress:
     """An address of link `index`."""
 
     index: int
@@ -72,7 +72,7 @@ class Address:
 
 
 @_kept
-def new_bridge(name: str, *, index: int = 0, mac: str | None = None) -> Call:
+def new_bridge(name: str, *, index: int = 0, mac: str | None = None) -> NetlinkCall:
     """Ensure a bridge without STP, forward delay or snooping, so that a port forwards at once.
 
     A given MAC stays; without one it follows the ports', which breaks neighbours' ARP caches.
@@ -100,7 +100,7 @@ def set_link(
     mac: str | None = None,
     mtu: int | None = None,
     alias: str | None = None,
-) -> Call:
+) -> NetlinkCall:
     """Change the given values. Attributes take effect before the flags, as in the kernel."""
     given: list[Attribute] = [
         ("IFLA_MASTER", master),
@@ -113,29 +113,29 @@ def set_link(
     return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=flags)
 
 
-def delete_link(name: str) -> Call:
+def delete_link(name: str) -> NetlinkCall:
     """Ensure that a link is gone (a veth takes its peer along)."""
     return LINKS.delete(name, ("IFLA_IFNAME", name), gone=errno.ENODEV)
 
 
-def find(netlink: Netlink, name: str) -> Link | None:
+def find(netlink: Netlink, name: str) -> KernelLink | None:
     """Return one link by name; never search all links (2 s at 1,000 namespaces)."""
     reply = netlink.ask(host_end.get_link(name))
-    return Link(reply) if reply is not None else None
+    return KernelLink(reply) if reply is not None else None
 
 
-def list_links(netlink: Netlink) -> list[Link]:
+def list_links(netlink: Netlink) -> list[KernelLink]:
     """Return all links: only inside a VM's namespace, or once at start."""
-    return [Link(reply) for reply in netlink.dump(LINKS.list_all("links"))]
+    return [KernelLink(reply) for reply in netlink.dump(LINKS.list_all("links"))]
 
 
-def add_address(index: int, interface: Interface) -> Call:
+def add_address(index: int, interface: Interface) -> NetlinkCall:
     """Ensure that link `index` has an address."""
     attributes, fields = _address(index, interface)
     return ADDRESSES.ensure(f"address {interface}", *attributes, **fields)
 
 
-def delete_address(index: int, interface: Interface) -> Call:
+def delete_address(index: int, interface: Interface) -> NetlinkCall:
     """Take an address off link `index`; its routes go with it."""
     attributes, fields = _address(index, interface)
     return ADDRESSES.delete(f"address {interface}", *attributes, gone=errno.EADDRNOTAVAIL, **fields)
@@ -149,7 +149,7 @@ def _address(index: int, interface: Interface) -> tuple[list[Attribute], dict[st
     )
 
 
-def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[Address]:
+def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[KernelAddress]:
     """Return all addresses of the namespace, IPv4 and IPv6 unless a family is given."""
     found = [
         ADDRESSES.read(reply)
@@ -158,9 +158,9 @@ def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[Address]:
     return [_read_address(each) for each in found if each["family"] in {AF_INET, AF_INET6}]
 
 
-def _read_address(message: Message) -> Address:
+def _read_address(message: Message) -> KernelAddress:
     ip = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-    return Address(
+    return KernelAddress(
         index=message["index"],
         interface=ip_interface((ip, message["prefixlen"])),
         is_global=message["scope"] == 0,

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from virtbus.netd.core.netlink import NLM_F_DUMP_INTR, NLMSG_DONE, Call, Reply, frame, replies
+from virtbus.netd.core.netlink import (
+    NLM_F_DUMP_INTR,
+    NLMSG_DONE,
+    NetlinkCall,
+    Reply,
+    frame,
+    replies,
+)
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
@@ -45,7 +52,7 @@ class Netlink:
     ) -> None:
         self._socket.close()
 
-    def do(self, calls: Sequence[Call]) -> None:
+    def do(self, calls: Sequence[NetlinkCall]) -> None:
         """Send all calls at once and wait for their acknowledgements.
 
         Raises:
@@ -71,7 +78,7 @@ class Netlink:
         if first is not None:
             raise first
 
-    def ask(self, call: Call) -> Reply | None:
+    def ask(self, call: NetlinkCall) -> Reply | None:
         """Return the answer to a request for one object; None if the kernel has no such object."""
         waiting = set(self._send([call]))
         answer: Reply | None = None
@@ -87,7 +94,7 @@ class Netlink:
                 waiting.discard(reply.sequence)
         return answer
 
-    def dump(self, call: Call) -> list[Reply]:
+    def dump(self, call: NetlinkCall) -> list[Reply]:
         """Return all messages of a dump, which is requested again if it changed meanwhile.
 
         Raises:
@@ -99,7 +106,7 @@ class Netlink:
                 return found[:-1]
         raise NetlinkError(errno.EAGAIN, call.name)
 
-    def _dump(self, call: Call) -> list[Reply]:
+    def _dump(self, call: NetlinkCall) -> list[Reply]:
         """Read one dump, with the message that ends it."""
         (sequence,) = self._send([call])
         found: list[Reply] = []
@@ -112,7 +119,7 @@ class Netlink:
                 found.append(reply)
         return found
 
-    def _send(self, calls: Sequence[Call]) -> dict[int, Call]:
+    def _send(self, calls: Sequence[NetlinkCall]) -> dict[int, NetlinkCall]:
         first = self._sequence + 1
         self._sequence += len(calls)
         numbered = dict(enumerate(calls, first))

@@ -18,7 +18,7 @@ ENDED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PluginOutcome:
     """The end of a run. `fault` says why it was killed, empty if it ended by itself."""
 
     code: int
@@ -47,7 +47,7 @@ class PluginProcess:
         self._killed = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> PluginOutcome:
         """Run the plugin until it ends or is killed.
 
         Raises:
@@ -73,7 +73,7 @@ class PluginProcess:
             fault, texts = self._listen(process)
             if fault:
                 self.kill()
-            return Outcome(process.wait(), texts[0], texts[1], fault)
+            return PluginOutcome(process.wait(), texts[0], texts[1], fault)
 
     def kill(self) -> None:
         """Kill the plugin and all processes of its session."""

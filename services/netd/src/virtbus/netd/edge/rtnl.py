@@ -15,7 +15,7 @@ from virtbus.netd.core.netlink import (
     NLM_F_CREATE,
     NLM_F_DUMP,
     NLM_F_EXCL,
-    Call,
+    NetlinkCall,
     Reply,
 )
 
@@ -54,9 +54,9 @@ class Objects:
     message: type[Message]
     new: int
 
-    def ensure(self, name: str, *attributes: Attribute, **fields: int) -> Call:
+    def ensure(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
         """Make an object; one that is there stays as it is."""
-        return Call(
+        return NetlinkCall(
             f"add {name}",
             self.new,
             NLM_F_CREATE | NLM_F_EXCL,
@@ -64,20 +64,20 @@ class Objects:
             tolerated=(errno.EEXIST,),
         )
 
-    def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> Call:
+    def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> NetlinkCall:
         """Ensure that an object is gone; `gone` is the errno for one that is not there."""
-        return Call(
+        return NetlinkCall(
             f"delete {name}", self.new + 1, 0, self._body(attributes, fields), tolerated=(gone,)
         )
 
-    def list_all(self, name: str, **fields: int) -> Call:
+    def list_all(self, name: str, **fields: int) -> NetlinkCall:
         """Ask for all objects of the namespace that have these fields."""
         body = self._body((), fields)
-        return Call(f"list {name}", self.new + 2, NLM_F_DUMP, body, acked=False)
+        return NetlinkCall(f"list {name}", self.new + 2, NLM_F_DUMP, body, acked=False)
 
-    def set(self, name: str, *attributes: Attribute, **fields: int) -> Call:
+    def set(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
         """Change an object."""
-        return Call(f"set {name}", self.new + 3, 0, self._body(attributes, fields))
+        return NetlinkCall(f"set {name}", self.new + 3, 0, self._body(attributes, fields))
 
     def read(self, reply: Reply) -> Message:
         """The object in an answer. Its attributes are decoded when they are read."""

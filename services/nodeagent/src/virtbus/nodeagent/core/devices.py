@@ -6,7 +6,7 @@ that others could reach (CON-03, CON-04).
 """
 
 from virtbus.nodeagent.core.element import Element, el
-from virtbus.nodeagent.core.slots import Slots
+from virtbus.nodeagent.core.pcie import PcieAllocator
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.watchdog import Watchdog
 
@@ -38,7 +38,7 @@ def display_elements(spec: VmSpec) -> list[Element]:
     ]
 
 
-def guards(watchdog: Watchdog | None, slots: Slots) -> list[Element]:
+def guards(watchdog: Watchdog | None, slots: PcieAllocator) -> list[Element]:
     """Return pvpanic, and the optional watchdog.
 
     Pvpanic uses an I/O port and no slot; guests without a driver ignore it.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.nodework import MadeDisk
+from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord
 
 HEAD_BYTES = 64 * 1024

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el
-from virtbus.nodeagent.core.slots import Slots
+from virtbus.nodeagent.core.pcie import PcieAllocator
 from virtbus.schemas.vm import Disk, DiskBus
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -24,7 +24,7 @@ class _Place:
 
     used: Counter[DiskBus] = field(default_factory=Counter)
 
-    def next(self, bus: DiskBus, slots: Slots) -> tuple[str, Element]:
+    def next(self, bus: DiskBus, slots: PcieAllocator) -> tuple[str, Element]:
         """Return target and address of one more disk on `bus`."""
         number = self.used[bus]
         # sda, sdb … are shared by the two buses that libvirt names so
@@ -40,7 +40,7 @@ class _Place:
 
 
 def disk_elements(
-    disks: tuple[Disk, ...], files: Mapping[str, DiskSource], slots: Slots, bootable: str
+    disks: tuple[Disk, ...], files: Mapping[str, DiskSource], slots: PcieAllocator, bootable: str
 ) -> list[Element]:
     """Return an element for each disk, in the spec's order, with targets vda … or sda …."""
     place = _Place()
@@ -102,7 +102,7 @@ def _backing(file: DiskSource) -> Element:
     )
 
 
-def disk_controllers(disks: tuple[Disk, ...], slots: Slots) -> list[Element]:
+def disk_controllers(disks: tuple[Disk, ...], slots: PcieAllocator) -> list[Element]:
     """Return virtio-scsi if a disk needs it, and SATA beyond the ports of q35."""
     controllers = []
     if any(disk.bus is DiskBus.SCSI for disk in disks):

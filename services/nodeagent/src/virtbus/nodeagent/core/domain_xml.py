@@ -13,7 +13,7 @@ from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import disk_controllers, disk_elements
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.metadata import metadata
-from virtbus.nodeagent.core.slots import Slots
+from virtbus.nodeagent.core.pcie import PcieAllocator
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
 
@@ -101,7 +101,7 @@ def _cpu(spec: VmSpec, accelerator: str) -> Element:
 
 def _devices(inputs: DomainInputs) -> Element:
     spec = inputs.record.spec
-    slots = Slots(len(spec.domain.devices.interfaces))
+    slots = PcieAllocator(len(spec.domain.devices.interfaces))
     disks = spec.domain.devices.disks
     files = dict(inputs.disks) | {
         name: DiskSource(path=str(path), format=ImageFormat.RAW)

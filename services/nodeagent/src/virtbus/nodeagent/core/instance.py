@@ -12,7 +12,7 @@ from typing import NamedTuple
 from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
 
 
-class Step(StrEnum):
+class InstanceAction(StrEnum):
     """The next action for the node's key."""
 
     TAKE = "take"
@@ -32,7 +32,7 @@ class Me:
     known: frozenset[str] = frozenset()
 
 
-class Signs(NamedTuple):
+class InstanceSignals(NamedTuple):
     """The inputs of the table."""
 
     me: Me
@@ -92,26 +92,30 @@ class Signs(NamedTuple):
         return self.same_boot and self.held is not None and self.held.folder != self.me.folder
 
 
-ROWS: tuple[tuple[Callable[[Signs], bool], Step, str], ...] = (
-    (lambda s: s.granted, Step.TAKE, ""),
-    (lambda s: s.other_host, Step.REFUSE, "it belongs to another host"),
-    (lambda s: s.held is None, Step.TAKE, ""),
-    (lambda s: s.damaged, Step.TAKE, ""),
-    (lambda s: s.unreadable, Step.REFUSE, "its key on the bus cannot be read"),
+ROWS: tuple[tuple[Callable[[InstanceSignals], bool], InstanceAction, str], ...] = (
+    (lambda s: s.granted, InstanceAction.TAKE, ""),
+    (lambda s: s.other_host, InstanceAction.REFUSE, "it belongs to another host"),
+    (lambda s: s.held is None, InstanceAction.TAKE, ""),
+    (lambda s: s.damaged, InstanceAction.TAKE, ""),
+    (lambda s: s.unreadable, InstanceAction.REFUSE, "its key on the bus cannot be read"),
     (
         lambda s: s.stranger,
-        Step.REFUSE,
+        InstanceAction.REFUSE,
         "its last agent is unknown to this state folder, which is a copy or was restored",
     ),
-    (lambda s: s.copied, Step.REFUSE, "its last agent worked in another state folder here"),
-    (lambda s: s.same_boot, Step.TAKE, ""),  # we have its lock, so its process is gone
-    (lambda s: s.heard, Step.WAIT, "its last agent may still run: it was heard just now"),
-    (lambda _: True, Step.TAKE, ""),
+    (
+        lambda s: s.copied,
+        InstanceAction.REFUSE,
+        "its last agent worked in another state folder here",
+    ),
+    (lambda s: s.same_boot, InstanceAction.TAKE, ""),  # we have its lock, so its process is gone
+    (lambda s: s.heard, InstanceAction.WAIT, "its last agent may still run: it was heard just now"),
+    (lambda _: True, InstanceAction.TAKE, ""),
 )
 """The first matching row decides."""
 
 
-def judge(signs: Signs) -> tuple[Step, str]:
+def judge(signs: InstanceSignals) -> tuple[InstanceAction, str]:
     """Return the action, and the reason unless the key is to be taken."""
     return next((step, why) for holds, step, why in ROWS if holds(signs))
 

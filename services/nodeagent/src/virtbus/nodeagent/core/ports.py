@@ -10,8 +10,8 @@ from typing import Protocol
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.node import NodeWish
-from virtbus.schemas.nodework import Arm, MadeDisk
+from virtbus.schemas.node import NodeSpec
+from virtbus.schemas.node_rpc import Arm, MadeDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
@@ -206,10 +206,10 @@ class RecordFiles(Protocol):
         """Return the bus incarnation that this node joined; empty before the first join."""
 
     def set_nonce(self, nonce: str) -> None: ...
-    def wish(self) -> NodeWish | None:
+    def node_spec(self) -> NodeSpec | None:
         """Return the last desired state of this node on the joined bus; None if there is none."""
 
-    def set_wish(self, wish: NodeWish | None) -> None: ...
+    def set_node_spec(self, node_spec: NodeSpec | None) -> None: ...
     async def new_boot(self, uid: str) -> None:
         """Rotate the console log, so that it contains only the current boot."""
 

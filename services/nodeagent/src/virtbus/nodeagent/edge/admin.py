@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.nodework import Arm, Armed
+from virtbus.schemas.node_rpc import Arm, Armed
 from virtbus.schemas.wire import encode, read
 
 TIMEOUT_S = 3.0

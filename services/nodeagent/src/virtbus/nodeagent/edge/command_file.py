@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from virtbus.nodeagent.edge.durable import replace
+from virtbus.nodeagent.edge.atomic_file import replace
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ NOW_READS = "{} writes now; you read on"
 class Viewer:
     """A viewer with its own pace. `closed` is the reason why `output` ended."""
 
-    def __init__(self, port: "Port", owner: str) -> None:
+    def __init__(self, port: "ConsolePort", owner: str) -> None:
         self.closed = ""
         self.owner = owner or "another client"
         self._port = port
@@ -80,7 +80,7 @@ class Viewer:
         await self._port.write(self, data)
 
 
-class Port(asyncio.Protocol):
+class ConsolePort(asyncio.Protocol):
     """The connection to one VM's serial port, which accepts a single client (CON-08).
 
     It is a protocol and not a stream: the socket is always read, so that no viewer delays the
@@ -186,7 +186,7 @@ class Consoles:
     def __init__(self, socket: Callable[[str], Path], log: Callable[[str], Path]) -> None:
         self._socket = socket
         self._log = log
-        self._ports: dict[str, Port] = {}
+        self._ports: dict[str, ConsolePort] = {}
 
     @asynccontextmanager
     async def attach(
@@ -195,7 +195,7 @@ class Consoles:
         """Attach; stored earlier output comes first, up to `tail_bytes`."""
         port = self._ports.get(uid)
         if port is None or port.closed:
-            port = self._ports[uid] = Port()
+            port = self._ports[uid] = ConsolePort()
         viewer = Viewer(port, owner)
         port.enter(viewer, write=write)
         try:
@@ -207,7 +207,7 @@ class Consoles:
             if port.closed and self._ports.get(uid) is port:
                 del self._ports[uid]
 
-    async def _join(self, uid: str, port: Port) -> int:
+    async def _join(self, uid: str, port: ConsolePort) -> int:
         path = self._log(uid)
         try:
             return await port.join(

@@ -26,8 +26,8 @@ from virtbus.nodeagent.core.disk_sources import (
     disk_sources,
     refused,
 )
-from virtbus.nodeagent.edge.durable import in_thread
-from virtbus.schemas.nodework import MadeDisk
+from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord
 
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -38,8 +38,8 @@ PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
 
 
-class DiskFiles:
-    """The `DiskFiles` port."""
+class HostDiskFiles:
+    """The `HostDiskFiles` port."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state = state_dir

@@ -15,13 +15,13 @@ from typing import Self, TypeVar
 import libvirt
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
-from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Calls, Threads
+from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, LibvirtCalls, Threads
 from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours, on_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
-from virtbus.nodeagent.edge.libvirt_limits import Limits, read_limits
-from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.nodeagent.edge.libvirt_limits import LibvirtLimits, read_limits
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -51,19 +51,19 @@ _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 class LibvirtHypervisor:
     """The `Hypervisor` port on libvirt. Use as an async context manager."""
 
-    def __init__(self, uri: str, *, starts_at_once: int, calls: Calls | None = None) -> None:
+    def __init__(self, uri: str, *, starts_at_once: int, calls: LibvirtCalls | None = None) -> None:
         self._uri = uri
         self._starts_at_once = starts_at_once
         self._loop = asyncio.get_running_loop()
         self._threads = calls or Threads("libvirt")
         self._queue: asyncio.Queue[DomainEvent | None] = asyncio.Queue(EVENT_BACKLOG)
         self._starting: set[str] = set()
-        self.limits = Limits()
+        self.limits = LibvirtLimits()
         self._make_links()
 
     def _make_links(self) -> None:
-        def links(at_once: int, stuck_limit: int = STUCK_LIMIT) -> Links:
-            return Links(self._uri, self._threads, at_once=at_once, stuck_limit=stuck_limit)
+        def links(at_once: int, stuck_limit: int = STUCK_LIMIT) -> LibvirtLinks:
+            return LibvirtLinks(self._uri, self._threads, at_once=at_once, stuck_limit=stuck_limit)
 
         starts = max(self.limits.max_workers - RESERVED_WORKERS, 1)
         self._slots = asyncio.Semaphore(min(self._starts_at_once, starts))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from virtbus.bus.client.local_agent import FILE
 from virtbus.nodeagent.core.instance import Me
-from virtbus.nodeagent.edge.durable import replace
+from virtbus.nodeagent.edge.atomic_file import replace
 from virtbus.schemas.hosts import HostMarks
 
 MACHINE_ID = Path("/etc/machine-id")

@@ -14,14 +14,14 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from virtbus.nodeagent.edge.durable import replace
+from virtbus.nodeagent.edge.atomic_file import replace
 from virtbus.schemas.ids import check_uid
 
 REMOVED_KEPT_S = 86_400
 _ENDS = {".": False, "refused": True}
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """`removed_s` is the bus' Unix time, 0 while the VM is there."""
 
     epoch: int
@@ -34,8 +34,8 @@ class EpochLedger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._entries: dict[str, Entry] = {}
-        self._durable: dict[str, Entry] = {}
+        self._entries: dict[str, LedgerEntry] = {}
+        self._durable: dict[str, LedgerEntry] = {}
         self._file: int | None = None
         self._now_s = 1
 
@@ -60,7 +60,7 @@ class EpochLedger:
 
     def epoch(self, uid: str) -> int:
         """The highest epoch ever acted on; 0 for an unknown uid."""
-        return self._entries.get(uid, Entry(0)).epoch
+        return self._entries.get(uid, LedgerEntry(0)).epoch
 
     def all_removed(self) -> dict[str, int]:
         """Return the uids whose VM left this host, with their epoch."""
@@ -68,22 +68,22 @@ class EpochLedger:
 
     def left(self, uid: str) -> int:
         """Return the epoch at which a VM left this host; 0 if it is here, or never was."""
-        entry = self._entries.get(uid, Entry(0))
+        entry = self._entries.get(uid, LedgerEntry(0))
         return entry.epoch if entry.removed_s and not entry.refused else 0
 
     def refused(self, uid: str) -> int:
         """Return the epoch under which this host refused a VM; 0 if it did not."""
-        entry = self._entries.get(uid, Entry(0))
+        entry = self._entries.get(uid, LedgerEntry(0))
         return entry.epoch if entry.refused else 0
 
     def acted(self, uid: str, epoch: int) -> None:
         """Record that this host acts on `epoch`; `save` makes it durable."""
-        self._entries[uid] = Entry(max(self.epoch(uid), epoch))
+        self._entries[uid] = LedgerEntry(max(self.epoch(uid), epoch))
 
     def removed(self, uid: str, refused_epoch: int = 0) -> None:
         """Record that nothing of the VM is left; `save` makes it durable."""
         epoch = max(self.epoch(uid), refused_epoch)
-        self._entries[uid] = Entry(epoch, self._now_s, refused=bool(refused_epoch))
+        self._entries[uid] = LedgerEntry(epoch, self._now_s, refused=bool(refused_epoch))
 
     def save(self, uid: str) -> None:
         """Write durably. Blocks; may run in any thread.
@@ -108,22 +108,22 @@ class EpochLedger:
             return ""
 
 
-def read_entries(text: str) -> dict[str, Entry]:
+def read_entries(text: str) -> dict[str, LedgerEntry]:
     """Return the entries of a ledger; broken lines are skipped."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, LedgerEntry] = {}
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) != 4 or fields[3] not in _ENDS or not (fields[1] + fields[2]).isdecimal():
             continue
         try:
             uid, refused = check_uid(fields[0]), _ENDS[fields[3]]
-            entries[uid] = Entry(int(fields[1]), int(fields[2]), refused=refused)
+            entries[uid] = LedgerEntry(int(fields[1]), int(fields[2]), refused=refused)
         except ValueError:
             continue
     return entries
 
 
-def _kept(entries: dict[str, Entry], now_s: int) -> dict[str, Entry]:
+def _kept(entries: dict[str, LedgerEntry], now_s: int) -> dict[str, LedgerEntry]:
     return {
         uid: entry
         for uid, entry in entries.items()
@@ -131,5 +131,5 @@ def _kept(entries: dict[str, Entry], now_s: int) -> dict[str, Entry]:
     }
 
 
-def _line(uid: str, entry: Entry) -> str:
+def _line(uid: str, entry: LedgerEntry) -> str:
     return f"{uid} {entry.epoch} {entry.removed_s} {'refused' if entry.refused else '.'}\n"

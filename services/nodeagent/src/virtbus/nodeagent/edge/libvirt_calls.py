@@ -21,7 +21,7 @@ STUCK_LIMIT = 4
 IDLE_THREADS = 4
 
 
-class Call:
+class LibvirtCall:
     """One call in a thread. `settled` runs once: when it ends or its deadline passes."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Call:
         self.ended = ended
 
 
-class Calls(Protocol):
+class LibvirtCalls(Protocol):
     """Runs libvirt's calls; `Threads` documents the methods."""
 
     stuck: int
@@ -87,7 +87,7 @@ class Threads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop = asyncio.get_running_loop()
-        self._idle: list[queue.SimpleQueue[Call | None]] = []
+        self._idle: list[queue.SimpleQueue[LibvirtCall | None]] = []
         self.stuck = 0
 
     async def call(
@@ -106,7 +106,7 @@ class Threads:
         Raises:
             VirtbusError: 503 `libvirt_stuck` if it takes longer than `timeout_s`.
         """
-        call = Call(work, settled, ended)
+        call = LibvirtCall(work, settled, ended)
         call.timer = self._loop.call_later(timeout_s, self._give_up, call, timeout_s)
         inbox = self._idle.pop() if self._idle else self._thread()
         inbox.put(call)
@@ -119,12 +119,12 @@ class Threads:
             inbox.put(None)
         self._idle.clear()
 
-    def _thread(self) -> "queue.SimpleQueue[Call | None]":
-        inbox: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+    def _thread(self) -> "queue.SimpleQueue[LibvirtCall | None]":
+        inbox: queue.SimpleQueue[LibvirtCall | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, args=(inbox,), name=self._name, daemon=True).start()
         return inbox
 
-    def _work(self, inbox: "queue.SimpleQueue[Call | None]") -> None:
+    def _work(self, inbox: "queue.SimpleQueue[LibvirtCall | None]") -> None:
         while (call := inbox.get()) is not None:
             result: Any = None
             error: Exception | None = None
@@ -139,8 +139,8 @@ class Threads:
 
     def _ended(
         self,
-        inbox: "queue.SimpleQueue[Call | None]",
-        call: Call,
+        inbox: "queue.SimpleQueue[LibvirtCall | None]",
+        call: LibvirtCall,
         result: object,
         error: Exception | None,
     ) -> None:
@@ -157,7 +157,7 @@ class Threads:
         else:
             inbox.put(None)
 
-    def _settle(self, call: Call) -> None:
+    def _settle(self, call: LibvirtCall) -> None:
         if call.timer is not None:
             call.timer.cancel()
         if call.stuck:
@@ -166,7 +166,7 @@ class Threads:
         elif call.settled is not None:
             call.settled()
 
-    def _give_up(self, call: Call, timeout_s: float) -> None:
+    def _give_up(self, call: LibvirtCall, timeout_s: float) -> None:
         call.stuck = True
         self.stuck += 1
         log.error("%s: a call hangs (%d)", self._name, self.stuck, extra={"code": "stuck"})

@@ -12,8 +12,8 @@ from typing import TypeVar
 import libvirt
 
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
-from virtbus.nodeagent.edge.libvirt_links import Links
-from virtbus.nodeagent.edge.one_each import OneEach
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.serial_calls import SerialCalls
 from virtbus.schemas.errors import Code, VirtbusError
 
 CONNECT_S = 5.0
@@ -28,9 +28,9 @@ Result = TypeVar("Result")
 class LibvirtDisplays:
     """The `Displays` port. A hanging QEMU occupies at most one of `links`."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
-        self._one_each = OneEach()
+        self._one_each = SerialCalls()
 
     def close(self) -> None:
         """Close the unused connections."""

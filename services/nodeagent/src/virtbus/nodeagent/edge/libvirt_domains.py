@@ -8,7 +8,7 @@ import libvirt
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
 from virtbus.nodeagent.core.ports import DomainFacts, DomainMetadata, DomainState, Ending
-from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 
 Result = TypeVar("Result")
 
@@ -72,7 +72,7 @@ def _metadata(domain: libvirt.virDomain) -> DomainMetadata | None:
 
 
 async def on_ours(
-    links: Links,
+    links: LibvirtLinks,
     uid: str,
     work: Callable[[libvirt.virDomain], Result],
     doing: str,

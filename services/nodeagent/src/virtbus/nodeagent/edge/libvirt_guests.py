@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import libvirt
 
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
-from virtbus.nodeagent.edge.libvirt_links import Links
-from virtbus.nodeagent.edge.one_each import OneEach
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.serial_calls import SerialCalls
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestQuestion
 
@@ -45,10 +45,10 @@ _Answers = Mapping[str, object]
 class LibvirtGuests:
     """The `GuestAgents` port. `quick` are the connections for most guests, `slow` for slow ones."""
 
-    def __init__(self, quick: Links, slow: Links) -> None:
+    def __init__(self, quick: LibvirtLinks, slow: LibvirtLinks) -> None:
         self._quick = quick
         self._slow = slow
-        self._one_each = OneEach()
+        self._one_each = SerialCalls()
         self._slow_until_s: dict[str, float] = {}
 
     async def ask(
@@ -87,7 +87,9 @@ class LibvirtGuests:
         patience_s = min(until_s - time.monotonic(), _MOST_S)
         return await self._once(self._slow, uid, types, patience_s)
 
-    async def _once(self, links: Links, uid: str, types: int, patience_s: float) -> _Answers | None:
+    async def _once(
+        self, links: LibvirtLinks, uid: str, types: int, patience_s: float
+    ) -> _Answers | None:
         began_s: list[float] = []
 
         def run(domain: libvirt.virDomain) -> Mapping[str, object]:

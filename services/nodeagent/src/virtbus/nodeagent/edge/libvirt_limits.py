@@ -10,22 +10,22 @@ _DAEMONS = ("libvirtd", "virtqemud")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LibvirtLimits:
     """The limits; the defaults are those of an unchanged libvirtd.conf."""
 
     max_workers: int = 20
     known: bool = False
 
 
-async def read_limits(uri: str) -> Limits:
+async def read_limits(uri: str) -> LibvirtLimits:
     """Return the limits of the daemon at `uri`; the defaults if unknown."""
     if uri != "qemu:///system":
-        return Limits()
+        return LibvirtLimits()
     for daemon in _DAEMONS:
         workers = await _max_workers(daemon)
         if workers is not None:
-            return Limits(workers, known=True)
-    return Limits()
+            return LibvirtLimits(workers, known=True)
+    return LibvirtLimits()
 
 
 async def _max_workers(daemon: str) -> int | None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import libvirt
 
-from virtbus.nodeagent.edge.libvirt_calls import Calls
+from virtbus.nodeagent.edge.libvirt_calls import LibvirtCalls
 from virtbus.nodeagent.edge.libvirt_errors import is_down, translated
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -28,7 +28,7 @@ KEEPALIVE = (5, 3)
 """Seconds between probes, and how many may be missed: a hung libvirtd is noticed in 20 s."""
 
 
-class Link:
+class LibvirtLink:
     """One connection, and its use. `lost` is called when libvirtd goes away."""
 
     connection: libvirt.virConnect
@@ -39,20 +39,20 @@ class Link:
         self.lost = lost
 
 
-class Links:
+class LibvirtLinks:
     """The connections of one kind of work, with at most `at_once` calls in flight.
 
     Calls are refused while `stuck_limit` of all kinds hang.
     """
 
-    def __init__(self, uri: str, threads: Calls, *, at_once: int, stuck_limit: int) -> None:
+    def __init__(self, uri: str, threads: LibvirtCalls, *, at_once: int, stuck_limit: int) -> None:
         self._uri = uri
         self._threads = threads
         self._places = asyncio.Semaphore(at_once)
         self._stuck_limit = stuck_limit
         # The test driver is in this process, and each connection to it is a separate host.
         self._in_process = uri.startswith("test:///")
-        self._links: list[Link] = []
+        self._links: list[LibvirtLink] = []
         self._opening = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._refused: tuple[float, VirtbusError] | None = None
@@ -95,7 +95,7 @@ class Links:
                 self.drop(link)
             raise translated(error, doing) from error
 
-    async def _taken(self) -> Link:
+    async def _taken(self) -> LibvirtLink:
         """Return a slot with an unused connection."""
         if self._threads.stuck >= self._stuck_limit:
             message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
@@ -119,11 +119,11 @@ class Links:
                 connection = self._links[0].connection
                 await self._threads.call(lambda: prepare(connection), timeout_s=OPEN_TIMEOUT_S)
             else:
-                await self._open(Link(lost), prepare)
+                await self._open(LibvirtLink(lost), prepare)
 
     async def _open(
-        self, link: Link, prepare: Callable[[libvirt.virConnect], None] | None = None
-    ) -> Link:
+        self, link: LibvirtLink, prepare: Callable[[libvirt.virConnect], None] | None = None
+    ) -> LibvirtLink:
         if self._refused is not None and self._loop.time() < self._refused[0]:
             raise VirtbusError.of(self._refused[1].body)
         try:
@@ -138,7 +138,9 @@ class Links:
         self._links.append(link)
         return link
 
-    def _connect(self, link: Link, prepare: Callable[[libvirt.virConnect], None] | None) -> None:
+    def _connect(
+        self, link: LibvirtLink, prepare: Callable[[libvirt.virConnect], None] | None
+    ) -> None:
         """Open a connection in a thread, with a callback for its loss."""
         link.connection = libvirt.open(self._uri)
         if not self._in_process:
@@ -147,16 +149,16 @@ class Links:
         if prepare is not None:
             prepare(link.connection)
 
-    def _closed(self, _connection: libvirt.virConnect, _reason: int, link: Link) -> None:
+    def _closed(self, _connection: libvirt.virConnect, _reason: int, link: LibvirtLink) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is no user any more
             self._loop.call_soon_threadsafe(self._lost, link)
 
-    def _lost(self, link: Link) -> None:
+    def _lost(self, link: LibvirtLink) -> None:
         self.drop(link)
         if link.lost is not None:
             link.lost()
 
-    def drop(self, link: Link) -> None:
+    def drop(self, link: LibvirtLink) -> None:
         """Drop the connection; it is closed once the last call on it has ended."""
         if link.dead:
             return
@@ -171,24 +173,24 @@ class Links:
         for link in list(self._links):
             self.drop(link)
 
-    async def _idle_one(self) -> Link:
+    async def _idle_one(self) -> LibvirtLink:
         found = self._free()
         if found is None:
             async with self._opening:
-                found = self._free() or await self._open(Link())
+                found = self._free() or await self._open(LibvirtLink())
         return found
 
-    def _free(self) -> Link | None:
+    def _free(self) -> LibvirtLink | None:
         for link in self._links:
             if self._in_process or link.calls == 0:
                 return link
         return None
 
-    def _left(self, link: Link) -> None:
+    def _left(self, link: LibvirtLink) -> None:
         link.calls -= 1
         if link.dead and link.calls == 0:
             self._close(link)
 
-    def _close(self, link: Link) -> None:
+    def _close(self, link: LibvirtLink) -> None:
         with contextlib.suppress(libvirt.libvirtError):
             link.connection.close()

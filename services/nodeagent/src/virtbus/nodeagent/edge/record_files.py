@@ -25,13 +25,13 @@ from pathlib import Path
 from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
+from virtbus.nodeagent.edge.atomic_file import in_thread, replace, sync_dir, writing
 from virtbus.nodeagent.edge.command_file import read_commands, write_commands
-from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir, writing
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.model import SCHEMA_VERSION
-from virtbus.schemas.node import NodeWish
+from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.quarantine import ENTRY
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, read
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
 
 
-class StateFiles:
+class AgentFiles:
     """The `RecordFiles` port. Call `open` first; it refuses a second agent on the same state."""
 
     def __init__(self, state_dir: Path, run_dir: Path) -> None:
@@ -236,21 +236,21 @@ class StateFiles:
     def set_nonce(self, nonce: str) -> None:
         replace(self._agent / "nonce", f"{nonce}\n".encode())
 
-    def wish(self) -> NodeWish | None:
+    def node_spec(self) -> NodeSpec | None:
         try:
-            return read(NodeWish, (self._agent / "wish").read_bytes())
+            return read(NodeSpec, (self._agent / "node_spec").read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, VirtbusError) as error:
             log.error("unreadable desired node state: %s", error, extra={"code": "bad_wish_file"})
             return None
 
-    def set_wish(self, wish: NodeWish | None) -> None:
-        path = self._agent / "wish"
+    def set_node_spec(self, node_spec: NodeSpec | None) -> None:
+        path = self._agent / "node_spec"
         try:
-            if wish is None:
+            if node_spec is None:
                 path.unlink(missing_ok=True)
-            elif not _holds(path, data := encode(wish)):
+            elif not _holds(path, data := encode(node_spec)):
                 replace(path, data)
         except OSError as error:
             log.error(

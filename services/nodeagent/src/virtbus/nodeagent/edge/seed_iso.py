@@ -10,7 +10,7 @@ import pycdlib
 
 from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files
-from virtbus.nodeagent.edge.durable import in_thread, replace, writing
+from virtbus.nodeagent.edge.atomic_file import in_thread, replace, writing
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 

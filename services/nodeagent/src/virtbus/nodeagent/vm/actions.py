@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 
 from virtbus.bus.errors import BusError
-from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.vm.intent import grace_s
-from virtbus.nodeagent.vm.machine import LEAVING, UNEXPLAINED, Action, Event
+from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import missed
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
 from virtbus.nodeagent.vm.operations.pause import pause
@@ -25,7 +25,7 @@ from virtbus.nodeagent.vm.operations.start import (
 from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ WRITING = frozenset({"prepare", "save"})
 
 Work = Callable[[], Awaitable[None]]
 """Started by its task, so that one cancelled before it ran leaves nothing behind."""
-Operation = Callable[[], Awaitable[Outcome | Event | None]]
+Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
 
 
 class Tasks:
@@ -143,8 +143,8 @@ class Actions:
     def __init__(
         self,
         vm: ActorState,
-        tools: Tools,
-        post: Callable[[Event | None], None],
+        tools: AgentPorts,
+        post: Callable[[MachineEvent | None], None],
         report: Callable[[], None],
     ) -> None:
         self._vm = vm
@@ -190,7 +190,7 @@ class Actions:
 
         return work
 
-    def _run(self, name: str, operation: Operation, broken: Event | None = None) -> None:
+    def _run(self, name: str, operation: Operation, broken: MachineEvent | None = None) -> None:
         """Run the operation as the child of that name; `broken` follows an unexpected error."""
         failed = None if broken is None else partial(self._post, broken)
         self.tasks.run(name, self._work(operation), failed)
@@ -215,7 +215,7 @@ class Actions:
 
     def save(self) -> None:
         """Write the latest record to disk in the background."""
-        may = self.tasks.group is not None and self._vm.phase not in LEAVING
+        may = self.tasks.group is not None and self._vm.phase not in EVACUATING
         if may and self._copy.stale and self.tasks.running("save") is None:
             self.tasks.run("save", self._copy.save_soon)
 
@@ -254,7 +254,7 @@ class Actions:
             vm.applied.runs_for = record.power_epoch
         return outcome
 
-    async def _verify_running(self) -> Event | None:
+    async def _verify_running(self) -> MachineEvent | None:
         """Check a guest that should be running: a running domain confirms the start."""
         facts = await verify_running(self._vm.record.uid, self._tools)
         record = self._vm.record
@@ -280,7 +280,7 @@ class Actions:
         record = vm.record
         seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.boots_anew)
         seen.ready_ns = self._tools.bus.sources.time_ns()
-        self._tools.facts.emit(Kind.GUEST_READY, record, reason=seen.ready)
+        self._tools.facts.emit(EventKind.GUEST_READY, record, reason=seen.ready)
         self._report()
 
     def _sync_pause(self) -> None:
@@ -301,7 +301,7 @@ class Actions:
     def _shutdown(self) -> None:
         record = self._vm.record
         grace = 0 if self._vm.reasons.at_once else grace_s(record)
-        self._tools.facts.emit(Kind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
+        self._tools.facts.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
             self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
-from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm import observation
 from virtbus.nodeagent.vm.actions import Actions
 from virtbus.nodeagent.vm.dependencies import Dependency
@@ -26,7 +26,7 @@ from virtbus.nodeagent.vm.machine import (
     UP,
     Action,
     Effect,
-    Event,
+    MachineEvent,
     Signal,
     accepts,
     control,
@@ -35,7 +35,7 @@ from virtbus.nodeagent.vm.machine import (
 from virtbus.nodeagent.vm.operations.release import purge_status
 from virtbus.nodeagent.vm.state import ActorState, Reasons
 from virtbus.nodeagent.vm.status import StatusWriter, status
-from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.vm import VmRecord, VmStatus
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 class VmActor:
     """The actor of one VM. All methods except `run` only enqueue, and never wait."""
 
-    def __init__(self, record: VmRecord, tools: Tools, *, resumed: bool, held: str = "") -> None:
+    def __init__(
+        self, record: VmRecord, tools: AgentPorts, *, resumed: bool, held: str = ""
+    ) -> None:
         """`held`: the reason for a hold from the start; empty: it begins without one."""
         self.vm = ActorState(
             record,
@@ -56,9 +58,9 @@ class VmActor:
             reasons=Reasons(held=held),
         )
         self._tools = tools
-        self._first: Event | None = None
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._deferred: list[Event] = []
+        self._first: MachineEvent | None = None
+        self._events: asyncio.Queue[MachineEvent] = asyncio.Queue()
+        self._deferred: list[MachineEvent] = []
         self._queued_requests = 0
         self._unreported = False
         self._status = StatusWriter(tools.bus)
@@ -91,7 +93,7 @@ class VmActor:
         for effect in effects:
             self._effects[effect]()
 
-    def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
+    def begin(self, facts: DomainFacts | None, first: MachineEvent | None) -> None:
         """Begin with the host's state: `first` is the event for the domain's state, if any."""
         self._first = first
         if first is not None:
@@ -156,14 +158,14 @@ class VmActor:
         self._deferred.clear()
 
     # --- inputs ----------------------------------------------------------------------------------
-    def post(self, event: Event | None) -> None:
+    def post(self, event: MachineEvent | None) -> None:
         """Enqueue an event, if there is one and its guard allows it."""
         starting = self._does.tasks.running("start") is not None
         powered = self.vm.record.powered
         if event and accepts(self.vm.phase, event, starting=starting, powered=powered):
             self._enqueue(event)
 
-    def _enqueue(self, event: Event) -> None:
+    def _enqueue(self, event: MachineEvent) -> None:
         self._queued_requests += event in REQUESTS
         self._events.put_nowait(event)
 
@@ -237,7 +239,7 @@ class VmActor:
             vm.applied.pause_epoch = max(vm.applied.pause_epoch, told.pause_epoch)
         observation.recall_run(told, vm.observed)
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, event: MachineEvent) -> None:
         self._queued_requests -= event in REQUESTS
         if self.vm.control in ON_HOLD and event in HELD_BACK | DROPPED:
             self._deferred += {event} - DROPPED

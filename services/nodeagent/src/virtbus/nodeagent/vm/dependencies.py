@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
-from virtbus.nodeagent.core.told import contradiction
+from virtbus.nodeagent.core.reported_status import contradiction
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.nodework import Ensure, ImageReady, NetReady
+from virtbus.schemas.node_rpc import Ensure, ImageReady, NetReady
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, Event, Phase
+from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
 from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
 """The reason for keeping the disks of a VM that left by a fence or a rebuild."""
-UNSEEN = frozenset[Phase]({"new", "starting"})
+UNSEEN = frozenset[VmPhase]({"new", "starting"})
 """Phases in which a pause is decided and not yet observed."""
 
 
@@ -39,7 +39,7 @@ class Applied:
         """
         return record.powered and self.power_epoch < record.power_epoch
 
-    def events(self, record: VmRecord, phase: Phase) -> list[Event]:
+    def events(self, record: VmRecord, phase: VmPhase) -> list[MachineEvent]:
         """Return the events for unapplied parts of the record, which are applied from now on.
 
         A start that must wait stays pending.
@@ -54,7 +54,7 @@ class Applied:
             self.pause_epoch = record.pause_epoch
         return [one for one in (event, pause) if one is not None]
 
-    def taken(self, event: Event, phase: Phase) -> None:
+    def taken(self, event: MachineEvent, phase: VmPhase) -> None:
         """Note that `event` came in `phase`: some apply only after the guest has ended.
 
         These are a restart, and a start during a stop. The start was posted before the halt was
@@ -63,7 +63,7 @@ class Applied:
         if (event == "run" and phase == "stopping") or (event == "restart" and phase in UP):
             self.powered = False
 
-    def epochs(self, record: VmRecord, phase: Phase) -> tuple[int, int]:
+    def epochs(self, record: VmRecord, phase: VmPhase) -> tuple[int, int]:
         """Return power and pause epochs for the status.
 
         A request that is still pending reports its previous value.
@@ -77,7 +77,7 @@ class Applied:
         return power, pause
 
 
-def applied_by(facts: DomainFacts | None, first: Event, record: VmRecord) -> Applied:
+def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord) -> Applied:
     """Return what the domain of an earlier agent shows as applied; `first` is its event.
 
     A domain that ended, and was defined for an earlier start, has not acted on later starts.
@@ -94,7 +94,7 @@ def applied_by(facts: DomainFacts | None, first: Event, record: VmRecord) -> App
     )
 
 
-def next_event(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
+def next_event(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
     """Return the event for a record, or None if it requests nothing new.
 
     A start that came while the VM was stopping is pending until it has stopped. A stop is pending
@@ -114,7 +114,7 @@ def next_event(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
     return "run" if fresh or changed else None
 
 
-def next_pause(record: VmRecord, before: Applied, phase: Phase) -> Event | None:
+def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
     """Return PAUSE for a running guest that should be paused, UNPAUSE for the reverse.
 
     A guest that others paused stays paused until the record changes.

@@ -7,7 +7,7 @@ both, and the tests visit each row.
 
 from typing import Literal, get_args
 
-Phase = Literal[
+VmPhase = Literal[
     "new",
     "preparing",
     "starting",
@@ -26,7 +26,7 @@ Phase = Literal[
 ]
 """The phase of a VM, as its agent sees it."""
 
-Event = Literal[
+MachineEvent = Literal[
     # Desired state, from the record.
     "run",
     "halt",
@@ -82,10 +82,10 @@ Action = Literal[
 ]
 """An effect of the agent."""
 
-PHASES: tuple[Phase, ...] = get_args(Phase)
-Row = tuple[Phase, tuple[Action, ...]]
+PHASES: tuple[VmPhase, ...] = get_args(VmPhase)
+Row = tuple[VmPhase, tuple[Action, ...]]
 
-TABLE: dict[tuple[Phase, Event], Row] = {
+TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     # A record arrives, or the agent restarts and inspects the host.
     ("new", "run"): ("preparing", ("prepare",)),
     ("new", "halt"): ("stopped", ("save",)),
@@ -165,7 +165,7 @@ TABLE: dict[tuple[Phase, Event], Row] = {
 RESTART: Row = ("waiting", ("retry backed off",))
 OVER: Row = ("succeeded", ())
 BROKEN: Row = ("failed", ())
-BY_STRATEGY: dict[tuple[str, Event], Row] = {
+BY_STRATEGY: dict[tuple[str, MachineEvent], Row] = {
     ("Always", "shut down"): RESTART,
     ("Always", "ended"): RESTART,
     ("Always", "crashed"): RESTART,
@@ -182,29 +182,29 @@ BY_STRATEGY: dict[tuple[str, Event], Row] = {
     ("Halted", "ended"): OVER,
     ("Halted", "crashed"): BROKEN,
 }
-ALIVE = frozenset[Phase]({"running", "paused", "new"})
-ENDINGS = frozenset[Event]({"shut down", "ended", "crashed"})
-UP = frozenset[Phase]({"running", "paused"})
-WAY_DOWN = frozenset[Phase]({"stopping", "ending"})
-LEAVING = frozenset[Phase]({"releasing", "released", "gone"})
+ALIVE = frozenset[VmPhase]({"running", "paused", "new"})
+ENDINGS = frozenset[MachineEvent]({"shut down", "ended", "crashed"})
+UP = frozenset[VmPhase]({"running", "paused"})
+WAY_DOWN = frozenset[VmPhase]({"stopping", "ending"})
+EVACUATING = frozenset[VmPhase]({"releasing", "released", "gone"})
 """Phases in which no file of the VM may be created again."""
-SETTLED = frozenset[Phase]({"stopped", "succeeded", "failed", *UP})
+SETTLED = frozenset[VmPhase]({"stopped", "succeeded", "failed", *UP})
 """Stable phases, in which the VM must match its record."""
-START_LATER = frozenset[Phase]({"stopping", "running", "paused"})
+START_LATER = frozenset[VmPhase]({"stopping", "running", "paused"})
 """In these phases a start is deferred until the guest has stopped or is confirmed running."""
-REQUESTS = frozenset[Event]({"run", "halt", "restart", "pause", "unpause", "delete"})
+REQUESTS = frozenset[MachineEvent]({"run", "halt", "restart", "pause", "unpause", "delete"})
 """Events that a record asks for."""
 
-ENTRY: dict[Phase, tuple[Action, ...]] = {"running": ("watch",)}
-EXIT: dict[tuple[Phase, Phase], tuple[Action, ...]] = {
+ENTRY: dict[VmPhase, tuple[Action, ...]] = {"running": ("watch",)}
+EXIT: dict[tuple[VmPhase, VmPhase], tuple[Action, ...]] = {
     (before, after): ("unwatch",) for before in UP for after in set(PHASES) - UP
 }
-ALSO: dict[tuple[Phase, Event], tuple[Action, ...]] = {
+ALSO: dict[tuple[VmPhase, MachineEvent], tuple[Action, ...]] = {
     **{(phase, event): ("stop ending",) for phase in PHASES for event in ENDINGS},
     **{(phase, "purged"): ("defer purge",) for phase in set(PHASES) - {"released"}},
 }
 """Actions of an event besides its row; alone they are nothing to report."""
-AT_REST: dict[Phase, tuple[Action, ...]] = {
+AT_REST: dict[VmPhase, tuple[Action, ...]] = {
     **dict.fromkeys(SETTLED, ("settle",)),
     "released": ("replay",),
 }
@@ -217,7 +217,7 @@ Guard = Literal[
     "never",  # the result is of an earlier step
 ]
 """A condition on an event, checked when it is posted."""
-GUARDS: dict[tuple[Phase, Event], Guard] = {
+GUARDS: dict[tuple[VmPhase, MachineEvent], Guard] = {
     **{(phase, event): "no start is in flight" for phase in WAY_DOWN for event in ENDINGS},
     **{(phase, "dependencies ready"): "never" for phase in PHASES},
     ("preparing", "dependencies ready"): "the record asks for a guest",
@@ -306,23 +306,25 @@ CONTROL: dict[tuple[Control, Signal], tuple[Control, tuple[Effect, ...]]] = {
 }
 RECALLS = frozenset[Control]({"recalling", "recalling, held", "recalling, terminated"})
 ON_HOLD = frozenset[Control]({"held", "recalling, held", "refused, held"})
-HELD_BACK = frozenset[Event]({"run", "halt", "delete", "purged", "retry", "dependencies ready"})
+HELD_BACK = frozenset[MachineEvent](
+    {"run", "halt", "delete", "purged", "retry", "dependencies ready"}
+)
 """Events that would start or end a guest: they are deferred while the VM is on hold."""
-DROPPED = frozenset[Event]({"restart", "pause", "unpause"})
+DROPPED = frozenset[MachineEvent]({"restart", "pause", "unpause"})
 """Level-triggered: these events are raised again until they take effect, so they are dropped rather
 than deferred while the VM is on hold."""
-NOT_HELD = frozenset[Phase]({"ending", *LEAVING})
+NOT_HELD = frozenset[VmPhase]({"ending", *EVACUATING})
 """An accepted delete continues, even on another bus."""
 
 
-def step(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Action, ...]]:
+def step(phase: VmPhase, event: MachineEvent, strategy: str) -> tuple[VmPhase, tuple[Action, ...]]:
     """Return the next phase and the actions of the row; the same phase if the table has none."""
     if phase in ALIVE and (row := BY_STRATEGY.get((strategy, event))) is not None:
         return row
     return TABLE.get((phase, event), (phase, ()))
 
 
-def react(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Action, ...]]:
+def react(phase: VmPhase, event: MachineEvent, strategy: str) -> tuple[VmPhase, tuple[Action, ...]]:
     """Return the next phase and all actions of a step, in order.
 
     These are the exit from the phase, the entry into the next, the event's own, the row's, the
@@ -340,7 +342,7 @@ def react(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Actio
     )
 
 
-def accepts(phase: Phase, event: Event, *, starting: bool, powered: bool) -> bool:
+def accepts(phase: VmPhase, event: MachineEvent, *, starting: bool, powered: bool) -> bool:
     """Return True if the event may be posted in the phase."""
     match GUARDS.get((phase, event)):
         case "no start is in flight":
@@ -351,7 +353,7 @@ def accepts(phase: Phase, event: Event, *, starting: bool, powered: bool) -> boo
             return guard is None
 
 
-def control(state: Control, signal: Signal, phase: Phase) -> tuple[Control, tuple[Effect, ...]]:
+def control(state: Control, signal: Signal, phase: VmPhase) -> tuple[Control, tuple[Effect, ...]]:
     """Return the next state of the second table and the effects, in order."""
     if signal == "hold" and phase in NOT_HELD:
         return state, ()

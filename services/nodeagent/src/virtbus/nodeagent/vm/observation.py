@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
-from virtbus.nodeagent.tools import Tools
-from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, Event, Phase
-from virtbus.schemas.events import Kind
-from virtbus.schemas.guest_end import GuestEnd
+from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord, VmStatus
 
 READY = "Ready"
 """The type of the condition that a guest is ready."""
 ONE_REBOOT_S = 3
-HOW: dict[Event, Literal["shut down", "ended", "crashed"]] = {
+HOW: dict[MachineEvent, Literal["shut down", "ended", "crashed"]] = {
     "shut down": "shut down",
     "ended": "ended",
     "crashed": "crashed",
@@ -27,13 +27,13 @@ GUEST_FAULTS = {
 }
 """Failures that may precede an end or a reboot; with the watchdog's action."""
 WORDS = {"watchdog": "was powered off by its watchdog"}
-FOUND: dict[DomainState, Event] = {
+FOUND: dict[DomainState, MachineEvent] = {
     DomainState.RUNNING: "started",
     DomainState.SHUTTING_DOWN: "started",
     DomainState.STARTING: "found starting",
     DomainState.PAUSED: "paused",
 }
-ENDED: dict[Ending, Event] = {
+ENDED: dict[Ending, MachineEvent] = {
     Ending.SHUT_DOWN: "shut down",
     Ending.ENDED: "ended",
     Ending.CRASHED: "crashed",
@@ -41,7 +41,7 @@ ENDED: dict[Ending, Event] = {
 ONCE_ONLY = frozenset({RunStrategy.ONCE, RunStrategy.MANUAL, RunStrategy.HALTED})
 """Strategies that do not start a guest again after it ended by itself, or with its host."""
 WAS_UP = frozenset({VmState.RUNNING, VmState.PAUSED})
-MISSED: dict[tuple[Phase, DomainState], Event] = {
+MISSED: dict[tuple[VmPhase, DomainState], MachineEvent] = {
     ("running", DomainState.PAUSED): "paused",
     ("paused", DomainState.RUNNING): "resumed",
     ("stopped", DomainState.RUNNING): "started",
@@ -64,7 +64,7 @@ class Observed:
     rebooted_ns: int | None = None
     boots_anew: bool = False
     """A reboot was reported: earlier console output is no sign of readiness."""
-    last_end: GuestEnd | None = None
+    last_exit: GuestExit | None = None
     fault: Literal["", "panicked", "watchdog"] = ""
     """The failure after which this run's end counts as a crash."""
     end_told: bool = False
@@ -81,7 +81,12 @@ class Observed:
 
 
 def note(
-    event: Event, before: Phase, phase: Phase, record: VmRecord, seen: Observed, tools: Tools
+    event: MachineEvent,
+    before: VmPhase,
+    phase: VmPhase,
+    record: VmRecord,
+    seen: Observed,
+    tools: AgentPorts,
 ) -> None:
     """Update `seen` after a step of the table, and emit the step's event if it has one."""
     if phase in {"preparing", "starting"}:
@@ -94,13 +99,18 @@ def note(
         seen.reason = seen.message = ""
     elif phase in UP and before in UP and phase != before:
         paused = phase == "paused"
-        tools.facts.emit(Kind.DOMAIN_PAUSED if paused else Kind.DOMAIN_RESUMED, record)
+        tools.facts.emit(EventKind.DOMAIN_PAUSED if paused else EventKind.DOMAIN_RESUMED, record)
     if event in ENDINGS:
         _note_ending(event, before, phase, record, seen, tools)
 
 
 def _note_ending(
-    event: Event, before: Phase, phase: Phase, record: VmRecord, seen: Observed, tools: Tools
+    event: MachineEvent,
+    before: VmPhase,
+    phase: VmPhase,
+    record: VmRecord,
+    seen: Observed,
+    tools: AgentPorts,
 ) -> None:
     seen.started_ns, seen.ready = None, ""
     # libvirt's event, a comparison and our own call may all report it
@@ -108,10 +118,10 @@ def _note_ending(
         return
     how = (event == "crashed" and seen.fault) or HOW[event]
     words = WORDS.get(how, how)
-    tools.facts.emit(Kind.DOMAIN_STOPPED, record, reason=how)
+    tools.facts.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
     if before != "new" or not seen.end_told:
         at_ns = tools.bus.sources.time_ns()
-        seen.last_end = GuestEnd(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
+        seen.last_exit = GuestExit(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
     if phase == "waiting":
         seen.restarts += 1
         seen.reason = GUEST_ENDED
@@ -121,7 +131,7 @@ def _note_ending(
         seen.message = f"the guest {words}; `virtbus vm start` starts it again"
 
 
-def note_reboot(record: VmRecord, seen: Observed, tools: Tools) -> bool:
+def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
     """Handle a machine reset; return False if it belongs to the previous reboot.
 
     Firmware that finds itself started a second time resets the machine once more.
@@ -133,22 +143,22 @@ def note_reboot(record: VmRecord, seen: Observed, tools: Tools) -> bool:
         return False
     seen.reboots += 1
     seen.ready, seen.boots_anew = "", True
-    tools.facts.emit(Kind.GUEST_REBOOTED, record)
+    tools.facts.emit(EventKind.GUEST_REBOOTED, record)
     return True
 
 
-def note_fault(change: DomainChange, record: VmRecord, seen: Observed, tools: Tools) -> None:
+def note_fault(change: DomainChange, record: VmRecord, seen: Observed, tools: AgentPorts) -> None:
     """Handle a panic or watchdog: emit the event, and record the cause for the coming end."""
     if change is DomainChange.PANICKED:
         seen.fault = "panicked"
-        tools.facts.emit(Kind.GUEST_PANICKED, record)
+        tools.facts.emit(EventKind.GUEST_PANICKED, record)
         return
     if change is DomainChange.WATCHDOG_POWEROFF:
         seen.fault = "watchdog"
-    tools.facts.emit(Kind.GUEST_WATCHDOG, record, reason=GUEST_FAULTS[change])
+    tools.facts.emit(EventKind.GUEST_WATCHDOG, record, reason=GUEST_FAULTS[change])
 
 
-def found(facts: DomainFacts | None, *, powered: bool) -> Event | None:
+def found(facts: DomainFacts | None, *, powered: bool) -> MachineEvent | None:
     """Return the event for a domain at the agent's start; None leaves it to the record (I16).
 
     A shut-off domain counts as an end only if the record wants it to run. An agent that died
@@ -161,7 +171,7 @@ def found(facts: DomainFacts | None, *, powered: bool) -> Event | None:
     return ENDED.get(facts.ending) if powered else None
 
 
-def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
+def missed(phase: VmPhase, facts: DomainFacts | None) -> MachineEvent | None:
     """Return the event that was missed by a guest in `phase`, from its domain now."""
     state = facts.state if facts else DomainState.SHUT_OFF
     if phase in UP and state is DomainState.SHUT_OFF:
@@ -170,8 +180,8 @@ def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
 
 
 def ended_before(
-    told: VmStatus | None, record: VmRecord, first: Event | None, *, readable: bool
-) -> Event | None:
+    told: VmStatus | None, record: VmRecord, first: MachineEvent | None, *, readable: bool
+) -> MachineEvent | None:
     """Return how the guest ended, from its last status, if its domain does not show it.
 
     libvirt forgets why a domain is shut off when it, or the host, restarts. Without this a guest
@@ -196,8 +206,8 @@ def ended_before(
 
 def recall_end(told: VmStatus, seen: Observed) -> None:
     """Restore how the last run ended, from the last status."""
-    seen.last_end = told.last_end
-    seen.end_told = told.last_end is not None and told.state not in WAS_UP
+    seen.last_exit = told.last_exit
+    seen.end_told = told.last_exit is not None and told.state not in WAS_UP
 
 
 def recall_run(told: VmStatus, seen: Observed) -> None:

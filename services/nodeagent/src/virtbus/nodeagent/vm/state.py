@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.intent import Applied
-from virtbus.nodeagent.vm.machine import Control, Phase
+from virtbus.nodeagent.vm.machine import Control, VmPhase
 from virtbus.nodeagent.vm.observation import Observed
-from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.vm import VmRecord
 
 
@@ -39,7 +39,7 @@ class ActorState:
     """An earlier agent had it."""
     control: Control
     reasons: Reasons
-    phase: Phase = "new"
+    phase: VmPhase = "new"
     observed: Observed = field(default_factory=Observed)
     applied: Applied = field(default_factory=Applied)
 

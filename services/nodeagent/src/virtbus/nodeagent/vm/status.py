@@ -6,7 +6,7 @@ import logging
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.backoff import delays
-from virtbus.nodeagent.vm.machine import Phase
+from virtbus.nodeagent.vm.machine import VmPhase
 from virtbus.nodeagent.vm.observation import READY, WAS_UP, Observed
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
@@ -27,7 +27,7 @@ PASSING_S = 1.0
 RESTART_REQUIRED, HELD = "RestartRequired", "Held"
 NETWORK_LOST = "NetworkLost"
 PAUSED = "Paused"
-VISIBLE: dict[Phase, VmState] = {
+VISIBLE: dict[VmPhase, VmState] = {
     "new": VmState.SCHEDULED,
     "preparing": VmState.PREPARING,
     "starting": VmState.STARTING,
@@ -73,7 +73,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         restarts=observed.restarts,
         reboots=observed.reboots,
         rebooted_ns=observed.rebooted_ns,
-        last_end=observed.last_end,
+        last_exit=observed.last_exit,
         released=phase in {"released", "gone"},
         refused=bool(reasons.refused),
     )

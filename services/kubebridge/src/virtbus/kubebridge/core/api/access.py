@@ -4,15 +4,15 @@ from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.api.front_proxy import User
 from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERSIONS
-from virtbus.kubebridge.core.objects.refusals import Refusal
-from virtbus.kubebridge.core.runtime.calls import VM, VMI
+from virtbus.kubebridge.core.objects.status_errors import Refusal
 from virtbus.kubebridge.core.runtime.controller import ACCESS_REVIEW
+from virtbus.kubebridge.core.runtime.subresource_effects import VM, VMI
 
 ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 """RBAC verbs by HTTP method."""
 
 
-class Target(NamedTuple):
+class SubresourceTarget(NamedTuple):
     """A subresource of an object. Without `name`, it is a verb of the namespace.
 
     `subresource` is RBAC's name. `rest` has the remaining parts of the address.
@@ -26,7 +26,7 @@ class Target(NamedTuple):
     rest: tuple[str, ...] = ()
 
 
-def target_of(path: str) -> Target | None:
+def target_of(path: str) -> SubresourceTarget | None:
     """Return the target of `/apis/<group>/<version>/…`; None if it is not ours.
 
     A port and its protocol are part of the address, not of the subresource.
@@ -40,16 +40,16 @@ def target_of(path: str) -> Target | None:
             return None
     match more:
         case [] if resource == EXPAND:
-            return Target(version, namespace, resource)
+            return SubresourceTarget(version, namespace, resource)
         case [name, "portforward", *rest] if resource in {VM, VMI} and name:
-            return Target(version, namespace, resource, name, "portforward", tuple(rest))
+            return SubresourceTarget(version, namespace, resource, name, "portforward", tuple(rest))
         case [name, _, *_] if resource in {VM, VMI} and name:
-            return Target(version, namespace, resource, name, "/".join(more[1:]))
+            return SubresourceTarget(version, namespace, resource, name, "/".join(more[1:]))
         case _:
             return None
 
 
-def review(user: User, method: str, target: Target) -> dict[str, Any]:
+def review(user: User, method: str, target: SubresourceTarget) -> dict[str, Any]:
     """Return the SubjectAccessReview."""
     attributes = {
         "group": GROUP,
@@ -70,7 +70,7 @@ def review(user: User, method: str, target: Target) -> dict[str, Any]:
     return {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.kind, "spec": spec}
 
 
-def forbidden(user: User, method: str, target: Target, reason: str = "") -> Refusal:
+def forbidden(user: User, method: str, target: SubresourceTarget, reason: str = "") -> Refusal:
     """Return a 403 in Kubernetes' words."""
     what = f"{target.resource}/{target.subresource}" if target.subresource else target.resource
     named = f' "{target.name}"' if target.name else ""

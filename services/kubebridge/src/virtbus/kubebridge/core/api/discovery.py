@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS
-from virtbus.kubebridge.core.runtime.calls import Verb
+from virtbus.kubebridge.core.runtime.subresource_effects import Verb
 
 KUBEVIRT = "v1.9.0"
 """The version of KubeVirt whose API is served. virtctl warns if its own minor version differs."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from virtbus.kubebridge.core.objects.plain import Object, text
+from virtbus.kubebridge.core.objects.unstructured import Object, text
 
 NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
 

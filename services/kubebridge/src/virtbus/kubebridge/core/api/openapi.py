@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.api.discovery import KUBEVIRT
 from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS
-from virtbus.kubebridge.core.runtime.calls import Verb
+from virtbus.kubebridge.core.runtime.subresource_effects import Verb
 
 JSON = "application/json"
 _WORDS = {"type": "string"}

@@ -7,14 +7,20 @@ not supported yet answers 501 with the name of the missing feature.
 from collections.abc import Mapping
 from typing import Any
 
-from virtbus.kubebridge.core.objects.plain import at, text
-from virtbus.kubebridge.core.objects.refusals import (
+from virtbus.kubebridge.core.objects.status_errors import (
     Refusal,
     bad_request,
     not_found,
     not_implemented,
 )
-from virtbus.kubebridge.core.runtime.calls import KINDS, VM, Call, Outcome, Verb
+from virtbus.kubebridge.core.objects.unstructured import at, text
+from virtbus.kubebridge.core.runtime.subresource_effects import (
+    KINDS,
+    VM,
+    Outcome,
+    SubresourceCall,
+    Verb,
+)
 from virtbus.kubebridge.core.vm import verbs as vm
 from virtbus.kubebridge.core.vmi import verbs as vmi
 
@@ -36,7 +42,7 @@ def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
     return given
 
 
-def answer(call: Call) -> Outcome:
+def answer(call: SubresourceCall) -> Outcome:
     """Return the effects of a call, or a refusal. Effects run in order, at the versions read."""
     verb = BY_NAME.get((call.resource, call.verb))
     if verb is None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from virtbus.kubebridge.core.fields.placement import EVERY_NODE, REQUIRED
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 
 TERMS = ("affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms")
 Expression = tuple[str, Object]

@@ -5,7 +5,7 @@ from typing import Any
 
 from virtbus.kubebridge.core.fields.row import (
     Field,
-    Kind,
+    FieldType,
     below,
     ignored,
     mapped,
@@ -42,16 +42,16 @@ def mac_address(value: str) -> str | None:
 
 def _disk(path: str) -> Field:
     return mapped(
-        path, Kind.TEXT, f"{TO_DISK}.bus", values=BUSES, instead="write virtio, sata or scsi"
+        path, FieldType.TEXT, f"{TO_DISK}.bus", values=BUSES, instead="write virtio, sata or scsi"
     )
 
 
 DISK = (
     below(DISKS, to=TO_DISK),
-    mapped(f"{DISKS}.name", Kind.TEXT, f"{TO_DISK}.name"),
+    mapped(f"{DISKS}.name", FieldType.TEXT, f"{TO_DISK}.name"),
     below(f"{DISKS}.disk"),
     _disk(f"{DISKS}.disk.bus"),
-    mapped(f"{DISKS}.disk.readonly", Kind.FLAG, f"{TO_DISK}.readonly"),
+    mapped(f"{DISKS}.disk.readonly", FieldType.FLAG, f"{TO_DISK}.readonly"),
     refused(
         f"{DISKS}.disk.pciAddress", PLACE, "leave it out; disks keep the order of the manifest"
     ),
@@ -59,7 +59,7 @@ DISK = (
     _disk(f"{DISKS}.cdrom.bus"),
     mapped(
         f"{DISKS}.cdrom.readonly",
-        Kind.FLAG,
+        FieldType.FLAG,
         "",
         "always true",
         values=(True,),
@@ -67,7 +67,7 @@ DISK = (
     ),
     mapped(
         f"{DISKS}.cdrom.tray",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "always closed",
         values=("closed",),
@@ -76,29 +76,29 @@ DISK = (
     refused(f"{DISKS}.lun", "no SCSI device is passed through", "use a disk"),
     mapped(
         f"{DISKS}.bootOrder",
-        Kind.NUMBER,
+        FieldType.NUMBER,
         f"{TO_DISK}.boot_order",
         "without any, the guest boots from the first disk with an image",
     ),
     mapped(
         f"{DISKS}.serial",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{TO_DISK}.serial",
         pattern=r"[A-Za-z0-9_.-]{1,20}",
         instead="write 1-20 characters of A-Z, a-z, 0-9, '_', '.' and '-'",
     ),
     mapped(
         f"{DISKS}.cache",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "writeback; the guest can flush",
         values=("writeback",),
         instead="leave it out: disks use writeback, and the guest can flush",
     ),
-    mapped(f"{DISKS}.io", Kind.TEXT, "", values=("threads",), instead="leave it out"),
+    mapped(f"{DISKS}.io", FieldType.TEXT, "", values=("threads",), instead="leave it out"),
     mapped(
         f"{DISKS}.errorPolicy",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{TO_DISK}.error_policy",
         "the default is `enospace`: a full disk pauses the guest, and the guest sees other errors",
         values=("stop", "ignore", "report", "enospace"),
@@ -113,17 +113,17 @@ DISK = (
 
 NIC = (
     below(NICS, to=TO_NIC),
-    mapped(f"{NICS}.name", Kind.TEXT, f"{TO_NIC}.name"),
+    mapped(f"{NICS}.name", FieldType.TEXT, f"{TO_NIC}.name"),
     mapped(
         f"{NICS}.macAddress",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{TO_NIC}.mac_address",
         "with colons, dashes or dots",
         make=mac_address,
     ),
     mapped(
         f"{NICS}.model",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{TO_NIC}.model",
         values=("virtio",),
         instead="write virtio, or leave it out",
@@ -143,11 +143,11 @@ NIC = (
         f"{NICS}.ports[]",
         "every port of a guest is reachable, listed or not; close ports in the guest",
     ),
-    mapped(f"{NICS}.ports[].name", Kind.TEXT, "", "unique among the interface's ports"),
-    mapped(f"{NICS}.ports[].port", Kind.NUMBER, "", "1 to 65535"),
+    mapped(f"{NICS}.ports[].name", FieldType.TEXT, "", "unique among the interface's ports"),
+    mapped(f"{NICS}.ports[].port", FieldType.NUMBER, "", "1 to 65535"),
     mapped(
         f"{NICS}.ports[].protocol",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "the default is TCP",
         values=("TCP", "UDP"),
@@ -160,7 +160,7 @@ NIC = (
     ),
     mapped(
         f"{NICS}.state",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         values=("up",),
         instead="leave it out: links are up; to have no interface, remove it",
@@ -179,13 +179,13 @@ NIC = (
 OTHERS = (
     mapped(
         f"{DEVICES}.autoattachPodInterface",
-        Kind.FLAG,
+        FieldType.FLAG,
         "",
         "unless it is false, a VM without networks has an interface on the default network",
     ),
     mapped(
         f"{DEVICES}.autoattachSerialConsole",
-        Kind.FLAG,
+        FieldType.FLAG,
         "",
         "always on",
         values=(True,),
@@ -193,7 +193,7 @@ OTHERS = (
     ),
     mapped(
         f"{DEVICES}.autoattachMemBalloon",
-        Kind.FLAG,
+        FieldType.FLAG,
         "",
         "always on",
         values=(True,),
@@ -201,25 +201,25 @@ OTHERS = (
     ),
     mapped(
         f"{DEVICES}.autoattachGraphicsDevice",
-        Kind.FLAG,
+        FieldType.FLAG,
         "spec.domain.devices.autoattach_graphics_device",
         "a VGA display over VNC, unless it is false",
     ),
     below(f"{DEVICES}.video"),
     mapped(
         f"{DEVICES}.video.type",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "always vga",
         values=("vga",),
         instead="leave it out: the display is VGA",
     ),
     below(f"{DEVICES}.watchdog"),
-    mapped(f"{DEVICES}.watchdog.name", Kind.TEXT, "", "a guest has at most one"),
+    mapped(f"{DEVICES}.watchdog.name", FieldType.TEXT, "", "a guest has at most one"),
     below(f"{DEVICES}.watchdog.i6300esb", to=TO_WATCHDOG),
     mapped(
         f"{DEVICES}.watchdog.i6300esb.action",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{TO_WATCHDOG}.action",
         values=("poweroff", "reset", "shutdown"),
         instead="write poweroff, reset or shutdown",
@@ -228,7 +228,7 @@ OTHERS = (
     below(f"{DEVICES}.panicDevices[]"),
     mapped(
         f"{DEVICES}.panicDevices[].model",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "every guest has one",
         values=("isa",),

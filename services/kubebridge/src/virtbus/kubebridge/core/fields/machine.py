@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from virtbus.kubebridge.core.fields.row import Field, Kind, below, ignored, mapped, refused
+from virtbus.kubebridge.core.fields.row import Field, FieldType, below, ignored, mapped, refused
 from virtbus.kubebridge.core.objects.quantity import whole
 from virtbus.schemas.vm import MEMORY_MIN
 
@@ -35,15 +35,15 @@ def memory_bytes(value: Any) -> int:
 
 def _count(name: str) -> Field:
     to = f"{DOMAIN}.cpu.{name}"
-    return mapped(f"domain.cpu.{name}", Kind.NUMBER, to, "0 counts as missing", make=some)
+    return mapped(f"domain.cpu.{name}", FieldType.NUMBER, to, "0 counts as missing", make=some)
 
 
 def _on(path: str, why: str, instead: str) -> Field:
-    return mapped(path, Kind.FLAG, "", why, values=(True,), instead=instead)
+    return mapped(path, FieldType.FLAG, "", why, values=(True,), instead=instead)
 
 
 def _memory(path: str, why: str) -> Field:
-    return mapped(path, Kind.QUANTITY, f"{DOMAIN}.memory.guest", why, make=memory_bytes)
+    return mapped(path, FieldType.QUANTITY, f"{DOMAIN}.memory.guest", why, make=memory_bytes)
 
 
 CPU = (
@@ -53,7 +53,7 @@ CPU = (
     _count("threads"),
     mapped(
         "domain.cpu.model",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{DOMAIN}.cpu.model",
         "host-model and host-passthrough both mean the host's CPU model",
         make=cpu_model,
@@ -92,7 +92,7 @@ MEMORY = (
     _memory("domain.resources.requests.memory", "the guest's memory if memory.guest is missing"),
     mapped(
         "domain.resources.requests.cpu",
-        Kind.QUANTITY,
+        FieldType.QUANTITY,
         "",
         "rounded up, the number of sockets if no topology is given; placement counts vCPUs",
     ),
@@ -104,7 +104,7 @@ MEMORY = (
     ),
     mapped(
         "domain.resources.limits.cpu",
-        Kind.QUANTITY,
+        FieldType.QUANTITY,
         "",
         "rounded up, the number of sockets if no topology is given; no guest uses more than its"
         " vCPUs",
@@ -121,7 +121,7 @@ CLOCK = (
     below("domain.clock.utc", "the guest's clock is UTC"),
     mapped(
         "domain.clock.utc.offsetSeconds",
-        Kind.NUMBER,
+        FieldType.NUMBER,
         "",
         "0 only",
         values=(0,),
@@ -129,7 +129,7 @@ CLOCK = (
     ),
     mapped(
         "domain.clock.timezone",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "UTC only",
         values=("UTC",),
@@ -144,13 +144,13 @@ FIRMWARE = (
     below("domain.firmware"),
     mapped(
         "domain.firmware.uuid",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{DOMAIN}.firmware.uuid",
         "the UUID that the guest sees; two VMs on a host may have the same",
     ),
     mapped(
         "domain.firmware.serial",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{DOMAIN}.firmware.serial",
         pattern=r"[A-Za-z0-9_.-]{1,64}",
         instead="write 1-64 characters of A-Z, a-z, 0-9, '_', '.' and '-'",
@@ -206,7 +206,7 @@ MACHINE = (
     below("domain.machine"),
     mapped(
         "domain.machine.type",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "q35, in the version of the node's QEMU",
         make=_q35,
@@ -217,7 +217,7 @@ MACHINE = (
     ignored("domain.ioThreads", "QEMU's own threads serve the disks; only the speed differs"),
     mapped(
         "domain.rebootPolicy",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "after a reboot, the guest is still the same VMI",
         values=("Reboot",),

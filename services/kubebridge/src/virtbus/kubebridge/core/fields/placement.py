@@ -1,6 +1,6 @@
 """Fields of placement, termination and naming: the rest of the VMI's spec."""
 
-from virtbus.kubebridge.core.fields.row import Kind, below, ignored, mapped, refused
+from virtbus.kubebridge.core.fields.row import FieldType, below, ignored, mapped, refused
 from virtbus.schemas.vm import EvictionStrategy
 
 EVERY_NODE = {
@@ -30,14 +30,14 @@ AFFINITY = (
     below(f"affinity.nodeAffinity.{REQUIRED}", "the same as nodeSelector"),
     below(TERMS),
     below(f"{TERMS}.matchExpressions[]"),
-    mapped(f"{TERMS}.matchExpressions[].key", Kind.TEXT, "", "a label of virtbus nodes"),
+    mapped(f"{TERMS}.matchExpressions[].key", FieldType.TEXT, "", "a label of virtbus nodes"),
     mapped(
         f"{TERMS}.matchExpressions[].operator",
-        Kind.TEXT,
+        FieldType.TEXT,
         values=("In",),
         instead="write In with one value, or label the nodes and use nodeSelector",
     ),
-    mapped(f"{TERMS}.matchExpressions[].values", Kind.ANY, "", "one value"),
+    mapped(f"{TERMS}.matchExpressions[].values", FieldType.ANY, "", "one value"),
     refused(
         f"{TERMS}.matchFields[]",
         "nodes are selected by labels only",
@@ -58,7 +58,7 @@ AFFINITY = (
 PLACEMENT = (
     mapped(
         "architecture",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "the architecture of the nodes",
         values=("amd64",),
@@ -66,7 +66,7 @@ PLACEMENT = (
     ),
     mapped(
         "nodeSelector",
-        Kind.MAP,
+        FieldType.MAP,
         "spec.node_selector",
         "labels of virtbus nodes; every node implicitly has "
         + ", ".join(f"`{k}={v}`" for k, v in EVERY_NODE.items()),
@@ -81,7 +81,7 @@ PLACEMENT = (
     ignored("tolerations[]", "virtbus nodes have no taints"),
     mapped(
         "schedulerName",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         values=("default-scheduler",),
         instead="leave it out: virtbus places VMs itself",
@@ -91,7 +91,7 @@ PLACEMENT = (
     refused("resourceClaims[]", "no device is passed through", "leave it out"),
     mapped(
         "evictionStrategy",
-        Kind.TEXT,
+        FieldType.TEXT,
         "spec.eviction_strategy",
         values=tuple(str(one) for one in EvictionStrategy),
         instead="write " + ", ".join(EvictionStrategy),
@@ -101,14 +101,14 @@ PLACEMENT = (
 LIFE = (
     mapped(
         "startStrategy",
-        Kind.TEXT,
+        FieldType.TEXT,
         "spec.start_strategy",
         values=("Paused",),
         instead="write Paused, or leave it out",
     ),
     mapped(
         "terminationGracePeriodSeconds",
-        Kind.NUMBER,
+        FieldType.NUMBER,
         "spec.termination_grace_s",
         "seconds that a guest has for its shutdown; 0 stops it at once",
     ),
@@ -119,7 +119,7 @@ LIFE = (
 NAMING = (
     mapped(
         "hostname",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "the host name in the seed; the default is the VMI's name",
         pattern=r"(?!-)[a-z0-9-]{1,63}(?<!-)",
@@ -128,7 +128,7 @@ NAMING = (
     refused("subdomain", NAMES, "leave it out"),
     mapped(
         "dnsPolicy",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "DHCP gives the node's name servers",
         values=("Default",),

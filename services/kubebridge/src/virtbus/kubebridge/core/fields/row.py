@@ -14,7 +14,7 @@ class Verdict(StrEnum):
     REFUSED = "refused"
 
 
-class Kind(StrEnum):
+class FieldType(StrEnum):
     """The type of a field's value. An ignored or refused field may have any type."""
 
     OBJECT = "an object"
@@ -47,7 +47,7 @@ class Field:
     path: str
     verdict: Verdict
     why: str
-    kind: Kind = Kind.ANY
+    kind: FieldType = FieldType.ANY
     to: str = ""
     make: Callable[[Any], Any] = as_is
     values: tuple[Any, ...] = ()
@@ -57,13 +57,13 @@ class Field:
 
 def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] = as_is) -> Field:
     """Return the row of an object, or of a list if its path ends in `[]`. Its fields have rows."""
-    kind = Kind.LIST if path.endswith("[]") else Kind.OBJECT
+    kind = FieldType.LIST if path.endswith("[]") else FieldType.OBJECT
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 
 
 def mapped(  # noqa: PLR0913  a row says all of a field
     path: str,
-    kind: Kind,
+    kind: FieldType,
     to: str = "",
     why: str = "",
     *,

@@ -1,16 +1,16 @@
 """Fields of a VirtualMachine except its template, and the annotations that KubeVirt acts on."""
 
-from virtbus.kubebridge.core.fields.row import Kind, below, ignored, mapped, refused
+from virtbus.kubebridge.core.fields.row import FieldType, below, ignored, mapped, refused
 from virtbus.schemas.vm import RunStrategy
 
 TYPES = "instance types are not supported yet"
 
 VM = (
     below(""),
-    mapped("running", Kind.FLAG, "", "true means Always, false means Halted"),
+    mapped("running", FieldType.FLAG, "", "true means Always, false means Halted"),
     mapped(
         "runStrategy",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "decides when a VMI is created from the template",
         values=tuple(str(one) for one in RunStrategy),
@@ -19,11 +19,11 @@ VM = (
     below("template"),
     mapped(
         "template.metadata",
-        Kind.ANY,
+        FieldType.ANY,
         "",
         "labels and annotations of the VMI; annotations are limited to 16 KiB",
     ),
-    mapped("template.spec", Kind.ANY, "", "the VMI's spec"),
+    mapped("template.spec", FieldType.ANY, "", "the VMI's spec"),
     refused(
         "dataVolumeTemplates[]",
         "storage claims are not supported yet",
@@ -33,7 +33,7 @@ VM = (
     refused("preference", TYPES, "write the devices into the template"),
     mapped(
         "updateVolumesStrategy",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "changed volumes take effect with the next VMI",
         values=("Replacement",),

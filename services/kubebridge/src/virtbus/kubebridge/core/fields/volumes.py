@@ -1,6 +1,6 @@
 """Fields of disk contents, networks and SSH keys: `volumes`, `networks`, `accessCredentials`."""
 
-from virtbus.kubebridge.core.fields.row import Field, Kind, below, mapped, refused
+from virtbus.kubebridge.core.fields.row import Field, FieldType, below, mapped, refused
 from virtbus.kubebridge.core.objects.quantity import whole
 
 VOLUMES, NETWORKS, KEYS = "volumes[]", "networks[]", "accessCredentials[].sshPublicKey"
@@ -22,10 +22,10 @@ def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
     rows = [below(here, how, to=to)]
     for name, our_name in (("userData", "user_data"), ("networkData", "network_data")):
         rows += [
-            mapped(f"{here}.{name}", Kind.TEXT, f"{to}.{our_name}"),
+            mapped(f"{here}.{name}", FieldType.TEXT, f"{to}.{our_name}"),
             mapped(
                 f"{here}.{name}Base64",
-                Kind.TEXT,
+                FieldType.TEXT,
                 f"{to}.{our_name}_base64",
                 "text, or gzipped text",
             ),
@@ -35,7 +35,7 @@ def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
         ("networkDataSecretRef", "`networkdata` or `networkData`"),
     ):
         rows.append(below(f"{here}.{name}", f"the Secret's key {keys}, read at the VMI's start"))
-        rows.append(mapped(f"{here}.{name}.name", Kind.TEXT, "", WAITS))
+        rows.append(mapped(f"{here}.{name}.name", FieldType.TEXT, "", WAITS))
     return tuple(rows)
 
 
@@ -44,16 +44,16 @@ def _files(kind: str, name: str) -> tuple[Field, ...]:
     here = f"{VOLUMES}.{kind}"
     return (
         below(here, "a read-only ISO with a file for each key", to=f"{TO}.files"),
-        mapped(f"{here}.{name}", Kind.TEXT, "", f"{WAITS}; {BOUNDS}"),
+        mapped(f"{here}.{name}", FieldType.TEXT, "", f"{WAITS}; {BOUNDS}"),
         mapped(
             f"{here}.optional",
-            Kind.FLAG,
+            FieldType.FLAG,
             "",
             "if true and the object is missing, the disk is empty",
         ),
         mapped(
             f"{here}.volumeLabel",
-            Kind.TEXT,
+            FieldType.TEXT,
             f"{TO}.files.volume_label",
             "the default is `cfgdata`",
             pattern=r"[A-Za-z0-9_-]{1,16}",
@@ -64,26 +64,28 @@ def _files(kind: str, name: str) -> tuple[Field, ...]:
 
 CONTENTS = (
     below(VOLUMES, to=TO),
-    mapped(f"{VOLUMES}.name", Kind.TEXT, f"{TO}.name"),
+    mapped(f"{VOLUMES}.name", FieldType.TEXT, f"{TO}.name"),
     below(f"{VOLUMES}.containerDisk"),
-    mapped(f"{VOLUMES}.containerDisk.image", Kind.TEXT, f"{TO}.container_disk.image"),
-    mapped(f"{VOLUMES}.containerDisk.path", Kind.TEXT, f"{TO}.container_disk.path"),
+    mapped(f"{VOLUMES}.containerDisk.image", FieldType.TEXT, f"{TO}.container_disk.image"),
+    mapped(f"{VOLUMES}.containerDisk.path", FieldType.TEXT, f"{TO}.container_disk.path"),
     mapped(
         f"{VOLUMES}.containerDisk.imagePullPolicy",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{TO}.container_disk.image_pull_policy",
         values=("Always", "IfNotPresent", "Never"),
         instead="write Always, IfNotPresent or Never",
     ),
     mapped(
         f"{VOLUMES}.containerDisk.imagePullSecret",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "the login for the image's registry, from a Secret of the type"
         f" kubernetes.io/dockerconfigjson; {WAITS}",
     ),
     below(f"{VOLUMES}.emptyDisk"),
-    mapped(f"{VOLUMES}.emptyDisk.capacity", Kind.QUANTITY, f"{TO}.empty_disk.capacity", make=whole),
+    mapped(
+        f"{VOLUMES}.emptyDisk.capacity", FieldType.QUANTITY, f"{TO}.empty_disk.capacity", make=whole
+    ),
     *_seed("cloudInitNoCloud", "cloud_init_no_cloud", "a seed with the label `cidata`"),
     *_seed(
         "cloudInitConfigDrive",
@@ -99,9 +101,9 @@ CONTENTS = (
         to=f"{TO}.files",
     ),
     below(f"{VOLUMES}.sysprep.configMap"),
-    mapped(f"{VOLUMES}.sysprep.configMap.name", Kind.TEXT, "", f"{WAITS}; {BOUNDS}"),
+    mapped(f"{VOLUMES}.sysprep.configMap.name", FieldType.TEXT, "", f"{WAITS}; {BOUNDS}"),
     below(f"{VOLUMES}.sysprep.secret"),
-    mapped(f"{VOLUMES}.sysprep.secret.name", Kind.TEXT, "", f"{WAITS}; {BOUNDS}"),
+    mapped(f"{VOLUMES}.sysprep.secret.name", FieldType.TEXT, "", f"{WAITS}; {BOUNDS}"),
     *(
         refused(f"{VOLUMES}.{name}", CLAIMS, CONTAINER)
         for name in ("persistentVolumeClaim", "dataVolume", "ephemeral", "memoryDump")
@@ -124,7 +126,7 @@ CONTENTS = (
 
 NETS = (
     below(NETWORKS, to=TO_NETWORK),
-    mapped(f"{NETWORKS}.name", Kind.TEXT, f"{TO_NETWORK}.name"),
+    mapped(f"{NETWORKS}.name", FieldType.TEXT, f"{TO_NETWORK}.name"),
     below(
         f"{NETWORKS}.pod",
         "the nodes' network `default`",
@@ -140,7 +142,7 @@ NETS = (
     below(f"{NETWORKS}.multus"),
     mapped(
         f"{NETWORKS}.multus.networkName",
-        Kind.TEXT,
+        FieldType.TEXT,
         f"{TO_NETWORK}.network",
         "the nodes' CNI conflist of that name; netd's `network_namespaces` must allow it for the"
         " VM's namespace",
@@ -162,7 +164,7 @@ CREDENTIALS = (
     below(f"{KEYS}.source.secret"),
     mapped(
         f"{KEYS}.source.secret.secretName",
-        Kind.TEXT,
+        FieldType.TEXT,
         "",
         "each line of the Secret's values becomes a key in the seed; read at the VMI's start",
     ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from virtbus.kubebridge.core.api.discovery import KUBEVIRT as RELEASE
-from virtbus.kubebridge.core.objects.plain import Object, path, read
+from virtbus.kubebridge.core.objects.unstructured import Object, path, read
 from virtbus.kubebridge.core.runtime.controller import (
     KUBEVIRT,
     ORPHAN,
@@ -13,9 +13,9 @@ from virtbus.kubebridge.core.runtime.controller import (
     Controller,
     Inputs,
     Key,
+    KeyMapping,
     Lister,
     Patch,
-    Watch,
     key_of,
 )
 from virtbus.kubebridge.core.vmi.orphans import Orphans
@@ -42,7 +42,7 @@ def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
     def every(_: Key) -> list[Key]:
         return [key_of(KUBEVIRT, path) for path in kubevirts]
 
-    return Controller(KUBEVIRT, run, (Watch(KUBEVIRT), Watch(ORPHAN, every)), workers=1)
+    return Controller(KUBEVIRT, run, (KeyMapping(KUBEVIRT), KeyMapping(ORPHAN, every)), workers=1)
 
 
 SHOWN = 10

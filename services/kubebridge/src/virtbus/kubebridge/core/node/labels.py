@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.plain import Object, part, path, read, stamp, text
+from virtbus.kubebridge.core.objects.unstructured import Object, part, path, read, stamp, text
 from virtbus.kubebridge.core.runtime.controller import (
     BUS_NODE,
     NODE,
@@ -16,9 +16,9 @@ from virtbus.kubebridge.core.runtime.controller import (
     Controller,
     Inputs,
     Key,
+    KeyMapping,
     Merge,
     Requeue,
-    Watch,
 )
 from virtbus.schemas.node import NodeState, NodeView
 
@@ -39,7 +39,9 @@ SILENT = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
 
 def takes(view: NodeView) -> bool:
     """Return True if the node takes VMs now."""
-    return view.state is NodeState.READY and not (view.wish is not None and view.wish.closed)
+    return view.state is NodeState.READY and not (
+        view.node_spec is not None and view.node_spec.closed
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +109,4 @@ def controller(nodes: Nodes) -> Controller:
         node = read(Node, inputs.obj) if inputs.obj is not None else None
         return reconcile(key.name, nodes.get(key.name), node, inputs.now)
 
-    return Controller(NODE, run, (Watch(NODE), Watch(BUS_NODE)), workers=2)
+    return Controller(NODE, run, (KeyMapping(NODE), KeyMapping(BUS_NODE)), workers=2)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from virtbus.schemas.api import VmCreated
 from virtbus.schemas.errors import Code
-from virtbus.schemas.model import Command
+from virtbus.schemas.model import StrictModel
 from virtbus.schemas.vm import VmView
 
 
@@ -173,14 +173,14 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BusCall:
     """Send a verb of the bus' API about a VM, such as `create`.
 
     The code `gone` means that the VM certainly does not exist.
     """
 
     verb: str
-    request: Command
+    request: StrictModel
     gone: Code | None = None
     refusal: OnRefusal = OnRefusal.RETRY
     answer: type[VmCreated | VmView] = VmView
@@ -214,7 +214,7 @@ class Await:
     references: frozenset[Key]
 
 
-Action = Create | Replace | Patch | Merge | Delete | Call | RecordEvent | Requeue | Await
+Action = Create | Replace | Patch | Merge | Delete | BusCall | RecordEvent | Requeue | Await
 
 
 class Listeners(list[Callable[[str], None]]):
@@ -261,7 +261,7 @@ def same_name(key: Key) -> Iterable[Key]:
     return (key,)
 
 
-class Watch(NamedTuple):
+class KeyMapping(NamedTuple):
     """A source of changes. `keys` maps a changed object to keys of the controller's kind.
 
     The name is what counts: the runtime replaces the kind of each key by the controller's.
@@ -285,7 +285,7 @@ class Controller:
 
     kind: Kind
     reconcile: Callable[[Key, Inputs], Sequence[Action]]
-    watches: tuple[Watch, ...]
+    watches: tuple[KeyMapping, ...]
     references: Callable[[Key, float], Iterable[Key]] = no_references
     workers: int = 16
     gather_s: float = 0.0

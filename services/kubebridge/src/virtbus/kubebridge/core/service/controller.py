@@ -6,7 +6,7 @@ A change of a guest reconciles only the Services that select it, now or before.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.objects.unstructured import read
 from virtbus.kubebridge.core.runtime.controller import (
     BUS_VM,
     ENDPOINT_SLICE,
@@ -16,14 +16,14 @@ from virtbus.kubebridge.core.runtime.controller import (
     Controller,
     Inputs,
     Key,
+    KeyMapping,
     Lister,
     RecordEvent,
-    Watch,
 )
 from virtbus.kubebridge.core.service.endpoint_slices import SERVICE_NAME, reconcile
-from virtbus.kubebridge.core.service.model import Member, Service, Slice, member, selects
+from virtbus.kubebridge.core.service.model import KubeService, Member, Slice, member, selects
 from virtbus.kubebridge.core.vmi.model import Vmi
-from virtbus.kubebridge.core.vmi.status import Views
+from virtbus.kubebridge.core.vmi.status import VmLister
 
 GATHER_S = 0.5
 """A hundred guests that start together need one write of a slice."""
@@ -32,7 +32,7 @@ GATHER_S = 0.5
 class Services:
     """The indices: guests by namespace, Services that select, and slices by Service."""
 
-    def __init__(self, services: Lister, vmis: Lister, slices: Lister, views: Views) -> None:
+    def __init__(self, services: Lister, vmis: Lister, slices: Lister, views: VmLister) -> None:
         self._services = services
         self._vmis = vmis
         self._slices = slices
@@ -49,10 +49,10 @@ class Services:
     def controller(self) -> Controller:
         """Return the controller of Services."""
         watches = (
-            Watch(SERVICE, self.service_changed),
-            Watch(ENDPOINT_SLICE, self.slice_changed),
-            Watch(VMI, self.guest_changed),
-            Watch(BUS_VM, self.guest_changed),
+            KeyMapping(SERVICE, self.service_changed),
+            KeyMapping(ENDPOINT_SLICE, self.slice_changed),
+            KeyMapping(VMI, self.guest_changed),
+            KeyMapping(BUS_VM, self.guest_changed),
         )
         return Controller(SERVICE, self._reconcile, watches, workers=4, gather_s=GATHER_S)
 
@@ -60,7 +60,7 @@ class Services:
     def service_changed(self, key: Key) -> set[Key]:
         """Return the Service. Guests are tracked only in namespaces that Services select in."""
         space = key.namespace
-        if read(Service, self._services.get(key.path)).selector:
+        if read(KubeService, self._services.get(key.path)).selector:
             self._selecting[space].add(key)
         else:
             self._selecting[space].discard(key)
@@ -99,7 +99,7 @@ class Services:
         }
 
     def _selects(self, key: Key, labels: list[Mapping[str, str]]) -> bool:
-        service = read(Service, self._services.get(key.path))
+        service = read(KubeService, self._services.get(key.path))
         return any(selects(service, one) for one in labels)
 
     def _learn(self, space: str, path: str) -> list[Mapping[str, str]]:
@@ -122,7 +122,7 @@ class Services:
         there = [self._slices.get(one) for one in self._slices_of.get(key, ())]
         members = self._members.get(key.namespace, {}).values()
         slices = [read(Slice, one) for one in there if one is not None]
-        actions = reconcile(read(Service, inputs.obj), members, slices)
+        actions = reconcile(read(KubeService, inputs.obj), members, slices)
         return [one for one in actions if self._is_new(key, one)]
 
     def _is_new(self, key: Key, action: Action) -> bool:

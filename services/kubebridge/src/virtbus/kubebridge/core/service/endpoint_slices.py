@@ -18,7 +18,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Replace,
     Requeue,
 )
-from virtbus.kubebridge.core.service.model import Member, Service, Slice, selected
+from virtbus.kubebridge.core.service.model import KubeService, Member, Slice, selected
 
 MANAGER = "kubebridge.virtbus.io"
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
@@ -37,7 +37,9 @@ UNRESOLVED = "UnresolvedPort"
 """Reason of the Event about a port that guests cannot resolve."""
 
 
-def reconcile(service: Service, members: Iterable[Member], slices: Iterable[Slice]) -> list[Action]:
+def reconcile(
+    service: KubeService, members: Iterable[Member], slices: Iterable[Slice]
+) -> list[Action]:
     """Return the writes that are needed. `slices` are the bridge's slices for this Service.
 
     An endpoint stays in its slice, so a change of one guest writes one slice.
@@ -96,7 +98,7 @@ def _spread(
 
 
 # --- contents of a slice -----------------------------------------------------------------------
-def _ports(service: Service) -> tuple[list[dict[str, Any]], str]:
+def _ports(service: KubeService) -> tuple[list[dict[str, Any]], str]:
     """Return the ports, and a warning about named target ports, which only pods have."""
     ports, odd = [], []
     for one in service.ports:
@@ -137,7 +139,7 @@ def _endpoint(one: Member, family: str, *, early: bool) -> dict[str, Any]:
 
 
 def _slice(
-    service: Service,
+    service: KubeService,
     name: str,
     family: str,
     ports: list[dict[str, Any]],

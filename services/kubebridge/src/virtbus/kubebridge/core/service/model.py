@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.objects.metadata import VM_LABEL
-from virtbus.kubebridge.core.objects.plain import Object, path
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.objects.unstructured import Object, path
+from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.status import READY, TERMINATING, holds
 from virtbus.schemas.network import InterfaceStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class ServicePort:
     """A port of a Service. `target` is a number, or the name of a pod's port."""
 
     name: str = path("name")
@@ -27,7 +27,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class KubeService:
     """A Service."""
 
     name: str = path("metadata", "name")
@@ -36,14 +36,14 @@ class Service:
     deleting: bool = path("metadata", "deletionTimestamp")
     type: str = path("spec", "type")
     selector: Object = path("spec", "selector")
-    ports: tuple[Port, ...] = path("spec", "ports")
+    ports: tuple[ServicePort, ...] = path("spec", "ports")
     families: tuple[str, ...] = path("spec", "ipFamilies")
     cluster_ip: str = path("spec", "clusterIP")
     early: bool = path("spec", "publishNotReadyAddresses")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class SliceEndpoint:
     """An endpoint of a slice."""
 
     uid: str = path("targetRef", "uid")
@@ -60,7 +60,7 @@ class Slice:
     owners: tuple[Object, ...] = path("metadata", "ownerReferences")
     ports: tuple[Object, ...] = path("ports")
     endpoints: tuple[Object, ...] = path("endpoints")
-    members: tuple[Endpoint, ...] = path("endpoints")
+    members: tuple[SliceEndpoint, ...] = path("endpoints")
 
 
 class Member(NamedTuple):
@@ -93,7 +93,7 @@ def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
         vmi.node,
         labels_of(vmi.labels, vmi.name, vmi.uid),
         addresses,
-        vmi.phase in {Phase.RUNNING, Phase.UNKNOWN},
+        vmi.phase in {VmiPhase.RUNNING, VmiPhase.UNKNOWN},
         holds(vmi, READY) or holds(vmi, READY, on=False, reason=TERMINATING),
         vmi.deleting,
     )
@@ -126,13 +126,13 @@ def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
     return found
 
 
-def selected(service: Service, members: Iterable[Member]) -> list[Member]:
+def selected(service: KubeService, members: Iterable[Member]) -> list[Member]:
     """Return the guests that a Service sends to, by default only those that run."""
     there = (one for one in members if one.running or service.early)
     return [one for one in there if selects(service, one.labels)]
 
 
-def selects(service: Service, labels: Mapping[str, str]) -> bool:
+def selects(service: KubeService, labels: Mapping[str, str]) -> bool:
     """Return True if the Service has a selector that matches the labels."""
     matches = all(labels.get(key) == value for key, value in service.selector.items())
     return bool(service.selector) and matches and service.type != "ExternalName"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS
-from virtbus.kubebridge.core.objects.causes import Cause
-from virtbus.kubebridge.core.objects.plain import Object, number, part
+from virtbus.kubebridge.core.objects.status_causes import Cause
+from virtbus.kubebridge.core.objects.unstructured import Object, number, part
 
 READ = frozenset(ANNOTATIONS)
 """Annotations that rules read. All others are ignored; an object may have 256 KiB of them."""

@@ -5,9 +5,9 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping
 
-from virtbus.kubebridge.core.fields.walk import Walked
-from virtbus.kubebridge.core.objects.causes import Cause, Reason
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.fields.translator import Translation
+from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.kubebridge.core.translation.references import SECRET, SEEDS, Given, Need, Use, needs
 from virtbus.schemas.seed import FILE_CHARACTERS, FILES
 
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 """An SSH key, and the manifest field that brought it."""
 
 
-def fill(walked: Walked, spec: Object, given: Given, prefix: str) -> dict[str, list[Key]]:
+def fill(walked: Translation, spec: Object, given: Given, prefix: str) -> dict[str, list[Key]]:
     """Put the contents into the translated VM. Return the SSH keys by kind of seed."""
     keys: dict[str, list[Key]] = {seed: [] for seed in SEEDS}
     for need in needs(spec, prefix):
@@ -45,7 +45,7 @@ def fill(walked: Walked, spec: Object, given: Given, prefix: str) -> dict[str, l
     return keys
 
 
-def _data(walked: Walked, need: Need, found: Object) -> dict[str, bytes]:
+def _data(walked: Translation, need: Need, found: Object) -> dict[str, bytes]:
     """Return the contents by key."""
     encoded = "data" if need.kind == SECRET else "binaryData"
     data = {}
@@ -64,7 +64,7 @@ def _named(need: Need, key: str) -> str:
     return f"key {key!r:.80} of {need.kind} {need.name}"
 
 
-def _lacks(walked: Walked, need: Need, keys: str) -> None:
+def _lacks(walked: Translation, need: Need, keys: str) -> None:
     """Report a missing key like a missing object: the VMI waits until it is added."""
     message = f"{need.kind} {need.name} has no key {keys}; add it: the VMI waits for it"
     walked.causes.append(Cause(need.field, message, Reason.NOT_FOUND))
@@ -78,7 +78,7 @@ def _text(data: bytes) -> str | None:
 
 
 # --- seeds -------------------------------------------------------------------------------------
-def _seed(walked: Walked, need: Need, volume: Object, data: Mapping[str, bytes]) -> None:
+def _seed(walked: Translation, need: Need, volume: Object, data: Mapping[str, bytes]) -> None:
     """Put user data and network data into a seed. Values in the manifest itself have precedence."""
     (seed,) = (name for name in SEEDS if f"].{name}." in need.field)
     wanted = dict(SEED_KEYS)
@@ -109,7 +109,7 @@ def _seeds_of(credential: Object) -> tuple[str, ...]:
     return tuple(seed for way, seed in by_way.items() if at(ways, way) is not None)
 
 
-def _keys(walked: Walked, need: Need, data: Mapping[str, bytes]) -> Iterator[str]:
+def _keys(walked: Translation, need: Need, data: Mapping[str, bytes]) -> Iterator[str]:
     """Yield each line of each value, as KubeVirt does."""
     for key, value in data.items():
         plain = _text(value)
@@ -119,7 +119,7 @@ def _keys(walked: Walked, need: Need, data: Mapping[str, bytes]) -> Iterator[str
 
 
 # --- files and logins --------------------------------------------------------------------------
-def _files(walked: Walked, need: Need, data: Mapping[str, bytes]) -> None:
+def _files(walked: Translation, need: Need, data: Mapping[str, bytes]) -> None:
     """Make a file of each key, under the key's name."""
     if need.use is Use.ANSWERS and not any(key.lower() in ANSWERS for key in data):
         _lacks(walked, need, " or ".join(sorted(ANSWERS)))
@@ -148,7 +148,7 @@ def _files(walked: Walked, need: Need, data: Mapping[str, bytes]) -> None:
         walked.put((*here, "volume_label"), ANSWERS_LABEL, need.field)
 
 
-def _login(walked: Walked, need: Need, data: Mapping[str, bytes]) -> None:
+def _login(walked: Translation, need: Need, data: Mapping[str, bytes]) -> None:
     plain = _text(data.get(LOGIN, b""))
     if not plain:
         _lacks(walked, need, f"{LOGIN} (`kubectl create secret docker-registry` writes it)")
@@ -157,7 +157,7 @@ def _login(walked: Walked, need: Need, data: Mapping[str, bytes]) -> None:
     walked.put(here, plain, need.field)
 
 
-def _whole(walked: Walked, field: str) -> None:
+def _whole(walked: Translation, field: str) -> None:
     """Check the total size: all contents are stored in one entry next to the VM's record."""
     size = sum(_characters(volume) for volume in items(walked.ours, "spec", "volumes"))
     if size > FILE_CHARACTERS:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.objects import quantity
 from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER, VMI_FINALIZER
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 
 FIRMWARE_NAMESPACE = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 """KubeVirt's namespace. A VM of the same name gets the same firmware uuid from both."""

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from virtbus.kubebridge.core.fields import affinity
 from virtbus.kubebridge.core.fields.row import Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
-from virtbus.kubebridge.core.fields.walk import Walked, walk
-from virtbus.kubebridge.core.objects.causes import Cause, Reason
+from virtbus.kubebridge.core.fields.translator import Translation, walk
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VM_LABEL
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.contents import fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
@@ -87,14 +87,14 @@ def translate(vmi: Object, given: Given, cluster: str) -> Translated:
     return Translated(None if causes else create, causes, vmi)
 
 
-def _named(walked: Walked, vmi: Object, meta: str) -> None:
+def _named(walked: Translation, vmi: Object, meta: str) -> None:
     for name in ("name", "namespace"):
         given = text(vmi, "metadata", name) or UNNAMED
         walked.put((name,), given, f"metadata.{name}")
     walked.put(("labels",), dict(part(vmi, "metadata", "labels")), f"{meta}.labels")
 
 
-def _bounded(walked: Walked) -> tuple[VmCreate | None, tuple[Cause, ...]]:
+def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
     """Validate our model, and report its errors under the manifest's fields.
 
     A field of ours that is missing because the manifest's field was refused is not reported.
@@ -133,7 +133,7 @@ def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
 
 
 # --- fields that depend on others --------------------------------------------------------------
-def _finish(walked: Walked, vmi: Object, given: Given | None, prefix: str) -> None:
+def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) -> None:
     """Add node affinity, and seeds with host name and keys. `given` None leaves out references."""
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)

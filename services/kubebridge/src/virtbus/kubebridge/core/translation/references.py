@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from typing import NamedTuple
 
-from virtbus.kubebridge.core.objects.plain import Object, at, items, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, text
 
 SECRET, CONFIG_MAP = "Secret", "ConfigMap"
 SEEDS = {

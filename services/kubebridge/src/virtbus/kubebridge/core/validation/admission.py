@@ -8,11 +8,11 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.fields.walk import MAX_CAUSES
-from virtbus.kubebridge.core.objects.causes import Cause, Reason
+from virtbus.kubebridge.core.fields.translator import MAX_CAUSES
 from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
-from virtbus.kubebridge.core.objects.plain import Object, at, part, text
-from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, invalid
+from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.status_errors import Refusal, bad_request, invalid
+from virtbus.kubebridge.core.objects.unstructured import Object, at, part, text
 from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.core.translation.defaults import json_patch, of_vm, of_vmi
 from virtbus.kubebridge.core.validation.rules import foreign_vmi_causes, vm_causes, vmi_causes
@@ -24,7 +24,7 @@ CREATE, UPDATE = "CREATE", "UPDATE"
 Plain = dict[str, Any]
 
 
-class Admitted(NamedTuple):
+class AdmittedKind(NamedTuple):
     """The admission of one kind: its defaults, and the checks of a new or changed object.
 
     Only writes of users reach the webhooks. The bridge's own writes are excluded.
@@ -71,8 +71,8 @@ def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
 
 
 KINDS = {
-    VM.kind: Admitted(lambda vm, _: of_vm(vm), vm_causes, _vm_changed),
-    VMI.kind: Admitted(
+    VM.kind: AdmittedKind(lambda vm, _: of_vm(vm), vm_causes, _vm_changed),
+    VMI.kind: AdmittedKind(
         _vmi_filled, lambda vmi: [*vmi_causes(vmi), *foreign_vmi_causes(vmi)], _vmi_changed
     ),
 }

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from virtbus.kubebridge.core.fields.affinity import TERMS, terms
-from virtbus.kubebridge.core.objects.causes import Cause, Reason
-from virtbus.kubebridge.core.objects.plain import Object, at, part, text
+from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.unstructured import Object, at, part, text
 from virtbus.kubebridge.core.translation import mapping
 from virtbus.kubebridge.core.translation.defaults import of_vmi
 from virtbus.kubebridge.core.translation.references import SEEDS

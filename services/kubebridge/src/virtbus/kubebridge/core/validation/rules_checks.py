@@ -10,7 +10,7 @@ from virtbus.kubebridge.core.fields import affinity
 from virtbus.kubebridge.core.fields.devices import mac_address
 from virtbus.kubebridge.core.objects import quantity
 from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 
 Found = tuple[str, ...]
 """The path of a violation, followed by the values for the message."""

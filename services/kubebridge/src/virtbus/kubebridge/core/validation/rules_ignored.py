@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from virtbus.kubebridge.core.fields.placement import PREFERRED
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.kubebridge.core.validation.rules_checks import Check, Found, each, names_twice, when
 
 POLICIES = (None, "shared", "auto", "supplementalPool")

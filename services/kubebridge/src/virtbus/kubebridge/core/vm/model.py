@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from virtbus.kubebridge.core.objects.plain import Condition, Object, path
+from virtbus.kubebridge.core.objects.unstructured import Condition, Object, path
 from virtbus.kubebridge.core.translation.annotations import SIZE
 from virtbus.schemas.vm import RunStrategy
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StateChange:
     """A requested start or stop. `raw` is written back while it is unmet."""
 
     raw: Object = path()
@@ -45,7 +45,7 @@ class Vm:
     annotation_bytes: int = path("spec", "template", "metadata", SIZE)
     status: Object = path("status")
     followed: str = path("status", "runStrategy")
-    requests: tuple[Request, ...] = path("status", "stateChangeRequests")
+    requests: tuple[StateChange, ...] = path("status", "stateChangeRequests")
     conditions: tuple[Condition, ...] = path("status", "conditions")
     start_failure: Object = path("status", "startFailure")
     failures: int = path("status", "startFailure", "consecutiveFailCount")

@@ -7,7 +7,7 @@ from virtbus.kubebridge.core.objects.metadata import (
     VM_FINALIZER,
     VM_LABEL,
 )
-from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.objects.unstructured import read
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     VM,
@@ -18,15 +18,15 @@ from virtbus.kubebridge.core.runtime.controller import (
     Delete,
     Inputs,
     Key,
+    KeyMapping,
     Lister,
     Patch,
     RecordEvent,
     Requeue,
-    Watch,
 )
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
-from virtbus.kubebridge.core.vm.model import Request, Vm
-from virtbus.kubebridge.core.vm.run_strategies import Do, plan
+from virtbus.kubebridge.core.vm.model import StateChange, Vm
+from virtbus.kubebridge.core.vm.run_strategies import Decision, plan
 from virtbus.kubebridge.core.vm.status import (
     ANNOTATIONS_DROPPED,
     FAILURE,
@@ -74,12 +74,12 @@ def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[
 def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]:
     """Follow the run strategy."""
     do, requests = plan(vm, vmi)
-    if do is Do.START:
+    if do is Decision.START:
         return _start(vm, requests, now, failed)
-    if do in {Do.STOP, Do.RERUN} and vmi is not None:
-        again = [read(Request, {"action": "Start"})] if do is Do.RERUN else []
+    if do in {Decision.STOP, Decision.RERUN} and vmi is not None:
+        again = [read(StateChange, {"action": "Start"})] if do is Decision.RERUN else []
         return _stop(vm, vmi, [*requests, *again], now)
-    if do is Do.RUN_ALWAYS:
+    if do is Decision.RUN_ALWAYS:
         named = {"runStrategy": str(RunStrategy.ALWAYS)}
         spec = named if vm.names_strategy else {"running": True}
         return [Patch({"spec": spec}), Requeue(AT_ONCE_S)]  # requeue: the spec changed
@@ -99,7 +99,7 @@ def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
     return YOUNG_S - age_s if 0 <= age_s < YOUNG_S else 0.0
 
 
-def _start(vm: Vm, requests: list[Request], now: datetime, failed: str) -> list[Action]:
+def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> list[Action]:
     """Create a VMI once the backoff is over. Its appearance triggers the status."""
     left_s = back_off_left_s(vm, now) if start_failure(vm, None, now) else 0.0
     if left_s > 0:
@@ -117,7 +117,7 @@ def _start(vm: Vm, requests: list[Request], now: datetime, failed: str) -> list[
     return [*create, RecordEvent("SuccessfulCreate", message)]
 
 
-def _stop(vm: Vm, vmi: Vmi, requests: list[Request], now: datetime) -> list[Action]:
+def _stop(vm: Vm, vmi: Vmi, requests: list[StateChange], now: datetime) -> list[Action]:
     """Stop the VMI. The requests that follow are written first, so that they survive a crash."""
     message = f"Stopped the virtual machine by deleting the virtual machine instance {vmi.name}"
     return [
@@ -146,7 +146,7 @@ def _end(vm: Vm, vmi: Vmi | None, now: datetime) -> list[Action]:
 
 
 def _told(
-    pair: Pair, requests: list[Request], now: datetime, *, failed: str = "", observed: str = ""
+    pair: Pair, requests: list[StateChange], now: datetime, *, failed: str = "", observed: str = ""
 ) -> list[Action]:
     said = status(pair, requests, now, failed=failed, observed=observed)
     if said == pair.vm.status:
@@ -199,4 +199,4 @@ def controller(vmis: Lister) -> Controller:
         own = read(Vmi, vmi) if vmi is not None else None
         return reconcile(read(Vm, inputs.obj), own, inputs.now, failed)
 
-    return Controller(VM, run, (Watch(VM), Watch(VMI)))
+    return Controller(VM, run, (KeyMapping(VM), KeyMapping(VMI)))

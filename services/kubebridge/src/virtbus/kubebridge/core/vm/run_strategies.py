@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from virtbus.kubebridge.core.vm.model import Request, Vm
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vm.model import StateChange, Vm
+from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.schemas.vm import RunStrategy
 
 
-class Has(StrEnum):
+class VmiPresence(StrEnum):
     """The state of a VM's VMI."""
 
     NONE = "none"
@@ -24,7 +24,7 @@ class Has(StrEnum):
     FAILED = "failed"
 
 
-class Asked(StrEnum):
+class PendingRequest(StrEnum):
     """The first unmet request in `status.stateChangeRequests`."""
 
     NOTHING = "nothing"
@@ -32,7 +32,7 @@ class Asked(StrEnum):
     STOP = "stop"
 
 
-class Do(StrEnum):
+class Decision(StrEnum):
     """The action that follows."""
 
     NOTHING = "nothing"
@@ -43,26 +43,26 @@ class Do(StrEnum):
     RUN_ALWAYS = "change the strategy to Always"
 
 
-R, H, A = RunStrategy, Has, Asked
+R, H, A = RunStrategy, VmiPresence, PendingRequest
 OVER = (H.SUCCEEDED, H.FAILED)
 EXISTS = (H.ALIVE, *OVER)
 
-TABLE: Mapping[tuple[RunStrategy, Has, Asked], Do] = {
-    **{(R.ALWAYS, H.NONE, asked): Do.START for asked in A},
-    **{(R.ALWAYS, has, asked): Do.STOP for has in OVER for asked in A},
-    (R.ALWAYS, H.ALIVE, A.STOP): Do.STOP,
-    (R.RERUN_ON_FAILURE, H.NONE, A.NOTHING): Do.START_ONCE,
-    (R.RERUN_ON_FAILURE, H.NONE, A.START): Do.START,
-    **{(R.RERUN_ON_FAILURE, has, A.STOP): Do.STOP for has in EXISTS},
-    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.NOTHING): Do.STOP,
-    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.START): Do.STOP,
-    (R.RERUN_ON_FAILURE, H.FAILED, A.NOTHING): Do.RERUN,
-    (R.RERUN_ON_FAILURE, H.FAILED, A.START): Do.STOP,
-    (R.MANUAL, H.NONE, A.START): Do.START,
-    **{(R.MANUAL, has, A.STOP): Do.STOP for has in EXISTS},
-    (R.HALTED, H.NONE, A.START): Do.RUN_ALWAYS,
-    **{(R.HALTED, has, asked): Do.STOP for has in EXISTS for asked in A},
-    **{(R.ONCE, H.NONE, asked): Do.START for asked in A},
+TABLE: Mapping[tuple[RunStrategy, VmiPresence, PendingRequest], Decision] = {
+    **{(R.ALWAYS, H.NONE, asked): Decision.START for asked in A},
+    **{(R.ALWAYS, has, asked): Decision.STOP for has in OVER for asked in A},
+    (R.ALWAYS, H.ALIVE, A.STOP): Decision.STOP,
+    (R.RERUN_ON_FAILURE, H.NONE, A.NOTHING): Decision.START_ONCE,
+    (R.RERUN_ON_FAILURE, H.NONE, A.START): Decision.START,
+    **{(R.RERUN_ON_FAILURE, has, A.STOP): Decision.STOP for has in EXISTS},
+    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.NOTHING): Decision.STOP,
+    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.START): Decision.STOP,
+    (R.RERUN_ON_FAILURE, H.FAILED, A.NOTHING): Decision.RERUN,
+    (R.RERUN_ON_FAILURE, H.FAILED, A.START): Decision.STOP,
+    (R.MANUAL, H.NONE, A.START): Decision.START,
+    **{(R.MANUAL, has, A.STOP): Decision.STOP for has in EXISTS},
+    (R.HALTED, H.NONE, A.START): Decision.RUN_ALWAYS,
+    **{(R.HALTED, has, asked): Decision.STOP for has in EXISTS for asked in A},
+    **{(R.ONCE, H.NONE, asked): Decision.START for asked in A},
 }
 """The action for each combination. A combination without a row needs none."""
 
@@ -70,37 +70,39 @@ BACKS_OFF = frozenset({R.ALWAYS, R.RERUN_ON_FAILURE, R.ONCE})
 BACK_OFF_STEP_S, BACK_OFF_MAX_S = 10, 300
 
 
-def has_of(vmi: Vmi | None) -> Has:
+def has_of(vmi: Vmi | None) -> VmiPresence:
     """Return the state of a VM's VMI."""
     if vmi is None:
-        return Has.NONE
+        return VmiPresence.NONE
     if vmi.deleting:
-        return Has.ENDING
+        return VmiPresence.ENDING
     if vmi.phase in FINAL:
-        return Has.SUCCEEDED if vmi.phase is Phase.SUCCEEDED else Has.FAILED
-    return Has.ALIVE
+        return VmiPresence.SUCCEEDED if vmi.phase is VmiPhase.SUCCEEDED else VmiPresence.FAILED
+    return VmiPresence.ALIVE
 
 
-class Plan(NamedTuple):
+class StrategyStep(NamedTuple):
     """The next step of a VM, and the requests that are still open."""
 
-    do: Do
-    requests: list[Request]
+    do: Decision
+    requests: list[StateChange]
 
 
-def plan(vm: Vm, vmi: Vmi | None) -> Plan:
+def plan(vm: Vm, vmi: Vmi | None) -> StrategyStep:
     """Return the next step. A halt ends the requests before it: a restart must not undo it."""
     halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
     has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)
     first = requests[0].action if requests else ""
-    asked = {"Start": Asked.START, "Stop": Asked.STOP}.get(first, Asked.NOTHING)
-    do = TABLE.get((vm.strategy, has, asked), Do.NOTHING)
-    if do is Do.START_ONCE:
-        do = Do.START if vm.followed != vm.strategy else Do.NOTHING
-    return Plan(do, requests)
+    asked = {"Start": PendingRequest.START, "Stop": PendingRequest.STOP}.get(
+        first, PendingRequest.NOTHING
+    )
+    do = TABLE.get((vm.strategy, has, asked), Decision.NOTHING)
+    if do is Decision.START_ONCE:
+        do = Decision.START if vm.followed != vm.strategy else Decision.NOTHING
+    return StrategyStep(do, requests)
 
 
-def open_requests(vm: Vm, vmi: Vmi | None) -> list[Request]:
+def open_requests(vm: Vm, vmi: Vmi | None) -> list[StateChange]:
     """Return the requests from the first unmet one on."""
     requests = list(vm.requests)
     while requests and _met(requests[0], vmi):
@@ -108,13 +110,13 @@ def open_requests(vm: Vm, vmi: Vmi | None) -> list[Request]:
     return requests
 
 
-def _met(request: Request, vmi: Vmi | None) -> bool:
+def _met(request: StateChange, vmi: Vmi | None) -> bool:
     """Return True for a stop whose VMI is gone, a start whose VMI exists, or an unknown action."""
     match request.action:
         case "Stop":
             return vmi is None or request.uid != vmi.uid
         case "Start":
-            return has_of(vmi) is Has.ALIVE
+            return has_of(vmi) is VmiPresence.ALIVE
         case _:
             return True
 

@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from virtbus.kubebridge.core.fields.table import VMI
-from virtbus.kubebridge.core.fields.walk import changed
-from virtbus.kubebridge.core.objects.plain import Object, Said, merged, read, stamp
+from virtbus.kubebridge.core.fields.translator import changed
+from virtbus.kubebridge.core.objects.unstructured import Object, Said, merged, read, stamp
 from virtbus.kubebridge.core.translation import annotations
 from virtbus.kubebridge.core.translation.mapping import defaulted_template
-from virtbus.kubebridge.core.vm.model import Request, Vm
+from virtbus.kubebridge.core.vm.model import StateChange, Vm
 from virtbus.kubebridge.core.vm.run_strategies import BACKS_OFF, back_off_s
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.status import (
     ERR_IMAGE_PULL,
     IMAGE_PULL_BACKOFF,
@@ -52,7 +52,7 @@ class Pair:
 
 
 def _runs(pair: Pair) -> bool:
-    return pair.vmi is not None and pair.vmi.phase is Phase.RUNNING
+    return pair.vmi is not None and pair.vmi.phase is VmiPhase.RUNNING
 
 
 def _over(pair: Pair) -> bool:
@@ -66,7 +66,7 @@ def _stopping(pair: Pair) -> bool:
 def _starting(pair: Pair) -> bool:
     if pair.vmi is None:
         return pair.starts
-    return pair.vmi.phase in {Phase.PENDING, Phase.SCHEDULING, Phase.SCHEDULED}
+    return pair.vmi.phase in {VmiPhase.PENDING, VmiPhase.SCHEDULING, VmiPhase.SCHEDULED}
 
 
 def _crash_loop(pair: Pair) -> bool:
@@ -104,7 +104,7 @@ def printable(pair: Pair) -> str:
 
 
 def status(
-    pair: Pair, requests: list[Request], now: datetime, *, failed: str = "", observed: str = ""
+    pair: Pair, requests: list[StateChange], now: datetime, *, failed: str = "", observed: str = ""
 ) -> dict[str, Any]:
     """Return the whole status.
 
@@ -142,7 +142,7 @@ def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
     """Return the count of failed starts in a row, and the time of the next retry."""
     if vm.strategy not in BACKS_OFF or _ran(vmi):
         return {}
-    if vmi is None or vmi.phase is not Phase.FAILED or vm.failed_uid == vmi.uid:
+    if vmi is None or vmi.phase is not VmiPhase.FAILED or vm.failed_uid == vmi.uid:
         return dict(vm.start_failure)
     after = now + timedelta(seconds=back_off_s(vm.failures + 1, vmi.uid))
     return {
@@ -158,7 +158,7 @@ def back_off_left_s(vm: Vm, now: datetime) -> float:
 
 
 def _ran(vmi: Vmi | None) -> bool:
-    return vmi is not None and any(one.phase == Phase.RUNNING for one in vmi.transitions)
+    return vmi is not None and any(one.phase == VmiPhase.RUNNING for one in vmi.transitions)
 
 
 # --- conditions --------------------------------------------------------------------------------

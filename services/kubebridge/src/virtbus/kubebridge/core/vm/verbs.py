@@ -8,19 +8,19 @@ both writes here and sends to the bus, so it can be repeated if its answer was l
 
 from typing import Any, Literal
 
-from virtbus.kubebridge.core.objects.plain import Object, at, items, number, read, text
-from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
-from virtbus.kubebridge.core.runtime.calls import (
+from virtbus.kubebridge.core.objects.status_errors import Refusal, bad_request, conflict
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, number, read, text
+from virtbus.kubebridge.core.runtime.subresource_effects import (
     VM,
-    Call,
     Give,
+    JsonPatch,
     Outcome,
-    Patch,
+    SubresourceCall,
     Verb,
     missing,
 )
 from virtbus.kubebridge.core.vm.model import Vm
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase
+from virtbus.kubebridge.core.vmi.model import FINAL, VmiPhase
 from virtbus.kubebridge.core.vmi.verbs import MIGRATION, shared
 from virtbus.schemas.vm import RunStrategy as R
 
@@ -30,17 +30,17 @@ BY_STATUS = frozenset({R.MANUAL, R.RERUN_ON_FAILURE})
 """Strategies whose starts and stops are requests in the status: the spec does not change."""
 
 
-def _no(call: Call, why: str) -> Refusal:
+def _no(call: SubresourceCall, why: str) -> Refusal:
     return conflict("virtualmachine", call.name, why)
 
 
-def _phase(call: Call) -> str:
+def _phase(call: SubresourceCall) -> str:
     return text(call.vmi, "status", "phase")
 
 
-def start(call: Call) -> Outcome:
+def start(call: SubresourceCall) -> Outcome:
     """Start a VM. A running VM is refused first, under any strategy."""
-    if call.vmi is not None and _phase(call) not in {*FINAL, Phase.UNKNOWN, ""}:
+    if call.vmi is not None and _phase(call) not in {*FINAL, VmiPhase.UNKNOWN, ""}:
         return _no(call, "VM is already running")
     paused = call.options.get("paused") is True
     asked: dict[str, Any] = {"action": "Start"}
@@ -52,16 +52,16 @@ def start(call: Call) -> Outcome:
     return _asked_start(call, strategy, asked)
 
 
-def _asked_start(call: Call, strategy: R, asked: dict[str, Any]) -> Outcome:
+def _asked_start(call: SubresourceCall, strategy: R, asked: dict[str, Any]) -> Outcome:
     if strategy not in BY_STATUS:
         return _no(call, f"{strategy} does not support manual start requests")
-    if strategy is R.RERUN_ON_FAILURE and _phase(call) == Phase.FAILED:
+    if strategy is R.RERUN_ON_FAILURE and _phase(call) == VmiPhase.FAILED:
         return _no(call, f"{strategy} does not support starting VM from failed state")
     over = call.vmi is not None and _phase(call) in FINAL
     return _request(call, *([_stop_of(call)] if over else []), asked)
 
 
-def _grace_asked(call: Call, name: str) -> int | Refusal | None:
+def _grace_asked(call: SubresourceCall, name: str) -> int | Refusal | None:
     """Return the seconds of grace in a call, if any."""
     grace_s = call.options.get(name)
     if grace_s is None:
@@ -73,7 +73,7 @@ def _grace_asked(call: Call, name: str) -> int | Refusal | None:
     return grace_s
 
 
-def stop(call: Call) -> Outcome:
+def stop(call: SubresourceCall) -> Outcome:
     """Stop a VM. A shorter grace applies even if the guest is already stopping."""
     strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriod")
@@ -91,14 +91,14 @@ def stop(call: Call) -> Outcome:
     return (*graced, _requests(call.vm, (_stop_of(call),)))
 
 
-def _shortens(call: Call, grace_s: int | None) -> bool:
+def _shortens(call: SubresourceCall, grace_s: int | None) -> bool:
     if grace_s is None:
         return False
     given = at(call.vmi, "spec", "terminationGracePeriodSeconds") is not None
     return not given or grace_s < number(call.vmi, "spec", "terminationGracePeriodSeconds")
 
 
-def restart(call: Call) -> Outcome:
+def restart(call: SubresourceCall) -> Outcome:
     """Restart a VM: replace its VMI by a new one."""
     strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriodSeconds")
@@ -117,32 +117,32 @@ def restart(call: Call) -> Outcome:
 
 
 # --- patches -----------------------------------------------------------------------------------
-def _stop_of(call: Call) -> dict[str, Any]:
+def _stop_of(call: SubresourceCall) -> dict[str, Any]:
     return {"action": "Stop", "uid": call.uid}
 
 
-def _running(vm: Object, *, on: bool) -> Patch:
+def _running(vm: Object, *, on: bool) -> JsonPatch:
     """Change the strategy in the field that the VM uses."""
     if at(vm, "spec", "runStrategy") is None:
         return _changed("vm", vm, ("spec", "running"), on)
     return _changed("vm", vm, ("spec", "runStrategy"), str(R.ALWAYS if on else R.HALTED))
 
 
-def _request(call: Call, *asked: dict[str, Any]) -> Outcome:
+def _request(call: SubresourceCall, *asked: dict[str, Any]) -> Outcome:
     """Add requests to the status if no others are open."""
     if items(call.vm, "status", "stateChangeRequests"):
         return _no(call, UNDERWAY)
     return (_requests(call.vm, asked),)
 
 
-def _requests(vm: Object | None, asked: tuple[dict[str, Any], ...]) -> Patch:
+def _requests(vm: Object | None, asked: tuple[dict[str, Any], ...]) -> JsonPatch:
     """Replace the open requests."""
     if at(vm, "status") is None:
         return _changed("vm/status", vm, ("status",), {"stateChangeRequests": list(asked)})
     return _changed("vm/status", vm, ("status", "stateChangeRequests"), list(asked))
 
 
-def _grace(call: Call, grace_s: int) -> Patch:
+def _grace(call: SubresourceCall, grace_s: int) -> JsonPatch:
     uid = {"op": "test", "path": "/metadata/uid", "value": call.uid}
     return _changed("vmi", call.vmi, ("spec", "terminationGracePeriodSeconds"), grace_s, uid)
 
@@ -153,14 +153,14 @@ def _changed(
     path: tuple[str, ...],
     value: Any,
     test: dict[str, Any] | None = None,
-) -> Patch:
+) -> JsonPatch:
     """Set a field. A concurrent change of it is a conflict, unless another test is given."""
     pointer, before = "/" + "/".join(path), at(obj, *path)
     change = {"op": "add" if before is None else "replace", "path": pointer, "value": value}
-    return Patch(of, (test or {"op": "test", "path": pointer, "value": before}, change))
+    return JsonPatch(of, (test or {"op": "test", "path": pointer, "value": before}, change))
 
 
-def _expand(call: Call) -> Outcome:
+def _expand(call: SubresourceCall) -> Outcome:
     """Return the VM itself: without instance types, it is already expanded."""
     return (Give(dict(call.vm or {})),)
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from virtbus.kubebridge.core.objects.plain import Condition, Object, path
+from virtbus.kubebridge.core.objects.unstructured import Condition, Object, path
 
 GENERATION = "kubevirt.io/vm-generation"
 """The generation of the VM from which a VMI was created."""
 
 
-class Phase(StrEnum):
+class VmiPhase(StrEnum):
     """The values of `status.phase`, as in KubeVirt."""
 
     PENDING = "Pending"
@@ -22,7 +22,7 @@ class Phase(StrEnum):
     UNKNOWN = "Unknown"
 
 
-FINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+FINAL = frozenset({VmiPhase.SUCCEEDED, VmiPhase.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Vmi:
     limits: Object = path("spec", "domain", "resources", "limits")
     requests: Object = path("spec", "domain", "resources", "requests")
     status: Object = path("status")
-    phase: Phase = path("status", "phase", default=Phase.PENDING)
+    phase: VmiPhase = path("status", "phase", default=VmiPhase.PENDING)
     node: str = path("status", "nodeName")
     conditions: tuple[Condition, ...] = path("status", "conditions")
     transitions: tuple[Transition, ...] = path("status", "phaseTransitionTimestamps")

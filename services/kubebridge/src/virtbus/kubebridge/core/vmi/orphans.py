@@ -8,25 +8,25 @@ Event and by the `kubevirt` object. VMs without this cluster's label are ignored
 
 from collections.abc import Iterable
 
-from virtbus.kubebridge.core.objects.plain import text
+from virtbus.kubebridge.core.objects.unstructured import text
 from virtbus.kubebridge.core.runtime.controller import (
     BUS_VM,
     VM,
     VMI,
     Action,
-    Call,
+    BusCall,
     Controller,
     Inputs,
     Key,
+    KeyMapping,
     Listeners,
     Lister,
     RecordEvent,
     Requeue,
-    Watch,
 )
 from virtbus.kubebridge.core.translation.mapping import CLUSTER
 from virtbus.kubebridge.core.vmi.reconcile import delete
-from virtbus.kubebridge.core.vmi.status import Views
+from virtbus.kubebridge.core.vmi.status import VmLister
 from virtbus.schemas.api import VmUpdate
 from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm import VmView
@@ -44,7 +44,7 @@ HELD = (
 )
 
 
-def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> Call | None:
+def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusCall | None:
     """Return the action for a VM on the bus. `there` is the uid of the VMI with its name, or "".
 
     `ended` is True if the end of the VM's own VMI was seen. A slow bridge may create a VM after
@@ -61,11 +61,11 @@ def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> Call | Non
     return hold(view, why) if view.annotations.get(ORPHANED) != why else None
 
 
-def hold(view: VmView, why: str) -> Call:
+def hold(view: VmView, why: str) -> BusCall:
     """Mark a VM that has no VMI with the reason, or remove the mark. The VM continues to run."""
     notes = {name: one for name, one in view.annotations.items() if name != ORPHANED}
     notes |= {ORPHANED: why} if why else {}
-    return Call("update", VmUpdate(uid=view.uid, revision=view.revision, annotations=notes))
+    return BusCall("update", VmUpdate(uid=view.uid, revision=view.revision, annotations=notes))
 
 
 class Orphans:
@@ -76,7 +76,7 @@ class Orphans:
         cluster: str,
         vms: Lister,
         vmis: Lister,
-        views: Views,
+        views: VmLister,
         delays_s: tuple[float, float] = (GRACE_S, LOOK_AGAIN_S),
     ) -> None:
         self._cluster = cluster
@@ -96,7 +96,7 @@ class Orphans:
 
     def controller(self) -> Controller:
         """Return the controller of the bus' VMs."""
-        watches = (Watch(BUS_VM, self._suspicious), Watch(VMI, self._suspicious))
+        watches = (KeyMapping(BUS_VM, self._suspicious), KeyMapping(VMI, self._suspicious))
         return Controller(BUS_VM, self.reconcile, watches, self._references, workers=4)
 
     def _suspicious(self, key: Key) -> Iterable[Key]:

@@ -5,13 +5,13 @@ Final phases never change, because a VMI is one run of a guest.
 
 from collections.abc import Mapping
 
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase
+from virtbus.kubebridge.core.vmi.model import FINAL, VmiPhase
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmView
 
-S, P = VmState, Phase
+S, P = VmState, VmiPhase
 
-PHASE_OF: Mapping[VmState, Phase | None] = {
+PHASE_OF: Mapping[VmState, VmiPhase | None] = {
     S.PENDING: P.PENDING,
     S.SCHEDULED: P.SCHEDULING,
     S.PREPARING: P.SCHEDULING,
@@ -32,7 +32,7 @@ run; see `phase_of`.
 RANK = {P.PENDING: 0, P.SCHEDULING: 1, P.SCHEDULED: 2, P.RUNNING: 3}
 
 
-def phase_of(before: Phase, view: VmView | None, *, gone: bool) -> Phase:
+def phase_of(before: VmiPhase, view: VmView | None, *, gone: bool) -> VmiPhase:
     """Return the next phase. `gone` means that the VM certainly no longer exists."""
     if before in FINAL:
         return before
@@ -50,7 +50,7 @@ def phase_of(before: Phase, view: VmView | None, *, gone: bool) -> Phase:
     return after
 
 
-EVENTS: Mapping[Phase, tuple[str, str]] = {
+EVENTS: Mapping[VmiPhase, tuple[str, str]] = {
     P.RUNNING: ("Started", "VirtualMachineInstance started."),
     P.SUCCEEDED: ("Stopped", "The VirtualMachineInstance was shut down."),
     P.FAILED: ("Stopped", "The VirtualMachineInstance crashed."),

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VMI_FINALIZER
-from virtbus.kubebridge.core.objects.plain import Condition, moment, read, stamp
+from virtbus.kubebridge.core.objects.unstructured import Condition, moment, read, stamp
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     BUS_VM,
@@ -15,10 +15,11 @@ from virtbus.kubebridge.core.runtime.controller import (
     VMI,
     Action,
     Await,
-    Call,
+    BusCall,
     Controller,
     Inputs,
     Key,
+    KeyMapping,
     Kind,
     Lister,
     OnRefusal,
@@ -26,17 +27,16 @@ from virtbus.kubebridge.core.runtime.controller import (
     RecordEvent,
     Refused,
     Requeue,
-    Watch,
 )
 from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.kubebridge.core.translation.references import Given, needs
 from virtbus.kubebridge.core.validation.rules import between_fields
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS
-from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, GuestAnswers, Seen, Views, status
+from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, GuestAnswers, Seen, VmLister, status
 from virtbus.schemas.api import VmCreated, VmDelete, VmRef
 from virtbus.schemas.errors import Code
-from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmView
 
@@ -54,7 +54,7 @@ UID_TAKEN = "uid_taken"
 """Reason of a refused create: the uid belongs to a VM with another spec."""
 REFERRED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
 """Kinds of objects that a VMI can refer to."""
-LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})
+LIVES = frozenset({VmiPhase.SCHEDULING, VmiPhase.SCHEDULED, VmiPhase.RUNNING, VmiPhase.UNKNOWN})
 """Phases in which the VM was seen and its end was not."""
 
 
@@ -100,7 +100,7 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
     translated = translate(vmi.raw, given, cluster)
     broken = between_fields(translated.whole)
     if translated.create is not None and not broken:
-        create = Call("create", translated.create, Code.GONE, OnRefusal.REPORT, VmCreated)
+        create = BusCall("create", translated.create, Code.GONE, OnRefusal.REPORT, VmCreated)
         plan.append(create)
         for_good = seen.refused is not None and seen.refused.code in FOR_GOOD
         # Requeue on success too: the returned VM may never emit another change.
@@ -126,7 +126,7 @@ def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> 
     last = moment(trouble.probed) or since
     wait = timedelta(seconds=min(max((last - since).total_seconds(), RETRY_S[0]), RETRY_S[1]))
     if now >= last + wait:
-        plan.append(Call("start", VmRef(uid=view.uid), refusal=OnRefusal.IGNORE))
+        plan.append(BusCall("start", VmRef(uid=view.uid), refusal=OnRefusal.IGNORE))
         return stamp(now)
     plan.append(Requeue((last + wait - now).total_seconds()))
     return trouble.probed
@@ -159,16 +159,16 @@ def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action])
         patch["metadata"] = {"labels": {NODE_LABEL: node}}
     if patch:
         plan.append(Patch(patch))
-    _events(vmi, said, seen.view.last_end if seen.view else None, plan)
+    _events(vmi, said, seen.view.last_exit if seen.view else None, plan)
 
 
-def _events(vmi: Vmi, said: dict[str, Any], end: GuestEnd | None, plan: list[Action]) -> None:
-    after = Phase(said["phase"])
+def _events(vmi: Vmi, said: dict[str, Any], end: GuestExit | None, plan: list[Action]) -> None:
+    after = VmiPhase(said["phase"])
     if after is not vmi.phase and after in EVENTS:
         reason, message = EVENTS[after]
-        if after is Phase.FAILED and end is not None:
+        if after is VmiPhase.FAILED and end is not None:
             message = ENDS.get(end.how, message)
-        plan.append(RecordEvent(reason, message, warning=after is Phase.FAILED))
+        plan.append(RecordEvent(reason, message, warning=after is VmiPhase.FAILED))
     known = _trouble(vmi)
     for one in said["conditions"]:
         message = one.get("message", "")
@@ -186,9 +186,9 @@ def given_up(view: VmView) -> bool:
     return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
 
 
-def delete(uid: str, grace_s: int | None = None) -> Call:
+def delete(uid: str, grace_s: int | None = None) -> BusCall:
     """Return the delete of a VM on the bus."""
-    return Call("delete", VmDelete(uid=uid, grace_s=grace_s), Code.NOT_FOUND)
+    return BusCall("delete", VmDelete(uid=uid, grace_s=grace_s), Code.NOT_FOUND)
 
 
 def references(vmi: Vmi) -> frozenset[Key]:
@@ -208,13 +208,13 @@ class Instances(NamedTuple):
     """The sources of a VMI's reconcile."""
 
     vmis: Lister
-    views: Views
+    views: VmLister
     guests: GuestAnswers
     cluster: str
 
     def controller(self) -> Controller:
         """Return the controller of VMIs. A VMI and its VM on the bus have one name and one uid."""
-        watches = (Watch(VMI), Watch(BUS_VM), Watch(GUEST_AGENT))
+        watches = (KeyMapping(VMI), KeyMapping(BUS_VM), KeyMapping(GUEST_AGENT))
         return Controller(VMI, self._reconcile, watches, self._references, workers=32)
 
     def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:

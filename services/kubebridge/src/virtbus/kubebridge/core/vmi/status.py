@@ -7,9 +7,9 @@ from datetime import datetime
 from string import ascii_lowercase
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.plain import Object, Said, merged
+from virtbus.kubebridge.core.objects.unstructured import Object, Said, merged
 from virtbus.kubebridge.core.runtime.controller import Refused
-from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import phase_of
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
@@ -34,7 +34,7 @@ OF_IMAGES = (
 """Prefixes of imaged's reasons for which the image is to blame (docs/reference/errors.md)."""
 
 
-class Views(Protocol):
+class VmLister(Protocol):
     """The VMs of this cluster on the bus."""
 
     def get(self, uid: str) -> VmView | None:
@@ -120,7 +120,7 @@ _OF_VIEW = (
 _OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW})
 
 
-def _transitions(vmi: Vmi, after: Phase, now: str) -> list[Any]:
+def _transitions(vmi: Vmi, after: VmiPhase, now: str) -> list[Any]:
     """Return the first time of each phase. Metrics are computed from it."""
     there = list(vmi.status.get("phaseTransitionTimestamps") or ())
     if any(one.phase == after for one in vmi.transitions):
@@ -129,7 +129,7 @@ def _transitions(vmi: Vmi, after: Phase, now: str) -> list[Any]:
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(vmi: Vmi, after: Phase, seen: Seen, retried: str) -> list[Said]:
+def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[Said]:
     view = seen.view
     runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
     ready = runs and not vmi.deleting

@@ -3,23 +3,23 @@
 from collections.abc import Callable
 from typing import Literal
 
-from virtbus.kubebridge.core.objects.plain import at, read, text
-from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
-from virtbus.kubebridge.core.runtime.calls import (
+from virtbus.kubebridge.core.objects.status_errors import Refusal, bad_request, conflict
+from virtbus.kubebridge.core.objects.unstructured import at, read, text
+from virtbus.kubebridge.core.runtime.subresource_effects import (
     KINDS,
     VM,
     VMI,
     AskGuest,
-    Bus,
-    Call,
+    BusVerb,
     Decide,
     Deed,
+    GuestStream,
     Outcome,
-    Stream,
+    SubresourceCall,
     Verb,
     missing,
 )
-from virtbus.kubebridge.core.vmi.model import Phase, Vmi
+from virtbus.kubebridge.core.vmi.model import Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.status import AGENT, PAUSED, holds
 from virtbus.schemas.guest import GuestQuestion
 
@@ -27,64 +27,66 @@ VM_NOT_RUNNING, VMI_NOT_RUNNING = "VM is not running", "VMI is not running"
 NO_AGENT = "VMI does not have guest agent connected"
 
 
-def _runs(call: Call) -> bool:
-    return text(call.vmi, "status", "phase") == Phase.RUNNING
+def _runs(call: SubresourceCall) -> bool:
+    return text(call.vmi, "status", "phase") == VmiPhase.RUNNING
 
 
-def _no(call: Call, why: str) -> Refusal:
+def _no(call: SubresourceCall, why: str) -> Refusal:
     return conflict(KINDS[VMI], call.name, why)
 
 
-def _paused(call: Call) -> bool:
+def _paused(call: SubresourceCall) -> bool:
     return call.vmi is not None and holds(read(Vmi, call.vmi), PAUSED)
 
 
-def _unpaused(call: Call) -> bool:
+def _unpaused(call: SubresourceCall) -> bool:
     return not _paused(call)
 
 
-def _agent(call: Call) -> bool:
+def _agent(call: SubresourceCall) -> bool:
     return call.vmi is not None and holds(read(Vmi, call.vmi), AGENT)
 
 
-def _if(make: Callable[[str], Deed], *needs: tuple[Callable[[Call], bool], str]) -> Decide:
+def _if(
+    make: Callable[[str], Deed], *needs: tuple[Callable[[SubresourceCall], bool], str]
+) -> Decide:
     """Return the function that decides a verb: one effect on the VM, if it is in these states.
 
     A state comes with the message for its absence.
     """
 
-    def decide(call: Call) -> Outcome:
+    def decide(call: SubresourceCall) -> Outcome:
         wrong = next((why for holds_, why in needs if not holds_(call)), "")
         return _no(call, wrong) if wrong else (make(call.uid),)
 
     return decide
 
 
-def _bus(verb: str, *needs: tuple[Callable[[Call], bool], str]) -> Decide:
-    return _if(lambda uid: Bus(verb, uid), *needs)
+def _bus(verb: str, *needs: tuple[Callable[[SubresourceCall], bool], str]) -> Decide:
+    return _if(lambda uid: BusVerb(verb, uid), *needs)
 
 
 def _ask(*questions: GuestQuestion) -> Decide:
     return _if(lambda uid: AskGuest(uid, questions), (_runs, VMI_NOT_RUNNING), (_agent, NO_AGENT))
 
 
-def _console(call: Call) -> Outcome:
-    if text(call.vmi, "status", "phase") == Phase.FAILED:
+def _console(call: SubresourceCall) -> Outcome:
+    if text(call.vmi, "status", "phase") == VmiPhase.FAILED:
         return _no(call, "VMI is in failed status")
     # 400 instead of 409: virtctl retries for as long as it gets this answer.
-    return (Stream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
+    return (GuestStream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
 
 def _display(what: Literal["vnc", "screenshot"]) -> Decide:
-    def decide(call: Call) -> Outcome:
+    def decide(call: SubresourceCall) -> Outcome:
         if at(call.vmi, "spec", "domain", "devices", "autoattachGraphicsDevice") is False:
             return bad_request("No graphics devices are present.")
-        return (Stream(what, call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
+        return (GuestStream(what, call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
     return decide
 
 
-def port_forward(call: Call) -> Outcome:
+def port_forward(call: SubresourceCall) -> Outcome:
     """Open a stream to a port of the guest."""
     port, protocol = str(call.options.get("port", "")), call.options.get("protocol") or "tcp"
     wrong = _wrong_port(port, protocol)
@@ -96,7 +98,7 @@ def port_forward(call: Call) -> Outcome:
         return _no(call, VMI_NOT_RUNNING)
     if _paused(call):
         return _no(call, "VMI is paused")
-    return (Stream("portforward", call.uid, int(port), str(protocol)),)
+    return (GuestStream("portforward", call.uid, int(port), str(protocol)),)
 
 
 def _wrong_port(port: str, protocol: object) -> str:

@@ -9,10 +9,10 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from virtbus.bus.runtime.clock import REAL, Sources
-from virtbus.kubebridge.core.objects.plain import Object, micro_stamp, text
+from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.kubebridge.core.objects.unstructured import Object, micro_stamp, text
 from virtbus.kubebridge.core.runtime.controller import EVENT, RecordEvent
-from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json
+from virtbus.kubebridge.edge.cluster import MANAGER, Json, KubernetesApi, StatusError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _Told:
 class EventRecorder:
     """Sends events while `run` runs."""
 
-    def __init__(self, cluster: Cluster, instance: str, sources: Sources = REAL) -> None:
+    def __init__(self, cluster: KubernetesApi, instance: str, sources: Clock = REAL) -> None:
         self._cluster = cluster
         self._instance = instance
         self._sources = sources
@@ -67,7 +67,7 @@ class EventRecorder:
             about, what = await self._waiting.get()
             try:
                 await self._sent(about, what)
-            except Answer as answer:
+            except StatusError as answer:
                 self.dropped += 1
                 log.debug("event %s: %s", what.reason, answer)
 
@@ -97,7 +97,7 @@ class EventRecorder:
         series = {"count": told.count, "lastObservedTime": micro_stamp(self._sources.now())}
         try:
             await self._cluster.patch(EVENT, told.name, {"series": series}, about["namespace"])
-        except Answer as answer:
+        except StatusError as answer:
             if answer.code != 404:
                 raise
             return False

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from virtbus.bus.client.ports import Bus
-from virtbus.kubebridge.core.objects.plain import Object, at, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, text
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     Action,
     Await,
-    Call,
+    BusCall,
     Create,
     Delete,
     Key,
@@ -27,10 +27,10 @@ from virtbus.kubebridge.core.runtime.controller import (
     Replace,
     Requeue,
 )
-from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
+from virtbus.kubebridge.edge.cluster import Json, KubernetesApi, StatusError
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
-from virtbus.kubebridge.edge.runtime.store import Store
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.edge.runtime.store import ObjectStore
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmCreated
 from virtbus.schemas.errors import Code, VirtbusError
@@ -65,10 +65,10 @@ class Executor:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesApi,
         bus: Bus,
-        stores: Mapping[Kind, Store],
-        vms: Views,
+        stores: Mapping[Kind, ObjectStore],
+        vms: VmInformer,
         recorder: EventRecorder,
     ) -> None:
         self._cluster = cluster
@@ -103,7 +103,7 @@ class Executor:
                 await self._patch(action, key, read)
             case Replace() | Delete() | Merge():
                 await self._write(action)
-            case Call():
+            case BusCall():
                 await self._call(action, key, read)
             case RecordEvent():
                 self._record(action, read)
@@ -122,7 +122,7 @@ class Executor:
         namespace = text(action.body, "metadata", "namespace")
         try:
             await self._cluster.create(action.kind, action.body, namespace)
-        except Answer as answer:
+        except StatusError as answer:
             if answer.passing:
                 raise
             if answer.code == 409 and answer.reason != THERE:  # a quota that others change, too
@@ -141,7 +141,7 @@ class Executor:
                     await self._cluster.delete(kind, name, namespace, uid, version)
                 case Merge((kind, namespace, name), changes):
                     await self._cluster.patch(kind, name, changes, namespace)
-        except Answer as answer:
+        except StatusError as answer:
             if isinstance(action, Merge) and answer.code == 404:
                 raise EndedError(action.absent_s) from None
             if answer.code != 409:
@@ -156,7 +156,7 @@ class Executor:
             written = await self._cluster.patch(
                 kind, name, changes, namespace, action.sub, how="json"
             )
-        except Answer as answer:
+        except StatusError as answer:
             if answer.passing:
                 raise
             if answer.code not in {404, 409}:
@@ -168,7 +168,7 @@ class Executor:
         self._stores[kind].wrote(written)
 
     # --- the bus --------------------------------------------------------------------------
-    async def _call(self, action: Call, key: Key, read: Json) -> None:
+    async def _call(self, action: BusCall, key: Key, read: Json) -> None:
         subject = subjects.api("vm", action.verb)
         try:
             said = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)

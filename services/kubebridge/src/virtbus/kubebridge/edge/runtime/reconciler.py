@@ -7,24 +7,24 @@ from functools import partial
 from typing import Protocol
 
 from virtbus.bus.client.ports import Bus
-from virtbus.kubebridge.core.objects.plain import text
+from virtbus.kubebridge.core.objects.unstructured import text
 from virtbus.kubebridge.core.runtime.controller import (
     Await,
     Controller,
     Inputs,
     Key,
+    KeyMapping,
     Kind,
     Listeners,
-    Watch,
     key_of,
 )
-from virtbus.kubebridge.edge.cluster import EVERYTHING, Cluster, Scope
+from virtbus.kubebridge.edge.cluster import EVERYTHING, KubernetesApi, Scope
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.executor import Executor
 from virtbus.kubebridge.edge.runtime.references import References
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
-from virtbus.kubebridge.edge.runtime.store import Slim, Store
-from virtbus.kubebridge.edge.runtime.views import Views
+from virtbus.kubebridge.edge.runtime.store import ObjectStore, Slim
+from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ RESYNC_S = 1.0
 """Time between checks for dropped keys, after this bridge became the leader."""
 
 
-class Source(Protocol):
+class ChangeSource(Protocol):
     """Calls its listeners with the `namespace/name` of what changed."""
 
     listeners: Listeners
@@ -46,14 +46,19 @@ class Reconciler:
     """The runtime of one bridge. It reconciles while `leads` is set."""
 
     def __init__(
-        self, cluster: Cluster, bus: Bus, vms: Views, recorder: EventRecorder, leads: asyncio.Event
+        self,
+        cluster: KubernetesApi,
+        bus: Bus,
+        vms: VmInformer,
+        recorder: EventRecorder,
+        leads: asyncio.Event,
     ) -> None:
         self._cluster = cluster
         self._sources = bus.sources
         self._leads = leads
-        self.stores: dict[Kind, Store] = {}
+        self.stores: dict[Kind, ObjectStore] = {}
         self.reflectors: dict[Kind, Reflector] = {}
-        self._others: dict[Kind, Source] = {}
+        self._others: dict[Kind, ChangeSource] = {}
         self._synced: dict[Kind, asyncio.Event] = {}
         """Set once the initial list of a kind is complete."""
         self._watches: list[tuple[Kind, Callable[[str], None]]] = []
@@ -62,17 +67,17 @@ class Reconciler:
         self.executor = Executor(cluster, bus, self.stores, vms, recorder)
 
     # --- wiring ---------------------------------------------------------------------------
-    def store(self, kind: Kind, scope: Scope = EVERYTHING, slim: Slim | None = None) -> Store:
+    def store(self, kind: Kind, scope: Scope = EVERYTHING, slim: Slim | None = None) -> ObjectStore:
         """Return the store of a kind of Kubernetes, kept by a reflector."""
         if kind not in self.stores:
-            store = self.stores[kind] = Store(slim)
+            store = self.stores[kind] = ObjectStore(slim)
             self.reflectors[kind] = Reflector(
                 self._cluster, kind, store, scope=scope, sources=self._sources
             )
             self._synced[kind] = self.reflectors[kind].synced
         return self.stores[kind]
 
-    def source(self, kind: Kind, source: Source, synced: asyncio.Event | None = None) -> None:
+    def source(self, kind: Kind, source: ChangeSource, synced: asyncio.Event | None = None) -> None:
         """Add a source on the bus. `synced` is set once its initial list is complete."""
         self._others[kind] = source
         if synced is not None:
@@ -89,7 +94,7 @@ class Reconciler:
         lane = Lane(handle, controller.workers, controller.gather_s)
         self.add_lane(controller.kind, lane, controller.watches)
 
-    def add_lane(self, kind: Kind, lane: Lane, watches: Iterable[Watch]) -> None:
+    def add_lane(self, kind: Kind, lane: Lane, watches: Iterable[KeyMapping]) -> None:
         """Add a kind that is reconciled by a function of its own."""
         self.queue.add_lane(kind, lane)
         for watch in watches:
@@ -103,7 +108,7 @@ class Reconciler:
             else:
                 self._others[watch.source].listeners.append(changed)
 
-    def _changed(self, kind: Kind, watch: Watch, path: str) -> None:
+    def _changed(self, kind: Kind, watch: KeyMapping, path: str) -> None:
         """Queue the keys of a changed object. An error in a map of one kind stops no other."""
         try:
             for key in watch.keys(key_of(watch.source, path)):

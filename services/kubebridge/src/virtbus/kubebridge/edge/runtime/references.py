@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.bus.runtime.clock import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Clock
 from virtbus.bus.runtime.tasks import Background, background
-from virtbus.kubebridge.core.objects.plain import key, text
+from virtbus.kubebridge.core.objects.unstructured import key, text
 from virtbus.kubebridge.core.runtime.controller import Key, Kind, key_of
-from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope
+from virtbus.kubebridge.edge.cluster import KubernetesApi, Scope, StatusError
 from virtbus.kubebridge.edge.runtime.reflector import PAUSE_S
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class References:
     """The index of references, with a watch for each kind and namespace in it."""
 
     def __init__(
-        self, cluster: Cluster, add: Callable[[Key], None], sources: Sources = REAL
+        self, cluster: KubernetesApi, add: Callable[[Key], None], sources: Clock = REAL
     ) -> None:
         self._cluster = cluster
         self._add = add
@@ -86,7 +86,7 @@ class References:
                     version = text(event.object, "metadata", "resourceVersion")
                     if event.type != "BOOKMARK":
                         self._notify(key_of(place.kind, key(event.object)))
-            except Answer as answer:
+            except StatusError as answer:
                 version = version if answer.passing else ""
                 level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
                 told = (place.kind.plural, place.namespace, answer)

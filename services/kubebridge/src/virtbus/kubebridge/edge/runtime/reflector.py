@@ -9,11 +9,17 @@ import asyncio
 import logging
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.bus.runtime.clock import REAL, Sources
-from virtbus.kubebridge.core.objects.plain import Object, key, text
+from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.kubebridge.core.objects.unstructured import Object, key, text
 from virtbus.kubebridge.core.runtime.controller import Kind
-from virtbus.kubebridge.edge.cluster import EVERYTHING, Answer, Cluster, Event, Scope
-from virtbus.kubebridge.edge.runtime.store import Store
+from virtbus.kubebridge.edge.cluster import (
+    EVERYTHING,
+    KubernetesApi,
+    Scope,
+    StatusError,
+    WatchEvent,
+)
+from virtbus.kubebridge.edge.runtime.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +34,12 @@ class Reflector:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesApi,
         kind: Kind,
-        objects: Store,
+        objects: ObjectStore,
         *,
         scope: Scope = EVERYTHING,
-        sources: Sources = REAL,
+        sources: Clock = REAL,
     ) -> None:
         self._cluster = cluster
         self._kind = kind
@@ -53,7 +59,7 @@ class Reflector:
                     await self._watch()
                 else:
                     await self._list()
-            except Answer as answer:
+            except StatusError as answer:
                 await self._failed(answer)
 
     async def _list(self) -> None:
@@ -81,7 +87,7 @@ class Reflector:
         else:
             await asyncio.sleep(next(self._pauses))
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: WatchEvent) -> None:
         version = text(event.object, "metadata", "resourceVersion")
         if event.type == "DELETED":
             self._objects.deleted(event.object)
@@ -96,7 +102,7 @@ class Reflector:
         self._objects.put(named)
         return key(obj)
 
-    async def _failed(self, answer: Answer) -> None:
+    async def _failed(self, answer: StatusError) -> None:
         """Wait after a failure. After a permanent refusal, list again."""
         pause_s = max(answer.retry_after_s, next(self._pauses))
         if not answer.passing:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.objects.plain import Object, at, key, part, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, key, part, text
 from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.kubebridge.core.translation import annotations as notes
 
@@ -26,7 +26,7 @@ class _Held(NamedTuple):
     body: bytes
 
 
-class Store:
+class ObjectStore:
     """A cache. Each read returns a new object."""
 
     def __init__(self, slim: Slim | None = None) -> None:

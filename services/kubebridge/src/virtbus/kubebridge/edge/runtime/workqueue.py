@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from virtbus.bus.errors import BusError
-from virtbus.bus.runtime.clock import REAL, Sources
+from virtbus.bus.runtime.clock import REAL, Clock
 from virtbus.kubebridge.core.runtime.controller import Key, Kind
-from virtbus.kubebridge.edge.cluster import Answer
+from virtbus.kubebridge.edge.cluster import StatusError
 from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Lane:
 class WorkQueue:
     """The queue. It works while `leads` is set."""
 
-    def __init__(self, leads: asyncio.Event, sources: Sources = REAL) -> None:
+    def __init__(self, leads: asyncio.Event, sources: Clock = REAL) -> None:
         self._leads = leads
         self._sources = sources
         self._lanes: dict[Kind, Lane] = {}
@@ -112,7 +112,7 @@ class WorkQueue:
         told = {"code": "reconcile_failed"}
         try:
             after_s = await handle(key)
-        except Answer as answer:
+        except StatusError as answer:
             asked_s = answer.retry_after_s
             passing = answer.passing or answer.code in {404, 409}
             level = logging.INFO if passing else logging.WARNING

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from virtbus.bus.client.fair_shares import Shares
+from virtbus.bus.client.fair_shares import FairShares
 from virtbus.bus.runtime.tasks import Background, background
 
 MOST = 1024
@@ -37,7 +37,7 @@ class Connections:
     ) -> None:
         self._make = make
         self._context = context
-        self._shares = Shares(most)
+        self._shares = FairShares(most)
         self._first_s = first_s
         self._open: dict[asyncio.BaseTransport, _Open] = {}
 

@@ -7,10 +7,10 @@ from typing import Any
 from aiohttp import web
 
 from virtbus.kubebridge.core.api import guest_answers
-from virtbus.kubebridge.core.api.access import Target, target_of
+from virtbus.kubebridge.core.api.access import SubresourceTarget, target_of
 from virtbus.kubebridge.core.api.subresources import BY_NAME, EXPAND, answer, expanded
 from virtbus.kubebridge.core.objects.bounds import check_values
-from virtbus.kubebridge.core.objects.refusals import (
+from virtbus.kubebridge.core.objects.status_errors import (
     Refusal,
     bad_request,
     conflict,
@@ -18,21 +18,21 @@ from virtbus.kubebridge.core.objects.refusals import (
     of_http,
 )
 from virtbus.kubebridge.core.runtime import controller as kinds
-from virtbus.kubebridge.core.runtime.calls import (
+from virtbus.kubebridge.core.runtime.subresource_effects import (
     KINDS,
     VM,
     AskGuest,
-    Bus,
-    Call,
+    BusVerb,
     Deed,
     Give,
-    Patch,
-    Stream,
+    GuestStream,
+    JsonPatch,
+    SubresourceCall,
 )
-from virtbus.kubebridge.edge.cluster import Answer, Cluster
-from virtbus.kubebridge.edge.web.answers import RefusedError
-from virtbus.kubebridge.edge.web.asking import Asking
-from virtbus.kubebridge.edge.web.guests import Guests
+from virtbus.kubebridge.edge.cluster import KubernetesApi, StatusError
+from virtbus.kubebridge.edge.web.authorization import Authorization
+from virtbus.kubebridge.edge.web.error_middleware import RefusedError
+from virtbus.kubebridge.edge.web.guest_proxy import Guests
 from virtbus.schemas.yaml_text import read_yaml
 
 OPTIONS_BYTES_MAX = 4096
@@ -58,7 +58,7 @@ TOLD = {
 class Subresources:
     """The verbs of VMs and VMIs."""
 
-    def __init__(self, cluster: Cluster, guests: Guests, asking: Asking) -> None:
+    def __init__(self, cluster: KubernetesApi, guests: Guests, asking: Authorization) -> None:
         self._cluster = cluster
         self._guests = guests
         self._asking = asking
@@ -81,14 +81,14 @@ class Subresources:
             raise RefusedError(outcome)
         found: Any = None
         for deed in outcome:
-            if isinstance(deed, Stream):
+            if isinstance(deed, GuestStream):
                 return await self._guests.stream(request, deed, user.name)
             found = await self._do(call, deed, target.namespace)
         if found is not None:
             return web.json_response(found)
         return web.Response(status=BY_NAME[call.resource, call.verb].success)
 
-    async def _do(self, call: Call, deed: Deed, namespace: str) -> Any:
+    async def _do(self, call: SubresourceCall, deed: Deed, namespace: str) -> Any:
         """Execute one effect. Return an object for the answer, or None.
 
         Raises:
@@ -96,33 +96,33 @@ class Subresources:
             Answer, VirtbusError, BusError: the effect was refused.
         """
         match deed:
-            case Patch():
+            case JsonPatch():
                 await self._patch(call, deed, namespace)
-            case Bus():
+            case BusVerb():
                 await self._guests.ask(deed.verb, deed.uid)
             case AskGuest():
                 return TOLD[call.verb](await self._guests.tell(deed.uid, deed.questions))
             case Give():
                 return deed.what
-            case Stream():
+            case GuestStream():
                 raise AssertionError(deed)
         return None
 
-    async def _patch(self, call: Call, patch: Patch, namespace: str) -> None:
+    async def _patch(self, call: SubresourceCall, patch: JsonPatch, namespace: str) -> None:
         kind, sub = PLACES[patch.of]
         name, steps, dry_run = KINDS[kind.plural], list(patch.operations), call.dry_run
         try:
             await self._cluster.patch(
                 kind, call.name, steps, namespace, sub, "json", dry_run=dry_run
             )
-        except Answer as answer:
+        except StatusError as answer:
             if answer.code == 404:
                 raise RefusedError(not_found(name, call.name)) from None
             if answer.code == 409 or _test_failed(answer):
                 raise RefusedError(conflict(name, call.name, MEANWHILE)) from None
             raise
 
-    async def _call(self, request: web.Request, target: Target) -> Call:
+    async def _call(self, request: web.Request, target: SubresourceTarget) -> SubresourceCall:
         """Return the call. Its objects are read only if the verb exists."""
         verb = BY_NAME.get((target.resource, target.subresource))
         vm = vmi = None
@@ -132,12 +132,12 @@ class Subresources:
             if target.resource == VM:
                 vm = await self._cluster.get(kinds.VM, target.name, target.namespace)
             vmi = await self._cluster.get(kinds.VMI, target.name, target.namespace)
-        return Call(
+        return SubresourceCall(
             request.method, target.resource, target.subresource, target.name, vm, vmi, options
         )
 
 
-async def _expand(request: web.Request, target: Target) -> web.StreamResponse:
+async def _expand(request: web.Request, target: SubresourceTarget) -> web.StreamResponse:
     if request.method != "PUT":
         raise RefusedError(of_http(405, f"{EXPAND} needs the method PUT"))
     outcome = expanded(await _body(request, OBJECT_BYTES_MAX, _object), target.namespace)
@@ -146,7 +146,7 @@ async def _expand(request: web.Request, target: Target) -> web.StreamResponse:
     return web.json_response(outcome)
 
 
-async def _options(request: web.Request, target: Target) -> dict[str, Any]:
+async def _options(request: web.Request, target: SubresourceTarget) -> dict[str, Any]:
     if target.subresource == "portforward":
         port, protocol, *more = *target.rest, "", ""
         if any(more):
@@ -191,7 +191,7 @@ async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]
         raise RefusedError(bad_request(why)) from None
 
 
-def _test_failed(answer: Answer) -> bool:
+def _test_failed(answer: StatusError) -> bool:
     """Return True for a failed test of a patch, a 422 without causes."""
     details = answer.status.get("details") or {}
     return answer.code == 422 and not details.get("causes")

@@ -8,10 +8,10 @@ import asyncio
 
 from aiohttp import WSMsgType, web
 
-from virtbus.bus.client.streams import Stream
-from virtbus.kubebridge.core.objects.refusals import bad_request
-from virtbus.kubebridge.core.runtime import calls as deeds
-from virtbus.kubebridge.edge.web.answers import RefusedError
+from virtbus.bus.client.streams import ByteStream
+from virtbus.kubebridge.core.objects.status_errors import bad_request
+from virtbus.kubebridge.core.runtime import subresource_effects as deeds
+from virtbus.kubebridge.edge.web.error_middleware import RefusedError
 
 PROTOCOL = "plain.kubevirt.io"
 MESSAGE_BYTES_MAX = 256 * 1024
@@ -22,7 +22,7 @@ NO_WEBSOCKET = "websocket: the client is not using the websocket protocol"
 LEFT, GUEST_CLOSED = "the viewer left", "the guest closed the connection"
 
 
-def _made(deed: deeds.Stream | None = None) -> web.WebSocketResponse:
+def _made(deed: deeds.GuestStream | None = None) -> web.WebSocketResponse:
     forwards = deed is not None and deed.what == "portforward"
     return web.WebSocketResponse(
         protocols=(PROTOCOL,),  # a client that asks for no protocol gets none
@@ -42,7 +42,9 @@ def check(request: web.Request) -> None:
         raise RefusedError(bad_request(NO_WEBSOCKET))
 
 
-async def carry(request: web.Request, stream: Stream, deed: deeds.Stream) -> web.StreamResponse:
+async def carry(
+    request: web.Request, stream: ByteStream, deed: deeds.GuestStream
+) -> web.StreamResponse:
     """Carry bytes, or one datagram in each message, until either end closes."""
     socket = _made(deed)
     await socket.prepare(request)
@@ -58,13 +60,13 @@ async def carry(request: web.Request, stream: Stream, deed: deeds.Stream) -> web
     return socket
 
 
-async def _out(stream: Stream, socket: web.WebSocketResponse) -> None:
+async def _out(stream: ByteStream, socket: web.WebSocketResponse) -> None:
     while data := await stream.read():
         await socket.send_bytes(data)
     stream.end(GUEST_CLOSED)
 
 
-async def _back(stream: Stream, socket: web.WebSocketResponse, *, datagrams: bool) -> None:
+async def _back(stream: ByteStream, socket: web.WebSocketResponse, *, datagrams: bool) -> None:
     async for message in socket:
         if message.type is not WSMsgType.BINARY:
             continue

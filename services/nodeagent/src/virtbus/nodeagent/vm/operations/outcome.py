@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Kind
+from virtbus.schemas.events import EventKind
 
 RETRY_S = (0.5, 10.0)
 """The shortest and the longest delay before a step is repeated."""
@@ -14,6 +14,6 @@ RETRY_S = (0.5, 10.0)
 class Outcome:
     """The event of an operation, and the error that explains it."""
 
-    event: Event
+    event: MachineEvent
     error: VirtbusError | None = None
-    kind: Kind = Kind.VM_FAILED
+    kind: EventKind = EventKind.VM_FAILED

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from virtbus.bus.client import tracing
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.ports import RecordFiles
-from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.nodeagent.vm.operations.outcome import Outcome
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
-from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
@@ -58,7 +58,7 @@ async def prepare(
     copy: RecordCopy,
     image: Dependency[ImageReady],
     net: Dependency[NetReady],
-    tools: Tools,
+    tools: AgentPorts,
     *,
     ask_after_s: float,
 ) -> Outcome:
@@ -76,12 +76,12 @@ async def prepare(
             await image.get(record, ask_after_s=ask_after_s, image_pull=logins)
         except VirtbusError as error:
             final = error.body.retry is Retry.NEVER
-            event: Event = "dependencies impossible" if final else "dependencies failed"
+            event: MachineEvent = "dependencies impossible" if final else "dependencies failed"
             return Outcome(event, error)
     return Outcome("dependencies ready")
 
 
-async def _seed(record: VmRecord, net: NetReady | None, tools: Tools) -> VmSecrets | None:
+async def _seed(record: VmRecord, net: NetReady | None, tools: AgentPorts) -> VmSecrets | None:
     """Write the seeds; if the bus lost the secrets, use the existing seeds.
 
     Returns the secrets, if there are any.

@@ -8,14 +8,14 @@ from virtbus.bus.client import tracing
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.backoff import delays
-from virtbus.nodeagent.tools import Tools
-from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S
 from virtbus.nodeagent.vm.operations.stop import end
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import Release, Released
-from virtbus.schemas.quarantine import Keep
+from virtbus.schemas.node_rpc import Release, ReleaseReply
+from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
@@ -26,13 +26,13 @@ RELEASE_TIMEOUT_S = 5.0
 
 async def release(
     record: VmRecord,
-    tools: Tools,
+    tools: AgentPorts,
     *,
     starting: asyncio.Task[None] | None,
     written: Callable[[], Awaitable[None]],
     keep_reason: Callable[[], str],
     refused: bool,
-) -> Event:
+) -> MachineEvent:
     """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
 
     `written` returns once no file of the VM is being written. `keep_reason` tells why its disks go
@@ -42,7 +42,7 @@ async def release(
         await end(record.uid, tools.hypervisor, starting)
         await tools.hypervisor.undefine(record.uid)
         why = keep_reason()
-        keep = Keep(why=why, record=record) if why else None
+        keep = QuarantineRequest(why=why, record=record) if why else None
         async with asyncio.TaskGroup() as group:
             group.create_task(_release(tools.bus, "netd", record))
             disks = group.create_task(_release(tools.bus, "imaged", record, keep))
@@ -56,7 +56,9 @@ async def release(
     return "released"
 
 
-async def _release(bus: Bus, service: str, record: VmRecord, keep: Keep | None = None) -> str:
+async def _release(
+    bus: Bus, service: str, record: VmRecord, keep: QuarantineRequest | None = None
+) -> str:
     """Release the service's resources; return the quarantine's entry, if any."""
     try:
         answer = await bus.request(
@@ -64,7 +66,7 @@ async def _release(bus: Bus, service: str, record: VmRecord, keep: Keep | None =
             Release(uid=record.uid, epoch=record.epoch, keep=keep),
             timeout_s=RELEASE_TIMEOUT_S,
         )
-        return validate(Released, answer).kept
+        return validate(ReleaseReply, answer).kept
     except VirtbusError as error:
         # stale_epoch: a newer assignment owns these resources
         if error.reason != "stale_epoch":

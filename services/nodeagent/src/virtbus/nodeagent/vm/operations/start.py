@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from virtbus.bus.client import tracing
 from virtbus.bus.runtime.backoff import delays
+from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
+from virtbus.nodeagent.core.pcie import nic_devices
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
-from virtbus.nodeagent.core.slots import nic_devices
-from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.nodeagent.vm.observation import FOUND
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Kind
-from virtbus.schemas.nodework import Arm, ArmNic, ImageReady, NetReady
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node_rpc import Arm, ArmNic, ImageReady, NetReady
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ async def start(
     record: VmRecord,
     image: Dependency[ImageReady],
     net: Dependency[NetReady],
-    tools: Tools,
+    tools: AgentPorts,
     *,
     accelerator: str,
     paused: Callable[[], bool],
@@ -49,15 +49,15 @@ async def start(
                 await tools.hypervisor.start(record.uid, paused=still)
         except VirtbusError as error:
             later = error.code == Code.UNAVAILABLE
-            event: Event = "start later" if later else "start failed"
-            return Outcome(event, error, Kind.DOMAIN_FAILED)
+            event: MachineEvent = "start later" if later else "start failed"
+            return Outcome(event, error, EventKind.DOMAIN_FAILED)
     took_ms = round((loop.time() - begun_s) * 1000, 1)
-    tools.facts.emit(Kind.DOMAIN_STARTED, record, took_ms=took_ms)
+    tools.facts.emit(EventKind.DOMAIN_STARTED, record, took_ms=took_ms)
     return Outcome("paused" if still else "started")
 
 
 async def _define(
-    record: VmRecord, image: Dependency[ImageReady], tools: Tools, accelerator: str
+    record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, accelerator: str
 ) -> None:
     """Define the domain from the record; raises VirtbusError."""
     made = image.latest
@@ -79,10 +79,10 @@ async def _define(
                 )
             )
         )
-    tools.facts.emit(Kind.DOMAIN_DEFINED, record)
+    tools.facts.emit(EventKind.DOMAIN_DEFINED, record)
 
 
-async def _arm(record: VmRecord, net: Dependency[NetReady], tools: Tools) -> None:
+async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:
     """Let the wrapper fetch the tap fds, once; raises VirtbusError."""
     if not record.spec.domain.devices.interfaces:
         return
@@ -106,7 +106,7 @@ async def _arm(record: VmRecord, net: Dependency[NetReady], tools: Tools) -> Non
     )
 
 
-async def await_start(uid: str, hypervisor: Hypervisor) -> Event:
+async def await_start(uid: str, hypervisor: Hypervisor) -> MachineEvent:
     """Return the result of a start that an earlier agent began."""
     loop = asyncio.get_running_loop()
     limit_s = loop.time() + ADOPT_LIMIT_S
@@ -119,7 +119,7 @@ async def await_start(uid: str, hypervisor: Hypervisor) -> Event:
     return "start later"
 
 
-async def verify_running(uid: str, tools: Tools) -> DomainFacts | None:
+async def verify_running(uid: str, tools: AgentPorts) -> DomainFacts | None:
     """Return the domain of a guest that should be running, because its end may have been missed."""
     for delay_s in delays(*RETRY_S, tools.bus.sources):
         try:
@@ -147,7 +147,7 @@ async def learn_dependencies(
 
 
 async def await_ready(
-    record: VmRecord, net: Dependency[NetReady], tools: Tools, *, rebooted: bool
+    record: VmRecord, net: Dependency[NetReady], tools: AgentPorts, *, rebooted: bool
 ) -> str:
     """Return the evidence that the guest is ready; waits as long as needed."""
     with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):

@@ -5,13 +5,13 @@ import logging
 
 from virtbus.bus.client import tracing
 from virtbus.nodeagent.core.ports import Hypervisor
-from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
 
 
-async def shutdown(uid: str, hypervisor: Hypervisor) -> Event | None:
+async def shutdown(uid: str, hypervisor: Hypervisor) -> MachineEvent | None:
     """Ask by ACPI; return "ended" if no guest runs.
 
     Without libvirt, the grace timer handles it.
@@ -23,7 +23,9 @@ async def shutdown(uid: str, hypervisor: Hypervisor) -> Event | None:
         return None
 
 
-async def destroy(uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None) -> Event:
+async def destroy(
+    uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None
+) -> MachineEvent:
     """Return "ended" once no guest runs, and `starting` cannot create one; raises VirtbusError."""
     with tracing.span("virtbus end guest", uid=uid):
         await end(uid, hypervisor, starting)

@@ -1,0 +1,56 @@
+"""New events after the stored ones, each once."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from virtbus.cli.invocation import Invocation
+from virtbus.cli.wire import message as bodies
+from virtbus.cli.wire.protocol import WireMessage
+
+_PUMP_S = 1.0
+_REMEMBERED = 4096
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+class LiveFacts:
+    """A subscription that opens before the history is read, so that no event is missed."""
+
+    def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:
+        self._session = invocation.session
+        self._tell = tell
+        self._told: deque[tuple[object, ...]] = deque(maxlen=_REMEMBERED)
+        self._waiting: list[Mapping[str, Any]] | None = []
+        self._session.subscribe(subject, self._receive)
+
+    def stored(self, item: Mapping[str, Any]) -> None:
+        """Report an event of the history."""
+        self._once(item)
+
+    def follow(self) -> None:
+        """Report the events received since, then all new ones; until interrupted."""
+        early, self._waiting = self._waiting or [], None
+        for item in early:
+            self._once(item)
+        while True:
+            self._session.pump(_PUMP_S)
+
+    def _receive(self, message: WireMessage) -> None:
+        try:
+            data = bodies.data_of(message.body)
+        except bodies.UndecodableError:
+            return
+        if not isinstance(data, Mapping) or data.get("kind") == "trace.span" or "span_id" in data:
+            return
+        item = {"subject": message.subject, "data": dict(data)}
+        if self._waiting is not None:
+            self._waiting.append(item)
+        else:
+            self._once(item)
+
+    def _once(self, item: Mapping[str, Any]) -> None:
+        data = item.get("data") or {}
+        identity = (item.get("subject"), data.get("at_ns"), data.get("message"))
+        if identity not in self._told:
+            self._told.append(identity)
+            self._tell(item)

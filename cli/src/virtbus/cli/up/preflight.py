@@ -1,0 +1,73 @@
+"""Shared start of `virtbus up` and `virtbus node up`: names, preflight, and the run."""
+
+import asyncio
+import os
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from virtbus.cli import output
+from virtbus.cli.doctor.finding import FAIL, OK, CheckResult
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.up.plan import NODE_ONLY, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from virtbus.cli.up.run import Keeper
+    from virtbus.cli.up.terminal import Terminal
+
+
+def node_name(state: Path) -> str:
+    """Return this host's node id: from the environment, the state folder, or the hostname."""
+    from virtbus.bus.runtime.settings import node_id  # imports pydantic
+
+    return os.environ.get("VIRTBUS_NODE") or node_id(state)
+
+
+def check_name(node: str, option: str = "--node") -> None:
+    """Refuse an invalid id.
+
+    Raises:
+        CliError: usage.
+    """
+    from virtbus.schemas.ids import check_id  # imports pydantic
+
+    try:
+        check_id(node)
+    except ValueError as error:
+        raise CliError(Exit.USAGE, "usage", f"{option} {node!r}: {error}") from None
+
+
+def preflight(place: Place, *, force: bool) -> None:
+    """Report problems of the host before anything starts.
+
+    Raises:
+        CliError: a requirement for running VMs is missing.
+    """
+    from virtbus.cli.doctor.command import quick  # runs virsh
+
+    findings = quick(place.state_dir, own_bus=place.runs != NODE_ONLY)
+    for finding in findings:
+        if finding.level != OK:
+            output.write(finding.as_text())
+    broken: list[CheckResult] = [finding for finding in findings if finding.level == FAIL]
+    if broken and not force:
+        raise CliError(
+            Exit.UNAVAILABLE,
+            "not_ready",
+            "this host is not ready for virtbus: " + ", ".join(f.name for f in broken),
+            hint="fix the problems above (`virtbus doctor` shows all), or try --simulate",
+        )
+
+
+def run(place: Place, bus: "Callable[[Terminal], AbstractAsyncContextManager[Keeper]]") -> None:
+    """Run until a signal arrives."""
+    # heavy imports: they would only slow down --help and errors
+    from virtbus.bus.runtime.logs import setup
+    from virtbus.cli.up.run import up
+    from virtbus.cli.up.terminal import Terminal
+
+    setup("up", place.node, level="WARNING", style="text")
+    terminal = Terminal(place.log_level)
+    asyncio.run(up(place, bus(terminal), terminal, os.environ))

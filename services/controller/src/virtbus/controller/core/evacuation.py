@@ -1,0 +1,152 @@
+"""Evacuation: which VMs may leave, their records afterwards, and their targets (ADR 0014)."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from virtbus.controller.core.allocations import takes_room
+from virtbus.controller.core.placement import Candidate, demand_of, memory_of, place
+from virtbus.schemas.node import Fence
+from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord, VmStatus
+
+STAYS: dict[EvictionStrategy, str] = {
+    EvictionStrategy.EXTERNAL: (
+        "its eviction strategy is External: whoever runs it moves it (`virtbus vm move`)"
+    ),
+    EvictionStrategy.LIVE_MIGRATE: (
+        "its eviction strategy is LiveMigrate, and no running guest can be moved yet; "
+        "`virtbus vm move` stops it"
+    ),
+}
+
+
+def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
+    """Return why a VM does not leave by itself; empty if it may.
+
+    Its disks exist on its node only. A VM that may have written to them stays, unless the user
+    permits it in the spec or by `discard`.
+    """
+    strategy = record.spec.eviction_strategy
+    if strategy is not None:
+        return STAYS.get(strategy, "")
+    return "" if discard else data_loss_reason(record)
+
+
+def data_loss_reason(record: VmRecord) -> str:
+    """Return the data that a VM would lose by leaving, and how to permit that; empty if none."""
+    disks = record.spec.local_disks
+    if not disks:
+        return ""
+    names = ", ".join(disks)
+    return (
+        f"its disks are on this node ({names}); --discard-local-disks gives up what is on them, "
+        "and so does eviction_strategy None in its spec"
+    )
+
+
+def fenced(record: VmRecord, fence: Fence) -> str:
+    """Return the consequence of a fence for a VM."""
+    why = (
+        ""
+        if record.evacuating
+        else eviction_blocked_reason(record, discard=fence.discard_local_disks)
+    )
+    if not why:
+        return f"{record.node} is fenced; the VM starts on the next node that can take it"
+    return (
+        f"{record.node} is fenced, and the VM waits for it: {why}; to start it elsewhere: "
+        f"`virtbus vm move {record.name} --discard-local-disks`"
+    )
+
+
+def runs_after(record: VmRecord, status: VmStatus | None) -> bool:
+    """Return True if the VM should run on its next node: not if it has ended by itself.
+
+    A status from before the last start does not count.
+    """
+    return record.spec.run_strategy is not RunStrategy.ONCE and up(record, status)
+
+
+def up(record: VmRecord, status: VmStatus | None) -> bool:
+    """Return True for a VM that is on and has not ended by itself: it runs or is starting."""
+    asked = record.epoch, record.power_epoch
+    told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
+    return record.powered and (told is None or not told.ended)
+
+
+def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:
+    """Return the record that makes the node release the VM."""
+    update = {"evacuating": True, "evacuation_target": to, "powered": runs_after(record, status)}
+    return record.model_copy(update=update)
+
+
+def moved(record: VmRecord, node: str) -> VmRecord:
+    """Return the record on its new node: a higher epoch fences the old one (I15)."""
+    update = {
+        "node": node,
+        "epoch": record.epoch + 1,
+        "evacuating": False,
+        "evacuation_target": None,
+    }
+    return record.model_copy(update=update)
+
+
+def released_by_node(record: VmRecord, status: VmStatus | None) -> bool:
+    """Return True if the node has reported that nothing of this assignment is left."""
+    return status is not None and status.released and status.epoch >= record.epoch
+
+
+class EvacuationTargets:
+    """Targets for evacuated VMs; each choice counts for the next."""
+
+    def __init__(self, candidates: Iterable[Candidate]) -> None:
+        self._nodes = {candidate.record.node: candidate for candidate in candidates}
+        self._hopeless: dict[tuple[object, ...], str] = {}
+        """Demands that no node can take. Capacity only shrinks here, so similar VMs are skipped."""
+
+    def find(self, record: VmRecord, *, home: bool = False) -> tuple[str, str]:
+        """Return a node and "", or "" and the reason; with `home` its own node is the last choice.
+
+        A VM with a requested target goes there, or (with `home`) nowhere.
+        """
+        goal = (record.node, record.evacuation_target, home)
+        like = (demand_of(record.spec), takes_room(record), record.reserved, *goal)
+        if like in self._hopeless:
+            return "", self._hopeless[like]
+        node, why = self._found(record, home=home)
+        if node:
+            self.keep(node, record)
+        else:
+            self._hopeless[like] = why
+        return node, why
+
+    def _found(self, record: VmRecord, *, home: bool) -> tuple[str, str]:
+        others = [c for name, c in self._nodes.items() if name != record.node]
+        if record.evacuation_target is not None:
+            others = [c for c in others if c.record.node == record.evacuation_target]
+        how = {"powered": takes_room(record), "strict": record.reserved}
+        placement = place(record.spec, others, **how)
+        if not placement.nodes and home and record.node in self._nodes:
+            placement = place(record.spec, [self._nodes[record.node]], **how)
+        if placement.nodes:
+            return placement.nodes[0], ""
+        refused = dict(placement.refused)
+        if record.evacuation_target is not None and record.evacuation_target not in self._nodes:
+            refused[record.evacuation_target] = "is not there"
+        why = "; ".join(f"{node} {reason}" for node, reason in sorted(refused.items()))
+        return "", "no node can take it: " + (why or "there is no other")
+
+    def open(self, node: str) -> bool:
+        """Return True for a node that is known and takes VMs."""
+        there = self._nodes.get(node)
+        return there is not None and not there.cordoned and not there.silent
+
+    def keep(self, node: str, record: VmRecord) -> None:
+        """Count a VM that will come to `node`; a stopped one uses only disk space."""
+        there, on = self._nodes[node], takes_room(record)
+        self._nodes[node] = replace(
+            there,
+            vms=there.vms + 1,
+            fresh_vms=there.fresh_vms + 1,
+            vcpus=there.vcpus + (record.spec.domain.cpu.vcpus if on else 0),
+            memory_bytes=there.memory_bytes + (memory_of(record.spec) if on else 0),
+        )

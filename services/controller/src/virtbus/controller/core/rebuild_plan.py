@@ -1,0 +1,195 @@
+"""Decides which copy of each VM a rebuilt bus gets: the bus' or a host's (I15).
+
+A host has the record that it acted on. The bus may have an older one (a restored backup), a newer
+one, or none. The copy with the higher (epoch, generation, power_epoch, pause_epoch) is used.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from virtbus.controller.core.claims import UidState
+from virtbus.schemas.node_rpc import KnownRecords
+from virtbus.schemas.vm import VmRecord
+
+
+class RebuildAction(StrEnum):
+    """The action for one VM."""
+
+    ADD = "add"
+    """The bus has no record: claim and commit the host's copy."""
+    RAISE = "raise"
+    """The host's copy is newer: it replaces the bus' copy."""
+    MOVE = "move"
+    """The same, from another node's key."""
+    END = "end"
+    """The host released it after this copy was made, so it was deleted."""
+    KEEP = "keep"
+    UNSIGNED = "unsigned"
+    """A host's copy is newer but not signed by a controller: a person decides."""
+    CONFLICT = "conflict"
+    """Undecidable: a person decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The last message of a uid on the bus.
+
+    `record` None if it is not a record, `node` of its key.
+    """
+
+    where: UidState
+    record: VmRecord | None = None
+    revision: int = 0
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """One VM's step. `record` is the host's copy, or the bus' if no host has one."""
+
+    step: RebuildAction
+    record: VmRecord
+    why: str = ""
+
+
+def age(record: VmRecord) -> tuple[int, int, int, int, bool, bool]:
+    """Return the sort key by which one copy of a record is newer than another."""
+    changes = record.generation, record.power_epoch, record.pause_epoch
+    return record.epoch, *changes, record.evacuating, record.deleting
+
+
+def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str, str]]:
+    """Return the newest copy of each VM, and the VMs that two hosts claim under one epoch."""
+    newest: dict[str, VmRecord] = {}
+    disputed: dict[str, str] = {}
+    for report in reports:
+        for record in report.records:
+            other = newest.get(record.uid)
+            if other is None or record.epoch > other.epoch:
+                newest[record.uid] = record
+                disputed.pop(record.uid, None)
+            elif record.epoch == other.epoch:
+                if record.node != other.node:
+                    disputed[record.uid] = f"{other.node} and {record.node} both have it"
+                elif age(record) > age(other):
+                    newest[record.uid] = record
+    return newest, disputed
+
+
+def left(reports: Iterable[KnownRecords]) -> dict[tuple[str, str], int]:
+    """Return the epoch at which a VM left a node, by uid and node."""
+    return {
+        (uid, report.node): epoch for report in reports for uid, epoch in report.removed.items()
+    }
+
+
+def was_deleted(record: VmRecord, gone: Mapping[tuple[str, str], int]) -> bool:
+    """Return True for a record on the bus whose host has released it.
+
+    If the VM was leaving its node, it was deleted only if a later node has released it as well.
+    """
+    if record.evacuating:
+        return any(uid == record.uid and epoch > record.epoch for (uid, _), epoch in gone.items())
+    return gone.get((record.uid, record.node), 0) >= record.epoch
+
+
+def step_of(record: VmRecord, known: Known) -> Rebuilt:
+    """Return the step for a host's newest copy."""
+    if known.where is UidState.MARKER:
+        return Rebuilt(
+            RebuildAction.KEEP, record, "it was deleted; its host ends what is left of it"
+        )
+    if known.where is UidState.UNREADABLE:
+        step = RebuildAction.RAISE if known.node == record.node else RebuildAction.CONFLICT
+        return Rebuilt(step, record, f"the bus's copy, on {known.node}, cannot be read")
+    if known.record is None:
+        return Rebuilt(RebuildAction.ADD, record)
+    if age(known.record) >= age(record):
+        return Rebuilt(RebuildAction.KEEP, record)
+    if known.node == record.node:
+        return Rebuilt(RebuildAction.RAISE, record)
+    return Rebuilt(RebuildAction.MOVE, record, f"from {known.node}")
+
+
+def believed(
+    reports: Mapping[str, KnownRecords],
+    good: Collection[tuple[str, str]],
+    accepted: Collection[str],
+) -> tuple[dict[str, KnownRecords], list[VmRecord]]:
+    """Split the reports into trusted ones (signed, or accepted by a person) and the rest.
+
+    `good` are node and uid of the signed ones, `accepted` names `NODE` or `NODE/UID`.
+    """
+    kept: dict[str, KnownRecords] = {}
+    doubtful: list[VmRecord] = []
+    for node, report in reports.items():
+        sure = [
+            record
+            for record in report.records
+            if (record.node, record.uid) in good
+            or not {node, f"{node}/{record.uid}"}.isdisjoint(accepted)
+        ]
+        doubtful += [record for record in report.records if record not in sure]
+        kept[node] = report.model_copy(update={"records": tuple(sure)})
+    return kept, doubtful
+
+
+def unsigned(
+    doubtful: Iterable[VmRecord], steps: Iterable[Rebuilt], bus: Mapping[str, Known]
+) -> list[Rebuilt]:
+    """Return the untrusted records that would change something."""
+    settled = {step.record.uid: step.record for step in steps}
+    found = []
+    for record in doubtful:
+        known = bus.get(record.uid, Known(UidState.NOTHING))
+        other = settled.get(record.uid)
+        if other is not None and age(other) >= age(record):
+            continue
+        if step_of(record, known).step is not RebuildAction.KEEP:
+            why = (
+                f"no controller of this bus has signed it; if {record.node} is to be believed: "
+                f"--accept-unsigned {record.node}/{record.uid}"
+            )
+            found.append(Rebuilt(RebuildAction.UNSIGNED, record, why))
+    return found
+
+
+def plan(
+    reports: Mapping[str, KnownRecords], bus: Mapping[str, Known], silent: Iterable[str]
+) -> list[Rebuilt]:
+    """Return a step for each VM that a host or the bus knows; `silent` nodes did not answer.
+
+    A VM that left its node was deleted or moved. It counts as deleted only if every node has
+    answered and none has it.
+    """
+    newest, disputed = best(reports.values())
+    gone = left(reports.values())
+    unheard = sorted(silent)
+    steps = []
+    for uid in sorted({*newest, *bus}):
+        known = bus.get(uid, Known(UidState.NOTHING))
+        record = newest.get(uid)
+        if record is not None and uid in disputed:
+            steps.append(Rebuilt(RebuildAction.CONFLICT, record, disputed[uid]))
+        elif record is not None:
+            steps.append(step_of(record, known))
+        elif known.record is not None:
+            released_by_node = was_deleted(known.record, gone)
+            if (
+                released_by_node and known.record.evacuating
+            ):  # by another node's report, which is unsigned
+                why = "it left its node, and another host says that it was deleted there"
+                steps.append(
+                    Rebuilt(RebuildAction.CONFLICT, known.record, f"{why}: vm delete, or repeat")
+                )
+            elif released_by_node and unheard:
+                why = f"it left {known.node}; start {', '.join(unheard)}, then repeat"
+                steps.append(Rebuilt(RebuildAction.CONFLICT, known.record, why))
+            else:
+                steps.append(
+                    Rebuilt(
+                        RebuildAction.END if released_by_node else RebuildAction.KEEP, known.record
+                    )
+                )
+    return steps

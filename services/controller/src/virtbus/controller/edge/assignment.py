@@ -1,0 +1,121 @@
+"""Moves a VM: one batch purges the old record and puts the new one; secrets first (ADR 0014)."""
+
+import hashlib
+import logging
+from typing import NamedTuple
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, Write
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.controller.core.evacuation import moved
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.commit import MARKER_TTL_S, Fenced, guarded
+from virtbus.controller.edge.reservations import NodeFullError, Reservations
+from virtbus.schemas import subjects
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
+
+
+class _Secret(NamedTuple):
+    """A VM's secrets during a move, and the revisions of both copies."""
+
+    value: bytes
+    old: int
+    new: int
+
+
+class Assignment:
+    """Moves records between nodes; safe to repeat, and in any number of controllers."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._reservations = Reservations(bus, fleet)
+
+    async def move(self, held: StoredVm, node: str, *, fence: Fenced | None = None) -> StoredVm:
+        """Return the record on `node`, with a higher epoch.
+
+        `fence` as in `guarded`; the revision of the node's key is then two below the record's.
+
+        Raises:
+            NodeFullError: a strict VM, and the node has no capacity left.
+            ConflictError: record, fence or target has changed; nothing was moved.
+            BusError: nothing happened, or the outcome is unknown.
+        """
+        record = moved(held.record, node)
+        secret = await self._bring(held.record, node)
+        try:
+            revision = await self._write(held, record, fence)
+        except (ConflictError, NodeFullError):
+            await self._take_back(record, secret)
+            raise
+        try:
+            await self._settle(held.record, record, secret)
+        except BusError as error:
+            extra = {"code": "secret_left", "uid": record.uid}
+            log.info("left to the sweep: %s", error, extra=extra)
+        return StoredVm(record, revision)
+
+    async def _write(self, held: StoredVm, record: VmRecord, fence: Fenced | None) -> int:
+        old_key = subjects.vm_record(held.record.node, record.uid)
+        new_key = subjects.vm_record(record.node, record.uid)
+        if old_key == new_key:
+            return await self._bus.put(new_key, encode(record), expect=held.revision)
+        there = await self._bus.get(new_key)
+        if there is not None and there.kind is EntryKind.PUT:
+            msg = f"{new_key} is there already"
+            raise ConflictError(msg)
+        writes = guarded(
+            fence,
+            Write(old_key, None, held.revision, ttl_s=MARKER_TTL_S),
+            Write(new_key, encode(record), there.revision if there else 0),
+        )
+        return await self._reservations.write(held.record, record, writes)
+
+    # --- its secrets ----------------------------------------------------------------------
+    async def _bring(self, record: VmRecord, node: str) -> _Secret | None:
+        """Copy the secrets to the new node; it must not see the record first."""
+        if record.sec_digest is None or node == record.node:
+            return None
+        entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
+        if entry is None or entry.kind is EntryKind.PURGE:
+            return None
+        new = await self._bus.put(subjects.vm_secret(node, record.uid), entry.value)
+        return _Secret(entry.value, entry.revision, new)
+
+    async def _take_back(self, record: VmRecord, secret: _Secret | None) -> None:
+        """Remove the copied secrets after a failed move, unless a record followed them."""
+        if secret is None:
+            return
+        try:
+            last = await self._bus.get(subjects.vm_anywhere(record.uid))
+            if last is None or last.key != subjects.vm_record(record.node, record.uid):
+                await self._purge(subjects.vm_secret(record.node, record.uid), secret.new)
+        except BusError as error:
+            extra = {"code": "secret_left", "uid": record.uid}
+            log.info("left to the sweep: %s", error, extra=extra)
+
+    async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
+        """Write the new copy again, so that no sweep purges it, then remove the old one.
+
+        A sweep that saw the copy before it saw the move would purge it at the revision that it
+        read.
+        """
+        if secret is None:
+            return
+        await self._bus.put(subjects.vm_secret(new.node, new.uid), secret.value)
+        await self._purge(subjects.vm_secret(old.node, old.uid), secret.old)
+
+    async def _purge(self, key: str, revision: int) -> None:
+        """Purge only the known revision: the VM may have come back meanwhile."""
+        await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
+
+    async def rescue(self, orphan: Entry, record: VmRecord) -> None:
+        """Move an orphan secret to the VM's node if it is the last copy."""
+        if hashlib.sha256(orphan.value).hexdigest() != record.sec_digest:
+            return
+        key = subjects.vm_secret(record.node, record.uid)
+        entry = await self._bus.get(key)
+        if entry is None or entry.kind is EntryKind.PURGE:
+            await self._bus.put(key, orphan.value, expect=entry.revision if entry else 0)

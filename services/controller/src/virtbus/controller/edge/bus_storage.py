@@ -1,0 +1,138 @@
+"""Detects if the bus stores writes: by its keeper's reports, and by our own writes.
+
+A NATS server with a full disk does not refuse writes. It leaves them without an answer until it is
+restarted with free space (nats-server 2.15; F16). So that clients get an immediate error with the
+cause, every write goes through `guarded`.
+"""
+
+import asyncio
+import logging
+
+from virtbus.bus.client.ports import Bus, Handler, Request
+from virtbus.bus.client.subscriptions import hear
+from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.storage import BusStorage
+
+log = logging.getLogger(__name__)
+
+CREATES_UNTIL_FULL = 0.8
+"""Creates stop at this fill of the bucket, so that deletes still fit."""
+LOOK_S = 5.0
+PROBE_S = 1.5
+"""Time limit of a probe: a stored write takes milliseconds."""
+TOLD_S = 15.0
+"""Time that the keeper's report is valid; it is renewed every few seconds."""
+_NOTHING = BusStorage()
+"""The report if there is no keeper."""
+
+
+class BusStorageGuard:
+    """The state of the bus' storage. `fill` is that of the bucket `vm`, 0.0-1.0."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.fill = 0.0
+        self._stalled = False
+        self._told = _NOTHING
+        self._told_s = float("-inf")
+
+    async def run(self) -> None:
+        """Update the state; never returns by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear())
+            while True:
+                try:
+                    self.fill = await self._bus.fill("vm")
+                except BusError as error:
+                    log.debug("fill unknown: %s", error)
+                if self._stalled:
+                    await self.stalls()
+                await asyncio.sleep(LOOK_S)
+
+    async def _hear(self) -> None:
+        async with self._bus.subscribe(subjects.bus_storage()) as messages:
+            await hear(messages, BusStorage, self._keeper_told)
+
+    def _keeper_told(self, told: BusStorage) -> None:
+        if self._told.stalled and not told.stalled:
+            self._stalled = False  # the keeper has tried every stream
+        self._told, self._told_s = told, asyncio.get_running_loop().time()
+
+    # --- answers --------------------------------------------------------------------------
+    @property
+    def told(self) -> BusStorage:
+        """Return the keeper's last report, or an empty one if there is no keeper."""
+        fresh = asyncio.get_running_loop().time() - self._told_s < TOLD_S
+        return self._told if fresh else _NOTHING
+
+    @property
+    def message(self) -> str:
+        """Return a message for people; empty if the bus stores."""
+        if self.told.message:
+            return self.told.message
+        return _NOT_STORED if self._stalled else ""
+
+    def alarms(self) -> tuple[str, ...]:
+        """Return the alarms for `virtbus status`."""
+        return (self.message,) if self.message else ()
+
+    def refuse_create(self) -> None:
+        """Raise 429 if a create could use the space that deletes need."""
+        if self.fill >= CREATES_UNTIL_FULL:
+            message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
+            raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
+        if self.told.low:
+            raise VirtbusError(Code.EXHAUSTED, "bus_full", self.told.message, after_ms=10_000)
+
+    def guarded(self, handler: Handler) -> Handler:
+        """Wrap the handler of a request that writes; 503 `bus_storage` if nothing is stored."""
+
+        async def handle(request: Request) -> object:
+            if self._stalled or self.told.stalled:
+                raise self._refusal()
+            try:
+                return await handler(request)
+            except (OutcomeUnknownError, UnavailableError):
+                if await self.stalls():
+                    raise self._refusal() from None
+                raise
+
+        return handle
+
+    async def stalls(self) -> bool:
+        """Probe the bus: return True if it answers reads and does not store."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._bus.fill("vm")
+        except (BusError, TimeoutError):
+            return False  # the bus is unreachable: that is another error
+        was = self._stalled
+        self._stalled = not await self._stores()
+        if self._stalled and not was:
+            log.error("the bus stores nothing", extra={"code": "bus_storage"})
+        elif was and not self._stalled:
+            log.info("the bus stores again", extra={"code": "bus_stores"})
+        return self._stalled
+
+    async def _stores(self) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._bus.purge(subjects.storage_probe("vm"), marker_ttl_s=1)
+        except (BusError, TimeoutError):
+            return False
+        return True
+
+    def _refusal(self) -> VirtbusError:
+        message = self.message or _NOT_STORED
+        return VirtbusError(
+            Code.UNAVAILABLE, "bus_storage", message, retry=Retry.SAME_ID, after_ms=10_000
+        )
+
+
+_NOT_STORED = (
+    "the bus answers but stores nothing: its server's disk is full or failing; free space there"
+    " (`virtbus up` then mends it; a server of your own: restart it), then repeat with the same id;"
+    " VMs run on"
+)

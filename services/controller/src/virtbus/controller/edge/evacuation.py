@@ -1,0 +1,215 @@
+"""Evacuation: continues each drain, fence and `vm.move` (ADR 0014).
+
+All state is on the bus, in desired node states, records and statuses. So any controller that gets
+the lease can continue.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.controller.core.evacuation import (
+    EvacuationTargets,
+    evacuating,
+    eviction_blocked_reason,
+    released_by_node,
+    runs_after,
+)
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.assignment import Assignment
+from virtbus.controller.edge.commit import Commits, Fenced
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.watch_server import WatchServer
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.node import Fence, NodeSpec, NodeState
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 0.5
+SETTLE_S = 6.0
+"""A node that came back just before its fence was written is heard within this: heartbeats are 4 s
+apart."""
+
+Check = Callable[[], int]
+"""Returns the fencing token, right before a write; LeaseLostError once the lease is lost."""
+
+
+class Evacuations:
+    """Runs rounds while the lease is held."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: EventRecorder) -> None:
+        self._fleet = fleet
+        self._watches = watches
+        self._facts = facts
+        self._commits = Commits(bus, fleet)
+        self._moves = Assignment(bus, fleet)
+        self._fences: dict[str, tuple[Fence, float]] = {}
+        """The active fences, and since when this process knows of each."""
+        self._kept: dict[str, str] = {}
+        """Targets of VMs that leave, until their nodes have released them."""
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Rounds until cancelled."""
+        while True:
+            try:
+                await self.round(tenure.check)
+            except (BusError, VirtbusError) as error:
+                log.info("evacuation paused: %s", error, extra={"code": "departures_wait"})
+            await asyncio.sleep(ROUND_S)
+
+    async def round(self, check: Check) -> None:
+        """Move VMs that can move now, and start to evacuate others; `check` precedes each write."""
+        fleet = self._fleet
+        node_specs = {
+            node: node_spec for node, (node_spec, _) in fleet.node_specs.items() if node_spec.closed
+        }
+        self._fences = {node: kept for node, kept in self._fences.items() if node in node_specs}
+        self._kept = {uid: node for uid, node in self._kept.items() if uid in fleet.evacuating}
+        if not fleet.evacuating and not node_specs:
+            return
+        places = EvacuationTargets(fleet.candidates(asyncio.get_running_loop().time()))
+        for uid in sorted(fleet.evacuating):
+            held = fleet.vms.get(uid)
+            if held is not None and not fleet.damaged.record_of(uid):
+                await self._go_on(held, places, check)
+        for node, node_spec in sorted(node_specs.items()):
+            if node_spec.fenced is not None:
+                await self._fenced(node, node_spec, node_spec.fenced, places, check)
+            elif node_spec.draining is not None:
+                await self._drained(
+                    node, places, check, discard=node_spec.draining.discard_local_disks
+                )
+
+    def _on(self, node: str) -> list[StoredVm]:
+        """Return the VMs of a node with readable records, the oldest first."""
+        fleet = self._fleet
+        there = [held for held in fleet.vms.values() if held.record.node == node]
+        there = [held for held in there if not fleet.damaged.record_of(held.record.uid)]
+        return sorted(there, key=lambda held: held.record.created_ns)
+
+    async def _go_on(self, held: StoredVm, places: EvacuationTargets, check: Check) -> None:
+        """Continue with a VM that leaves: move it once it is released.
+
+        Until then reserve its target.
+        """
+        record, uid = held.record, held.record.uid
+        status = self._fleet.status_of(record)
+        if not released_by_node(record, status[0] if status else None):
+            node = self._kept.get(uid, "")
+            if places.open(node):
+                places.keep(node, record)
+            else:
+                self._kept[uid], _ = places.find(record)
+            return
+        node, _ = places.find(record, home=True)
+        if not node and record.evacuation_target is None:
+            # as a new VM that does not fit anywhere now: placement continues with it
+            node = UNPLACED
+        if node:
+            await self._move(held, record, node, check, self._fence_of(record.node))
+
+    async def _drained(
+        self, node: str, places: EvacuationTargets, check: Check, *, discard: bool
+    ) -> None:
+        """Start to evacuate the VMs of a node for which there is a target."""
+        if self._fleet.silent(node, asyncio.get_running_loop().time()):
+            return  # a silent node cannot release VMs; if it is powered off, it must be fenced
+        for held in self._on(node):
+            record = held.record
+            if record.ending or eviction_blocked_reason(record, discard=discard):
+                continue
+            goal, _ = places.find(record)
+            if not goal:
+                continue
+            self._kept[record.uid] = goal
+            status = self._fleet.status_of(record)
+            wanted = evacuating(record, status[0] if status else None, None)
+            wanted = wanted.model_copy(update={"lease": check()})
+            try:
+                left = await self._commits.replace(held, wanted)
+            except ConflictError:
+                continue  # the write's echo continues here
+            self._apply(left)
+            self._facts.emit(EventKind.VM_EVACUATING, left.record, f"{node} is drained")
+
+    async def _fenced(
+        self, node: str, node_spec: NodeSpec, fence: Fence, places: EvacuationTargets, check: Check
+    ) -> None:
+        """Move the VMs of a fenced node that is not back."""
+        if not self._is_off(node, fence):
+            return
+        discard = fence.discard_local_disks or (
+            node_spec.draining is not None and node_spec.draining.discard_local_disks
+        )
+        for held in self._on(node):
+            record, standing = held.record, self._fence_of(node)
+            if standing is None or standing[0].fenced != fence:
+                return  # the fence was lifted meanwhile
+            if record.deleting:
+                check()
+                await self._finish(held, standing)
+            elif record.evacuating or not eviction_blocked_reason(record, discard=discard):
+                there, _ = places.find(record)
+                if there:
+                    status = self._fleet.status_of(record)
+                    runs = runs_after(record, status[0] if status else None)
+                    record = record.model_copy(update={"powered": runs})
+                    await self._move(held, record, there, check, standing)
+
+    def _is_off(self, node: str, fence: Fence) -> bool:
+        """Return True if the node was not heard since the fence, for long enough to be sure.
+
+        A node that is back keeps its VMs (its agent reads the fence), until it is unfenced.
+        """
+        now_s = asyncio.get_running_loop().time()
+        kept, since_s = self._fences.get(node, (None, now_s))
+        if kept != fence:
+            since_s = now_s
+            self._fences[node] = (fence, since_s)
+        seen = self._fleet.nodes.get(node)
+        said = seen.record.state if seen is not None else NodeState.LEFT
+        heard = seen is not None and seen.heard_s > since_s and said is not NodeState.LEFT
+        return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
+
+    async def _finish(self, held: StoredVm, fence: Fenced) -> None:
+        """Complete a delete whose node will not answer; its disks are removed when it is back."""
+        try:
+            revision = await self._commits.finish(held, fence=fence)
+        except ConflictError:
+            return
+        self._fleet.node_spec(fence[0], revision - 1)
+        self._facts.emit(EventKind.VM_DELETED, held.record, "its node is fenced")
+
+    async def _move(
+        self, held: StoredVm, record: VmRecord, node: str, check: Check, fence: Fenced | None
+    ) -> None:
+        old = held.record.node
+        record = record.model_copy(update={"lease": check()})
+        try:
+            new = await self._moves.move(StoredVm(record, held.revision), node, fence=fence)
+        except (ConflictError, NodeFullError) as error:
+            extra = {"code": "move_lost", "uid": record.uid}
+            log.info("%s will be retried: %s", record.name, error, extra=extra)
+            return
+        if fence is not None:
+            self._fleet.node_spec(fence[0], new.revision - 2)
+        self._apply(new)
+        self._facts.emit(EventKind.VM_MOVED, new.record, f"from {old}")
+        extra = {"code": "vm_moved", "uid": record.uid}
+        log.info("moved %s from %s to %s", record.name, old, node, extra=extra)
+
+    def _fence_of(self, node: str) -> Fenced | None:
+        known = self._fleet.node_specs.get(node)
+        return known if known is not None and known[0].fenced is not None else None
+
+    def _apply(self, held: StoredVm) -> None:
+        if self._fleet.apply(held):
+            self._watches.changed(held.record.uid)

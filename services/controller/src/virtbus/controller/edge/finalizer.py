@@ -1,0 +1,208 @@
+"""Completes deletes, and sweeps what crashes left behind; safe in any number of controllers."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Iterator
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.orphan_grace import OrphanGrace
+from virtbus.controller.core.vm_keys import StoredClaim, StoredVm
+from virtbus.controller.edge.assignment import Assignment
+from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.ids import UNPLACED, is_id, is_uid
+from virtbus.schemas.vm import VmRecord, VmStatus
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+AT_ONCE = 16
+"""Number of concurrent deletes: each makes three writes and reads in sequence."""
+
+
+class Finalizer:
+    """Completes deletes after the release, and sweeps orphan claims, secrets and statuses."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._facts = facts
+        self._commits = Commits(bus, fleet)
+        self._moves = Assignment(bus, fleet)
+        self._claims, self._secrets, self._statuses = OrphanGrace(), OrphanGrace(), OrphanGrace()
+
+    async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
+        """Purge each deleted VM once its status says that nothing is left on the host."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_ONCE):
+                group.create_task(self._finish_each(changed))
+
+    async def _finish_each(self, changed: "asyncio.Queue[str]") -> None:
+        """Process one after the other. Several tasks may have the same VM; one of them writes."""
+        while True:
+            uid = await changed.get()
+            try:
+                await self._finish(uid)
+            except VirtbusError as error:
+                log.warning("completion of a delete will be retried: %s", error, extra=_bad(uid))
+            except BusError as error:
+                log.warning(
+                    "completion of a delete failed, will be retried: %s",
+                    error,
+                    extra={"code": "finish_retry", "uid": uid},
+                )
+                asyncio.get_running_loop().call_later(RETRY_S, changed.put_nowait, uid)
+
+    async def _finish(self, uid: str) -> None:
+        held = self._fleet.vms.get(uid)
+        status = self._fleet.status_of(held.record) if held is not None else None
+        if held is None or not held.record.deleting:
+            return
+        if held.record.node != UNPLACED and not _released(held.record, status):
+            return
+        try:
+            await self._commits.finish(held)
+        except ConflictError:
+            return  # another controller was first, or the record changed: its echo comes back here
+        self._facts.emit(EventKind.VM_DELETED, held.record, "")
+        log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
+
+    async def sweep(self, grace_s: float) -> int:
+        """Sweep once; return the number of removed orphans: those seen for `grace_s`."""
+        removed = 0
+        claims = {key: c.revision for key, c in self._fleet.claims.items() if self._orphan(key, c)}
+        for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
+            removed += await self._passing(self._commits.free_name(key), key)
+        await self._reclaim()
+        return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
+
+    async def _passing(self, removing: Awaitable[bool], key: str) -> bool:
+        """Remove one orphan; skip one that has changed, or that cannot be read."""
+        try:
+            return await removing
+        except ConflictError:
+            return False
+        except VirtbusError as error:
+            log.warning("sweep skipped: %s", error, extra=_bad(key))
+            return False
+
+    async def _reclaim(self) -> None:
+        """Replace unreadable claims for the VMs that have their names."""
+        bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
+        if not bad:
+            return
+        bearers = {subjects.name_claim(*name): uid for name, uid in self._fleet.names.items()}
+        for key in bad.keys() & bearers.keys():
+            with contextlib.suppress(ConflictError):
+                await self._commits.reclaim(key, bad[key], bearers[key])
+
+    def _orphan(self, key: str, claim: StoredClaim) -> bool:
+        held = self._fleet.vms.get(claim.uid)
+        return held is None or _named(held.record) != key
+
+    async def _sweep_secrets(self, grace_s: float) -> int:
+        found: dict[str, Entry] = {}
+        async with self._bus.watch("$KV.sec.>") as watch:
+            async for item in watch:
+                if item is WatchMark.SYNCED:
+                    break
+                if isinstance(item, WatchMark) or item.kind is not EntryKind.PUT:
+                    continue
+                if f".{subjects.SIGNING}." in item.key:
+                    continue
+                if not _belongs(item, self._fleet.vms.get(_uid(item))):
+                    found[item.key] = item
+        orphans = {key: entry.revision for key, entry in found.items()}
+        due = self._secrets.due(orphans, asyncio.get_running_loop().time(), grace_s)
+        return sum([await self._passing(self._sweep_secret(found[key]), key) for key in due])
+
+    async def _sweep_secret(self, entry: Entry) -> bool:
+        """Purge a secret without a VM; move it if it is the last copy of a moved VM."""
+        latest = await self._commits.latest(_uid(entry))
+        if _belongs(entry, latest):
+            return False
+        if latest is not None:
+            await self._moves.rescue(entry, latest.record)
+        else:
+            await self._commits.buried(_uid(entry))  # a create that was paused writes them again
+        await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
+        return True
+
+    async def _sweep_statuses(self, grace_s: float) -> int:
+        """Remove statuses of deleted VMs that were stored after their agents had purged them.
+
+        The cause is a put that hung in a broken connection, or a garbled purge. Statuses of
+        unreachable nodes are kept, because they show the VMs there. A bus that lost its records has
+        no marker of a delete, so nothing is removed.
+        """
+        fleet, now_s = self._fleet, asyncio.get_running_loop().time()
+        found = {
+            subjects.vm_status(node, uid): revision
+            for node, uid, revision in self._told_statuses()
+            if uid not in fleet.vms
+            and not fleet.silent(node, now_s)
+            and fleet.node_spec_of(node).fenced is None
+        }
+        due = self._statuses.due(found, now_s, grace_s)
+        return sum([await self._passing(self._sweep_status(key), key) for key in due])
+
+    def _told_statuses(self) -> Iterator[tuple[str, str, int]]:
+        """Yield node, uid and revision of each status, including unreadable ones."""
+        for (node, uid), (_, revision) in self._fleet.statuses.items():
+            yield node, uid, revision
+        for one in self._fleet.damaged.statuses():
+            if is_id(node := one.key.split(".")[2]) and is_uid(one.uid):
+                yield node, one.uid, one.revision
+
+    async def _sweep_status(self, key: str) -> bool:
+        entry = await self._bus.get(key)
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return False
+        if not await self._commits.purged(_uid(entry)):
+            return False
+        await self._bus.purge(key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
+        return True
+
+    async def sweep_forever(self, tenure: LeaderTerm, interval_s: float, grace_s: float) -> None:
+        """Sweep each `interval_s`, while the lease is held."""
+        while True:
+            await asyncio.sleep(interval_s)
+            tenure.check()
+            try:
+                removed = await self.sweep(grace_s)
+            except BusError as error:
+                log.warning(
+                    "sweep failed, will be retried: %s", error, extra={"code": "sweep_retry"}
+                )
+                continue
+            if removed:
+                log.info("swept %d orphan(s)", removed, extra={"code": "swept"})
+
+
+def _released(record: VmRecord, status: tuple[VmStatus, int] | None) -> bool:
+    """Return True if the record's node reports that nothing is left there."""
+    return status is not None and status[0].released and status[0].epoch >= record.epoch
+
+
+def _bad(about: str) -> dict[str, str]:
+    return {"code": "unreadable", "uid": about.rpartition(".")[2]}
+
+
+def _named(record: VmRecord) -> str:
+    return subjects.name_claim(record.namespace, record.name)
+
+
+def _uid(entry: Entry) -> str:
+    return entry.key.rsplit(".", maxsplit=1)[-1]
+
+
+def _belongs(entry: Entry, held: StoredVm | None) -> bool:
+    """Return True for the secrets of a VM on the VM's own node."""
+    return held is not None and entry.key == subjects.vm_secret(held.record.node, held.record.uid)

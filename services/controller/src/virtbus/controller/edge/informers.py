@@ -1,0 +1,226 @@
+"""The watches that update the fleet: one a bucket; each restarts its list by itself."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.errors import BusError
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.key_states import unreadable
+from virtbus.controller.edge.watch_server import WatchServer
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import DeadLetter
+from virtbus.schemas.ids import UNPLACED
+
+log = logging.getLogger(__name__)
+
+WAITING = f"$KV.vm.{UNPLACED}."
+LOOK_AGAIN_S = 30.0
+MOVE_S = 2.0
+"""The two halves of a move are one batch; a purge without a put is an operator's."""
+
+
+class Informers:
+    """Updates the fleet from the bus. `synced` is set once each bucket was listed completely."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._watches = watches
+        self._lists = {name: asyncio.Event() for name in ("vm", "st", "node")}
+        self.listeners: list[Callable[[], None]] = []
+        """Called when anything of the fleet may have changed."""
+        self.released: asyncio.Queue[str] = asyncio.Queue()
+        """Uids whose status or record changed: their delete may be complete."""
+
+    @property
+    def listed(self) -> bool:
+        """Return True once all three buckets have been listed."""
+        return all(event.is_set() for event in self._lists.values())
+
+    async def synced(self) -> None:
+        """Return when all three buckets have been listed."""
+        for event in self._lists.values():
+            await event.wait()
+
+    async def run(self) -> None:
+        """Follow all three buckets; never returns by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow("vm", self._vm, self._known_in_vm))
+            group.create_task(self._follow("st", self._status, self._known_in_st))
+            group.create_task(self._follow("node", self._node, set))
+            group.create_task(self._look_again())
+
+    async def _look_again(self) -> None:
+        """Forget unreadable values that expired without a message, as heartbeats do."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            for found in self._fleet.damaged:
+                with suppress(BusError):
+                    entry = await self._bus.get(found.key)
+                    if entry is None:
+                        self._fleet.damaged.discard(found.key)
+
+    async def _follow(
+        self, bucket: str, take: Callable[[Entry], str | None], known: Callable[[], set[str]]
+    ) -> None:
+        missing: set[str] = set()
+        async with self._bus.watch(f"$KV.{bucket}.>") as watch:
+            async for item in watch:
+                if item is WatchMark.RESET:
+                    missing = known() | self._fleet.damaged.in_bucket(bucket)
+                    self._fleet.quiet_since_s = asyncio.get_running_loop().time()
+                elif item is WatchMark.SYNCED:
+                    self._forget(bucket, missing)
+                    self._lists[bucket].set()
+                elif isinstance(item, Entry):
+                    uid = self._take(take, item)
+                    if item.kind is EntryKind.PUT:
+                        missing -= {_name(item.key), item.key}
+                    self._changed(uid)
+                    for listener in self.listeners:
+                        listener()
+
+    def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
+        try:
+            uid = take(entry)
+        except VirtbusError as error:
+            # One invalid value must not stop the feed; the last good one stays (MSG-16).
+            found = unreadable(entry, error)
+            if self._fleet.damaged.add(found):
+                log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
+                self._bury(entry, error)
+            return found.uid if found.uid in self._fleet.vms else None
+        self._fleet.damaged.discard(entry.key)
+        return uid
+
+    def _bury(self, entry: Entry, error: VirtbusError) -> None:
+        """Emit a dead letter; its id makes the letters of all controllers one."""
+        letter = DeadLetter(
+            subject=entry.key,
+            revision=entry.revision,
+            reason=error.reason,
+            message=str(error),
+            size_bytes=len(entry.value),
+            service="controller",
+            at_ns=self._bus.sources.time_ns(),
+        )
+        subject = subjects.dead_letter("controller")
+        self._bus.emit(subject, letter, message_id=f"{entry.key}:{entry.revision}")
+
+    def _forget(self, bucket: str, missing: set[str]) -> None:
+        """Drop keys that a complete list no longer contains."""
+        for uid in missing:
+            if uid.startswith("$KV."):
+                self._forget_key(uid)
+            elif bucket == "vm":
+                self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
+            else:
+                for key in [key for key in self._fleet.statuses if key[1] == uid]:
+                    self._fleet.purge_status(subjects.vm_status(*key), 0)
+                self._changed(uid)
+
+    def _forget_key(self, key: str) -> None:
+        """Drop the value of a key that is not a VM's, or that was unreadable."""
+        fleet = self._fleet
+        fleet.damaged.discard(key)
+        if key.endswith(f".{subjects.HOST_KEY}"):
+            node = key.split(".")[2]
+            fleet.hosts.records.pop(node, None)
+            fleet.offer(node)
+        elif key.endswith(f".{subjects.IMAGES_KEY}"):
+            fleet.purge_images(key)
+        elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
+            fleet.purge_vm(key, fleet.revision)
+
+    def _changed(self, uid: str | None) -> None:
+        self._watches.changed(uid)
+        if uid is not None:
+            self.released.put_nowait(uid)
+
+    def _known_in_vm(self) -> set[str]:
+        fleet = self._fleet
+        node_specs = (subjects.node_spec(node) for node in fleet.node_specs)
+        return {
+            *fleet.vms,
+            *node_specs,
+            *(subjects.node_host(node) for node in fleet.hosts.records),
+        }
+
+    def _vm(self, entry: Entry) -> str | None:
+        if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
+            self._node_spec(entry)
+            return None
+        if entry.key.endswith(f".{subjects.HOST_KEY}"):
+            if entry.kind is EntryKind.PUT:
+                self._fleet.offer(self._fleet.hosts.put(entry.key, entry.value, entry.revision))
+            else:
+                node = entry.key.split(".")[2]
+                self._fleet.hosts.took(node, None, entry.revision)
+                self._fleet.offer(node)
+            return None
+        return self._vm_record(entry)
+
+    def _node_spec(self, entry: Entry) -> None:
+        """Update the views of a node's VMs, which show its desired state."""
+        node = entry.key.split(".")[2]
+        before = self._fleet.node_spec_of(node).fenced
+        self._vm_record(entry)
+        if self._fleet.node_spec_of(node).fenced != before:
+            for uid, held in self._fleet.vms.items():
+                if held.record.node == node:
+                    self._watches.changed(uid)
+
+    def _vm_record(self, entry: Entry) -> str | None:
+        if entry.kind is EntryKind.PURGE:
+            gone = self._fleet.purge_vm(entry.key, entry.revision)
+            uid = _name(entry.key)
+            if self._fleet.moving.get(uid) == entry.revision:
+                loop = asyncio.get_running_loop()
+                loop.call_later(MOVE_S, self._not_moved, uid, entry.revision)
+            return gone
+        if entry.key.startswith(WAITING):  # no node will report its release
+            self.released.put_nowait(_name(entry.key))
+        return self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
+
+    def _not_moved(self, uid: str, revision: int) -> None:
+        self._changed(self._fleet.drop_moved(uid, revision))
+
+    def _known_in_st(self) -> set[str]:
+        return {uid for _, uid in self._fleet.statuses} | self._fleet.images.known()
+
+    def _status(self, entry: Entry) -> str | None:
+        last = entry.key.rpartition(".")[2]
+        if last.startswith("_"):  # a key of the node's agents, not of a VM
+            if last == subjects.IMAGES_KEY:
+                self._images(entry)
+            elif last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
+                now_s = asyncio.get_running_loop().time()
+                self._fleet.hosts.put_rival(entry.key, entry.value, now_s)
+            return None
+        if entry.kind is EntryKind.PURGE:
+            return self._fleet.purge_status(entry.key, entry.revision)
+        return self._fleet.put_status(entry.key, entry.value, entry.revision)
+
+    def _images(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.PURGE:
+            self._fleet.purge_images(entry.key)
+        else:
+            self._fleet.put_images(entry.key, entry.value)
+
+    def _node(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.PURGE:
+            self._fleet.forget_node(entry.key.removeprefix("$KV.node."))
+        else:
+            now_s = asyncio.get_running_loop().time()
+            self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())
+
+
+def _name(key: str) -> str:
+    """Return a key's name: the uid, or the whole key for values of a node."""
+    last = key.rsplit(".", maxsplit=1)[-1]
+    whole = {subjects.NODE_SPEC_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY}
+    return key if last in whole else last

@@ -1,0 +1,59 @@
+"""Classifies the leader's values at the keys of VMs and names, including unreadable ones."""
+
+from virtbus.bus.client.ports import Entry, EntryKind
+from virtbus.controller.core.claims import UidState, standing
+from virtbus.controller.core.rebuild_plan import Known
+from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError
+from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
+
+
+def purged(entry: Entry | None) -> bool:
+    """Return True for a marker of a delete or a move."""
+    return entry is not None and entry.kind is EntryKind.PURGE
+
+
+def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:
+    """Return the entry as unreadable."""
+    return Unreadable(entry.key, entry.revision, len(entry.value), error.reason, str(error)[:200])
+
+
+def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
+    """Return the record or tombstone; raises UnreadableError."""
+    if entry is None or entry.kind is EntryKind.PURGE:
+        return None
+    try:
+        message = read_vm_key(entry.key, entry.value)
+    except VirtbusError as error:
+        raise UnreadableValueError(unreadable(entry, error)) from error
+    return message if isinstance(message, VmRecord | Tombstone) else None
+
+
+def stands(entry: Entry | None) -> tuple[UidState, VmRecord | Tombstone | None]:
+    """Return a uid's state and its value; never raises."""
+    try:
+        message = message_of(entry)
+    except UnreadableValueError:
+        return UidState.UNREADABLE, None
+    return standing(message, purged=purged(entry)), message
+
+
+def known_of(entry: Entry | None) -> Known:
+    """Return the state with its node, as a rebuild compares it with the hosts' copies."""
+    where, message = stands(entry)
+    record = message if isinstance(message, VmRecord) else None
+    if entry is None:
+        return Known(where, record)
+    return Known(where, record, entry.revision, entry.key.split(".")[2])
+
+
+def holder_of(claim: Entry | None) -> str | None:
+    """Return the uid in a name claim; raises UnreadableError."""
+    if claim is None or claim.kind is EntryKind.PURGE:
+        return None
+    try:
+        return read_stored(NameClaim, claim.key, claim.value).uid
+    except VirtbusError as error:
+        raise UnreadableValueError(unreadable(claim, error)) from error

@@ -1,0 +1,60 @@
+"""Leader tasks: they run while one controller holds the lease, and end with it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from virtbus.controller.edge.lease import LeaderTerm, LeaseLostError, Leases
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+ROLE = "fleet"
+AGAIN_S = 5.0
+
+Duty = Callable[[LeaderTerm], Coroutine[Any, Any, None]]
+"""Runs until cancelled; calls `tenure.check()` before each write."""
+
+
+class LeaderTasks:
+    """The singleton tasks of the controllers, under one lease."""
+
+    def __init__(self, leases: Leases, duties: Sequence[Duty]) -> None:
+        self._leases = leases
+        self._duties = tuple(duties)
+        self.tenure: LeaderTerm | None = None
+        """Set while this controller is the leader."""
+
+    async def run(self) -> None:
+        """Wait for the lease, run the tasks, wait again when it was lost."""
+        while True:
+            try:
+                async with self._leases.hold(ROLE) as self.tenure:
+                    await self._do(self.tenure)
+            except* LeaseLostError as lost:
+                log.warning(
+                    "leader tasks end: %s", lost.exceptions[0], extra={"code": "lease_lost"}
+                )
+            finally:
+                self.tenure = None
+
+    async def _do(self, tenure: LeaderTerm) -> None:
+        async with asyncio.TaskGroup() as group:
+            for duty in self._duties:
+                group.create_task(self._again(duty, tenure))
+
+    async def _again(self, duty: Duty, tenure: LeaderTerm) -> None:
+        """Run a task, and restart it if an unreadable value on the bus ended it.
+
+        Each task should skip such values. Without the restart, one value could end every controller
+        in turn.
+        """
+        while True:
+            try:
+                await duty(tenure)
+            except VirtbusError as error:
+                log.error("a leader task restarts: %s", error, extra={"code": "duty_again"})
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return

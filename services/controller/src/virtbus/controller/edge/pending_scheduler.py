@@ -1,0 +1,171 @@
+"""Places VMs that wait for a node: run by the leader, oldest first, as capacity appears."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.controller.core.allocations import takes_room
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.placement import Demand, demand_of, place
+from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.assignment import Assignment
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.watch_server import WatchServer
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 5.0
+"""Maximum interval of rounds: capacity may appear without a message, as on a disk."""
+SETTLE_S = 0.2
+"""Delay after a wake, so that concurrent changes are placed in one round."""
+DECLINED_S = 60.0
+"""Time during which a node that refused a VM is not tried again."""
+AT_ONCE = 16
+"""Moves in flight; the bus accepts 50 concurrent atomic batches a stream (ADR-50)."""
+
+
+class Choice(NamedTuple):
+    """A VM and its target node."""
+
+    held: StoredVm
+    node: str
+    why: str
+
+
+class PendingScheduler:
+    """Finds nodes for VMs under `_`."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: EventRecorder) -> None:
+        self._fleet = fleet
+        self._watches = watches
+        self._facts = facts
+        self._moves = Assignment(bus, fleet)
+        self._wake = asyncio.Event()
+        self._declined: dict[str, dict[str, float]] = {}
+        """The nodes that refused a VM, by uid, and when."""
+
+    def wake(self) -> None:
+        """Start a round: there may be new capacity, or a new VM."""
+        if self._fleet.unplaced or self._fleet.refused:
+            self._wake.set()
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Place while the lease is held."""
+        while True:
+            if self._fleet.unplaced or self._fleet.refused:
+                await self._round(tenure)
+            try:
+                async with asyncio.timeout(ROUND_S):
+                    await self._wake.wait()
+                    await asyncio.sleep(SETTLE_S)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def _round(self, tenure: LeaderTerm) -> None:
+        choices = list(self._choices(asyncio.get_running_loop().time()))
+        for first in range(0, len(choices), AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                for choice in choices[first : first + AT_ONCE]:
+                    group.create_task(self._move(choice, tenure))
+
+    def _choices(self, now_s: float) -> Iterable[Choice]:
+        """Choose nodes, counting earlier choices; a younger VM may fit in between."""
+        fleet = self._fleet
+        nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
+        self._note_refusals(now_s)
+        waiting = [
+            fleet.vms[uid]
+            for uid in (*fleet.unplaced, *self._declined_now())
+            if not fleet.damaged.record_of(uid)
+        ]
+        hopeless: set[tuple[Demand, bool, bool]] = set()
+        for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
+            record = held.record
+            demand, needs = demand_of(record.spec), takes_room(record)
+            kind = (demand, needs, record.reserved)
+            declined = self._declined.get(record.uid, {})
+            if record.ending or (kind in hopeless and record.node == UNPLACED):
+                continue
+            others = [one for name, one in nodes.items() if name not in declined]
+            found = place(record.spec, others, powered=needs, strict=record.reserved)
+            if not found.nodes:
+                if record.node != UNPLACED:
+                    yield Choice(held, UNPLACED, "")
+                elif not declined:
+                    hopeless.add(kind)
+                continue
+            node = nodes[found.nodes[0]]
+            nodes[found.nodes[0]] = replace(
+                node,
+                vms=node.vms + 1,
+                fresh_vms=node.fresh_vms + 1,
+                vcpus=node.vcpus + demand.vcpus * needs,
+                memory_bytes=node.memory_bytes + demand.memory_bytes * needs,
+                strict=node.strict or record.reserved,
+            )
+            why = f"best of {len(found.nodes)}, {len(found.refused)} refused"
+            yield Choice(held, found.nodes[0], why)
+
+    def _note_refusals(self, now_s: float) -> None:
+        """Remember refusals for a while, so that the node is not tried again at once."""
+        for uid in self._declined_now():
+            self._declined.setdefault(uid, {})[self._fleet.vms[uid].record.node] = now_s
+        for uid, nodes in list(self._declined.items()):
+            fresh = {node: at_s for node, at_s in nodes.items() if now_s - at_s < DECLINED_S}
+            if fresh and uid in self._fleet.vms:
+                self._declined[uid] = fresh
+            else:
+                del self._declined[uid]
+
+    def _declined_now(self) -> list[str]:
+        """Return VMs whose node refused this very assignment and has released it."""
+        found = []
+        for uid in self._fleet.refused:
+            held = self._fleet.vms.get(uid)
+            status = self._fleet.status_of(held.record) if held is not None else None
+            if held is None or status is None or held.record.ending:
+                continue
+            told = status[0]
+            if told.refused and told.released and told.epoch == held.record.epoch:
+                found.append(uid)
+        return found
+
+    async def _move(self, choice: Choice, tenure: LeaderTerm) -> None:
+        record = choice.held.record.model_copy(update={"lease": tenure.check()})
+        try:
+            held = await self._moves.move(StoredVm(record, choice.held.revision), choice.node)
+        except (ConflictError, NodeFullError):
+            return  # it changed, or is placed: its echo comes back here if it still waits
+        except (BusError, VirtbusError) as error:
+            log.warning(
+                "placement of %s will be retried: %s",
+                record.name,
+                error,
+                extra={"code": "place_retry", "uid": record.uid},
+            )
+            return
+        if self._fleet.apply(held):
+            self._watches.changed(record.uid)
+        if held.record.node != UNPLACED:
+            self._tell(held.record, choice.why)
+
+    def _tell(self, record: VmRecord, why: str) -> None:
+        self._facts.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+        log.info(
+            "placed %s/%s on %s",
+            record.namespace,
+            record.name,
+            record.node,
+            extra={"code": "vm_placed", "uid": record.uid},
+        )

@@ -1,0 +1,71 @@
+"""A leader task: trims nodes that exceed their share of events or statuses."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
+from virtbus.controller.core.stream_shares import LOOK_AT, Excess, excess
+from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.ids import is_id
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+POINTS, AT_ONCE = 50, 4
+"""Sampled positions in a stream, and messages at each."""
+FACTS, STATUSES = "virtbus.evt", "$KV.st"
+"""The newest events are kept. No status is kept: an agent writes each again with its next
+change.
+"""
+
+
+class StreamTrimmer:
+    """Checks both streams repeatedly."""
+
+    def __init__(self, bus: Bus, facts: EventRecorder, nodes: Callable[[], int]) -> None:
+        """`nodes` returns the number of nodes."""
+        self._bus = bus
+        self._facts = facts
+        self._nodes = nodes
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Run until cancelled."""
+        while True:
+            for prefix in (STATUSES, FACTS):
+                try:
+                    await self.look(prefix, tenure)
+                except BusError as error:
+                    log.debug("shares of %s unknown: %s", prefix, error)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self, prefix: str, tenure: LeaderTerm) -> None:
+        """Trim nodes that exceed their share of one stream."""
+        extent = await self._bus.extent(f"{prefix}.>")
+        if extent.max_bytes <= 0 or extent.bytes < LOOK_AT * extent.max_bytes:
+            return
+        sample: list[tuple[str, int]] = []
+        span = extent.last - extent.first + 1
+        for point in range(POINTS):
+            within = int(self._bus.sources.uniform(0, span / POINTS))
+            after = extent.first - 1 + point * span // POINTS + within
+            found = await self._bus.history(f"{prefix}.>", after=after, limit=AT_ONCE)
+            sample += [(one.subject, len(one.body)) for one in found]
+        for one in excess(sample, extent.bytes, extent.max_bytes, extent.messages, self._nodes()):
+            tenure.check()
+            await self._trim(prefix, one)
+
+    async def _trim(self, prefix: str, one: Excess) -> None:
+        keep = one.keep if prefix == FACTS else 0
+        message = (
+            f"it took about {one.bytes >> 20} MiB of {prefix}.>: trimmed to its newest {keep}. Are "
+            f"its credentials in other hands? `virtbus bus revoke-node {one.node}` makes them void"
+        )
+        log.error("node %s: %s", one.node, message, extra={"code": "node_floods"})
+        await self._bus.trim(f"{prefix}.{one.node}.>", keep=keep)
+        if is_id(one.node):  # emitted each time: an earlier one was among the trimmed messages
+            again = self._bus.sources.uuid7()
+            self._facts.node(EventKind.NODE_TRIMMED, one.node, message, again)

@@ -1,0 +1,185 @@
+"""Sends changes and heartbeats to watches, in slices of the loop's time.
+
+One task serves all watches. A change that touches a thousand watches wakes this task only. It sends
+a few changes to each watch in turn, and other requests have the loop between two slices (ADR 0028).
+A change is encoded once for all watches.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from virtbus.bus.client.answers import render
+from virtbus.bus.client.ports import Rendered, Request
+from virtbus.controller.core import pages
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.view import matches
+from virtbus.schemas.api import VmWatch, WatchReply
+
+BEAT_S = 5.0
+SLICE_S = 0.002
+REST = 2.0
+"""Seconds of rest for each second of work while a crowd waits: a third of the loop's time."""
+MOST_REST_S = 0.1
+"""A slice may include a send that waits; it is no measure of the loop's time then."""
+CROWD = 8
+"""Up to this many watches are served without a rest."""
+TOLD_AT_ONCE = 16
+CHANGE_FRESH_S = 1.0
+"""A view has states that time alone changes; an encoded one is used no longer than this."""
+CHANGES_KEPT = 8
+
+
+@dataclass(eq=False, slots=True)
+class Watcher:
+    """One client's watch: the uids with unsent changes, and the uids that the client knows."""
+
+    want: VmWatch
+    request: Request
+    owner: str = ""
+    """The owner of the VMs that it may see; empty: all."""
+    dirty: dict[str, None] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    renewed_s: float = math.inf
+    """The loop's time of the last renewal; infinite until the first list is sent."""
+    over: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Done once the watch ended, with the error that ended it."""
+
+
+class WatchSender:
+    """Serves the watches that follow. `position` returns a reply's `after`."""
+
+    def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:
+        self._fleet = fleet
+        self._position = position
+        self._told_s: dict[Watcher, float] = {}
+        """Watches that follow, and the time of their last reply; the longest silent is first."""
+        self._ready: dict[Watcher, None] = {}
+        self._some = asyncio.Event()
+        self._changes: dict[tuple[str, bool], tuple[float, Rendered]] = {}
+        """By uid and whether as JSON: changes that were just encoded, and when."""
+
+    def follow(self, watcher: Watcher) -> None:
+        """Send changes to a watch from now on."""
+        self._told_s[watcher] = asyncio.get_running_loop().time()
+        self._wake(watcher)
+
+    def leave(self, watcher: Watcher) -> None:
+        """Send nothing to a watch that ended."""
+        self._told_s.pop(watcher, None)
+        self._ready.pop(watcher, None)
+
+    def changed(self, uid: str) -> None:
+        """Drop the encoded view of a VM."""
+        self._changes.pop((uid, False), None)
+        self._changes.pop((uid, True), None)
+
+    def touch(self, watcher: Watcher, uid: str) -> None:
+        """Enqueue a VM for a watch; it is sent at once, or once the watch follows."""
+        watcher.dirty[uid] = None
+        if watcher in self._told_s:
+            self._wake(watcher)
+
+    def _wake(self, watcher: Watcher) -> None:
+        self._ready[watcher] = None
+        self._some.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wait()
+            begun_s = loop.time()
+            while self._ready and loop.time() - begun_s < SLICE_S:
+                watcher = next(iter(self._ready))
+                del self._ready[watcher]
+                await self._told(watcher)
+            crowded = len(self._ready) > CROWD
+            rest_s = min(REST * (loop.time() - begun_s), MOST_REST_S) if crowded else 0.0
+            await asyncio.sleep(rest_s)
+
+    async def _wait(self) -> None:
+        """Wait until a watch has changes, or was silent for BEAT_S."""
+        loop = asyncio.get_running_loop()
+        while True:
+            for watcher, told_s in self._told_s.items():
+                if told_s + BEAT_S > loop.time():
+                    break
+                self._ready[watcher] = None
+            if self._ready:
+                return
+            self._some.clear()
+            first_s = next(iter(self._told_s.values()), math.inf)
+            try:
+                async with asyncio.timeout_at(first_s + BEAT_S if self._told_s else None):
+                    await self._some.wait()
+            except TimeoutError:
+                continue
+
+    async def _told(self, watcher: Watcher) -> None:
+        """Serve one watch; an error ends only this watch."""
+        try:
+            await self._tell(watcher)
+        except Exception as error:  # noqa: BLE001  boundary: it ends this watch
+            self._told_s.pop(watcher, None)
+            if not watcher.over.done():
+                watcher.over.set_exception(error)
+        if watcher.dirty and watcher in self._told_s:
+            self._ready[watcher] = None
+
+    async def _tell(self, watcher: Watcher) -> None:
+        """Send some changes, or a heartbeat after BEAT_S without one for this watch."""
+        now_s = asyncio.get_running_loop().time()
+        silent_s = now_s - self._told_s[watcher]
+        for uid in tuple(islice(watcher.dirty, TOLD_AT_ONCE)):
+            watcher.dirty.pop(uid, None)
+            reply = self._news(uid, watcher)
+            if reply is not None:
+                await watcher.request.stream(reply)
+                silent_s = 0.0
+        if silent_s >= BEAT_S:
+            await watcher.request.stream(WatchReply(beat=True, after=self._position()))
+            silent_s = 0.0
+        if not silent_s and self._told_s.pop(watcher, None) is not None:
+            self._told_s[watcher] = now_s
+
+    def wanted(self, watcher: Watcher, uid: str) -> bool:
+        """Return True if the watch covers a VM of the fleet."""
+        want, record = watcher.want, self._fleet.vms[uid].record
+        return (
+            (want.uid is None or want.uid == uid)
+            and (want.name is None or want.name == record.name)
+            and matches(record, want.namespace, dict(want.labels), watcher.owner)
+        )
+
+    def _news(self, uid: str, watcher: Watcher) -> Rendered | pages.Plain | None:
+        """Return the reply for a VM that may have changed; None if the watch does not cover it."""
+        as_json = watcher.request.wants_json
+        if uid in self._fleet.vms and self.wanted(watcher, uid):
+            watcher.told.add(uid)
+            return self._change(uid, as_json=as_json)
+        if uid not in watcher.told:
+            return None
+        watcher.told.discard(uid)  # it ended, or its labels left the filter
+        return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
+
+    def _change(self, uid: str, *, as_json: bool) -> Rendered:
+        """Return a VM's change, encoded. Its position may be older than the view, never newer."""
+        now_s = asyncio.get_running_loop().time()
+        made_s, change = self._changes.get((uid, as_json), (-math.inf, Rendered()))
+        if now_s - made_s > CHANGE_FRESH_S:
+            view = self._fleet.show_held(self._fleet.vms[uid], now_s)
+            reply = WatchReply(change=view, after=self._position())
+            change = Rendered(render(pages.plain(reply, as_json=as_json), as_json=as_json))
+            if len(change) > pages.ITEM_BYTES:
+                item, _ = pages.fitting(view, as_json=as_json)
+                bare = pages.plain(WatchReply(after=reply.after), as_json=as_json)
+                change = Rendered(render(bare | {"change": item}, as_json=as_json))
+            if len(self._changes) >= CHANGES_KEPT:
+                self._changes.clear()
+            self._changes[uid, as_json] = now_s, change
+        return change

@@ -1,0 +1,196 @@
+"""Serves watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
+
+Pending changes are a set of uids, not a queue of copies. A slow client gets the latest state of
+each VM once it reads, and the number of VMs bounds the memory. A change costs a set insertion for
+each watch of its namespace and of all namespaces (ADR 0028).
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from virtbus.bus.client.owners import account_of, owner_of
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.controller.core import pages
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.pace import Pace
+from virtbus.controller.edge.watch_sender import Watcher, WatchSender
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmWatch, WatchReply
+from virtbus.schemas.errors import Code, VirtbusError
+
+PAGE = 100
+RENEW_S = 30.0
+LOOK_S = 1.0
+CATCH_UP_S = 2.0
+RESUME_WITHIN_S = 23 * 3600
+"""Purge markers live 24 h: deletes before an older position can no longer be reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The content of `after`: the highest revisions sent, and the time (UNIX seconds)."""
+
+    revision: int
+    status_revision: int
+    at_s: int
+
+    def __str__(self) -> str:
+        return f"{self.revision}-{self.status_revision}-{self.at_s}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        try:
+            revision, status_revision, at_s = (int(part) for part in text.split("-"))
+        except ValueError:
+            message = "after is not a position that a watch gave; leave it out for a full list"
+            raise VirtbusError(Code.INVALID, "bad_position", message) from None
+        return cls(revision, status_revision, at_s)
+
+
+class WatchServer:
+    """All watches of this controller."""
+
+    def __init__(self, fleet: Fleet, bus: Bus, instance: str) -> None:
+        self._fleet = fleet
+        self._bus = bus
+        self._instance = instance
+        self._watchers: dict[str | None, dict[Watcher, None]] = {}
+        """By the namespace they ask for; None: all."""
+        self._catching_up: set[asyncio.Event] = set()
+        self._pace = Pace()
+        """A watch begins in one turn, and each of its pages is made and sent in one. So a thousand
+        watches hold one page in memory."""
+        self._teller = WatchSender(fleet, self._position)
+        self._by_token: dict[str, Watcher] = {}
+
+    def changed(self, uid: str | None) -> None:
+        """Tell every watch that a VM's view may have changed; None: only the position did."""
+        for moved in self._catching_up:
+            moved.set()
+        if uid is None:
+            return
+        self._teller.changed(uid)
+        held = self._fleet.vms.get(uid)
+        namespaces = list(self._watchers) if held is None else [None, held.record.namespace]
+        for namespace in namespaces:
+            for watcher in self._watchers.get(namespace, ()):
+                if watcher.want.uid in {None, uid}:
+                    self._teller.touch(watcher, uid)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        renew = subjects.watch_renewals(self._instance)
+        async with self._bus.subscribe(renew) as renewals, asyncio.TaskGroup() as group:
+            group.create_task(self._teller.run())
+            group.create_task(self._end_silent())
+            async for message in renewals:
+                watcher = self._by_token.get(message.subject.rpartition(".")[2])
+                if watcher and watcher.request.account == account_of(message.headers):
+                    watcher.renewed_s = asyncio.get_running_loop().time()
+
+    async def _end_silent(self) -> None:
+        """End each watch RENEW_S after its last renewal, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            silent_s = loop.time() - RENEW_S
+            for watcher in tuple(self._by_token.values()):
+                if watcher.renewed_s <= silent_s and not watcher.over.done():
+                    watcher.over.set_result(None)
+
+    def _leave(self, watcher: Watcher, token: str) -> None:
+        """Forget a watch that ended, or that failed before it followed."""
+        self._teller.leave(watcher)
+        del self._by_token[token]
+        namespace = watcher.want.namespace
+        del self._watchers[namespace][watcher]
+        if not self._watchers[namespace]:
+            del self._watchers[namespace]
+
+    async def serve(self, want: VmWatch, request: Request) -> "asyncio.Future[None]":
+        """Answer one watch; the result is done once it is no longer renewed, or failed.
+
+        Its renewal has a random token, which only its client knows. It counts only from the
+        account that requested the watch.
+        """
+        token = self._bus.sources.uuid7()
+        watcher = Watcher(want, request, owner_of(request.account))
+        self._watchers.setdefault(want.namespace, {})[watcher] = None
+        self._by_token[token] = watcher
+        try:
+            if want.after is not None:
+                await self._catch_up(Position.parse(want.after))
+            async with self._pace.turn():
+                uids = self._start(want, watcher)
+                watcher.told.update(uids)
+            await self._list(uids, request, subjects.watch_renewal(self._instance, token))
+        except BaseException:
+            self._leave(watcher, token)
+            raise
+        watcher.renewed_s = asyncio.get_running_loop().time()
+        self._teller.follow(watcher)
+        watcher.over.add_done_callback(lambda _: self._leave(watcher, token))
+        return watcher.over
+
+    def _start(self, want: VmWatch, watcher: Watcher) -> list[str]:
+        """Return the uids of the first list; with `after`, mark later changes as dirty instead."""
+        if want.after is None:
+            watcher.dirty.clear()
+            return [
+                uid
+                for uid in self._fleet.sorted_uids(want.namespace, dict(want.labels))
+                if self._teller.wanted(watcher, uid)
+            ]
+        position = Position.parse(want.after)
+        watcher.told.update(uid for uid in self._fleet.vms if self._teller.wanted(watcher, uid))
+        for uid, held in self._fleet.vms.items():
+            status = self._fleet.status_of(held.record)
+            if held.revision > position.revision or (
+                status is not None and status[1] > position.status_revision
+            ):
+                self._teller.touch(watcher, uid)
+        for uid, revision in self._fleet.gone.items():
+            if revision > position.revision:
+                watcher.told.add(uid)
+                self._teller.touch(watcher, uid)
+        return []
+
+    async def _catch_up(self, position: Position) -> None:
+        """Wait until this controller has seen the position; VirtbusError 410 if it never will."""
+        expired = self._now_s() - position.at_s > RESUME_WITHIN_S
+        if expired or position.revision < self._fleet.forgotten_revision:
+            message = "that position is too old; watch again without after for a full list"
+            raise VirtbusError(Code.GONE, "position_expired", message)
+        moved = asyncio.Event()
+        self._catching_up.add(moved)
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                while self._fleet.revision < position.revision:
+                    await moved.wait()
+                    moved.clear()
+        except TimeoutError:
+            message = "this controller has not seen that position; watch again without after"
+            raise VirtbusError(Code.GONE, "position_unknown", message) from None
+        finally:
+            self._catching_up.discard(moved)
+
+    async def _list(self, uids: list[str], request: Request, renew: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        views = ((uid, view) for uid in uids if (view := self._fleet.show(uid, now_s)) is not None)
+        as_json = request.wants_json
+        found = pages.split(views, as_json=as_json, most=PAGE) if uids else iter(())
+        while True:
+            async with self._pace.turn():
+                page = next(found, None)
+                if page is None:
+                    break
+                reply = WatchReply(renew=renew, after=self._position())
+                await request.stream(pages.plain(reply, as_json=as_json) | {"items": page.items})
+        await request.stream(WatchReply(synced=True, after=self._position(), renew=renew))
+
+    def _now_s(self) -> float:
+        return self._bus.sources.time_ns() / 1e9
+
+    def _position(self) -> str:
+        fleet = self._fleet
+        return str(Position(fleet.revision, fleet.status_revision, int(self._now_s())))

@@ -1,0 +1,102 @@
+"""Derives the disks that imaged makes from a VM's record."""
+
+from dataclasses import dataclass
+
+from virtbus.schemas.container import ImagePullPolicy
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.image import ImageSource, is_sealed, parse_image_ref, sealed_ref
+from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.vm import MIB, VmSpec, Volume
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRequest:
+    """One disk by volume name; `source` None: empty disk; `size_bytes` None: the image's size."""
+
+    volume: str
+    source: ImageSource | None
+    size_bytes: int | None
+    pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
+    query: str = ""
+    """The query of the image's URL, if an older controller left it in the record."""
+
+
+def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
+    """Return the image, container and empty disks of a spec in its order.
+
+    Raises:
+        VirtbusError: 400 `disk_too_large` with every disk over the node's limit.
+    """
+    wanted = []
+    for volume in spec.volumes:
+        if volume.image is not None:
+            ref, query = sealed_ref(volume.image.ref)
+            source = parse_image_ref(ref)
+            wanted.append(DiskRequest(volume.name, source, volume.image.size, query=query))
+        elif volume.container_disk is not None:
+            container = volume.container_disk
+            wanted.append(
+                DiskRequest(
+                    volume.name,
+                    parse_image_ref(container.ref),
+                    None,
+                    container.pull_policy,
+                )
+            )
+        elif volume.empty_disk is not None:
+            whole = volume.empty_disk.capacity // MIB * MIB  # as in KubeVirt; a guest sees sectors
+            wanted.append(DiskRequest(volume.name, None, whole))
+    large = tuple(
+        Detail(
+            path=f"spec.volumes[{disk.volume}]",
+            message=f"{format_bytes(disk.size_bytes)} is more than this node allows",
+            hint=f"ask for at most {format_bytes(max_virtual_bytes)} (setting max_virtual_bytes)",
+        )
+        for disk in wanted
+        if disk.size_bytes is not None and disk.size_bytes > max_virtual_bytes
+    )
+    if large:
+        raise VirtbusError(
+            Code.INVALID,
+            "disk_too_large",
+            f"{large[0].path}: {large[0].message}; {large[0].hint}",
+            details=large,
+        )
+    return tuple(wanted)
+
+
+def refs_of(spec: VmSpec) -> frozenset[str]:
+    """Return the references of all images of a spec, as the store names them."""
+    refs = (volume.image_ref for volume in spec.volumes)
+    return frozenset(parse_image_ref(sealed_ref(ref)[0]).name for ref in refs if ref)
+
+
+def brings_secret(spec: VmSpec) -> bool:
+    """True for a VM with a login or a query of its own for a pull; its record does not hold it."""
+    return any(_needs_secret(volume) for volume in spec.volumes)
+
+
+def _needs_secret(volume: Volume) -> bool:
+    disk = volume.container_disk
+    if disk is not None:
+        return disk.image_pull_secret is not None
+    return volume.image is not None and is_sealed(volume.image.ref)
+
+
+def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:
+    """Return the size of a new overlay: the requested size, otherwise the image's.
+
+    Raises:
+        VirtbusError: 400 `disk_too_small`: an overlay cannot truncate the image.
+    """
+    if disk.size_bytes is None:
+        return image_virtual_bytes
+    if disk.size_bytes < image_virtual_bytes:
+        raise VirtbusError(
+            Code.INVALID,
+            "disk_too_small",
+            f"volume {disk.volume}: {format_bytes(disk.size_bytes)} is smaller than its image, "
+            f"which has {format_bytes(image_virtual_bytes)}; ask for at least that, or leave "
+            "the size out",
+        )
+    return disk.size_bytes

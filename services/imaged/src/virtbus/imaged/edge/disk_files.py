@@ -1,0 +1,197 @@
+"""The disks of VMs: `<root>/<uid>/<volume>.qcow2`, made by us, written by QEMU."""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.imaged.core.overlay import (
+    HEAD_BYTES,
+    Layout,
+    Overlay,
+    length_bytes,
+    read_overlay,
+)
+from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.partial_download import store_error
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.wire import decode, encode_json
+
+SUFFIX = ".qcow2"
+TEMPORARY = ".tmp-"
+NOTE_SUFFIX = ".json"
+"""Metadata next to each disk, unless imaged is root. libvirt gives a running VM's disk to QEMU's
+user, and an imaged with another user cannot read its header then."""
+_UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDisk:
+    """A disk on the host; `overlay` None if its header cannot be read."""
+
+    uid: str
+    file: str
+    overlay: Overlay | None
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of its image; empty if there is none, or it is unknown."""
+        path = self.overlay.backing_path if self.overlay is not None else ""
+        return f"sha256:{Path(path).name}" if path else ""
+
+
+class DiskFolders:
+    """Makes, reads and removes disk files. All methods block on the disk."""
+
+    def __init__(self, root: Path) -> None:
+        openat2.make_passable(root)
+        self.root = root
+        self._notes = os.geteuid() != 0
+        self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the directory; files stay."""
+        os.close(self._root_fd)
+
+    def path(self, uid: str, volume: str) -> Path:
+        """Return the path of a volume's disk; both are checked ids."""
+        return self.root / uid / f"{volume}{SUFFIX}"
+
+    def read(self, uid: str, volume: str) -> Overlay | None:
+        """Return an existing disk, None if there is none.
+
+        Raises:
+            VirtbusError: 409 `disk_damaged`, 503 `store_error`.
+        """
+        try:
+            with self._open(uid) as directory:
+                # Left by a crash, and linked to the disk: the agent accepts only disks with one
+                # name.
+                openat2.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
+                return _read_disk(volume, directory)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error(error) from error
+
+    def written(self, uid: str) -> bool:
+        """Return False if every disk of the VM is as `make` left it: QEMU's first write extends it.
+
+        Return True if unknown.
+        """
+        for found in self.find(uid):
+            if not found.file:
+                continue
+            made = found.overlay
+            if made is None or Path(found.file).lstat().st_size != length_bytes(made):
+                return True
+        return False
+
+    def overlay_in(self, folder: Path, volume: str) -> Overlay | None:
+        """Return a disk in any of our folders; None if its header cannot be read."""
+        try:
+            directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            return _read_disk(volume, directory)
+        except (OSError, VirtbusError):
+            return None
+        finally:
+            os.close(directory)
+
+    @contextlib.contextmanager
+    def _open(self, uid: str) -> Iterator[int]:
+        directory = os.open(
+            check_uid(uid), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root_fd
+        )
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+    def make(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
+        """Write a disk atomically: temporary file, fsync, link. Never replaces a disk.
+
+        Raises:
+            VirtbusError: 503 `disk_full`, `store_error`.
+        """
+        try:
+            os.close(openat2.open_directory(check_uid(uid), self._root_fd, openat2.PASSABLE))
+            with self._open(uid) as directory:
+                if self._notes:
+                    note = encode_json(dataclasses.asdict(overlay))
+                    openat2.replace(volume + NOTE_SUFFIX, note, directory)
+                _write_disk(volume + SUFFIX, layout, directory)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def remove(self, uid: str) -> bool:
+        """Remove all disks of a VM; return False if there were none.
+
+        Raises:
+            VirtbusError: 503 `store_error`.
+        """
+        try:
+            with self._open(uid) as directory:
+                for name in openat2.names(directory):
+                    openat2.remove(name, directory)
+                os.rmdir(uid, dir_fd=self._root_fd)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise store_error(error) from error
+        return True
+
+    def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
+        """Yield the disks on the host, of one VM or of all."""
+        names = [uid] if uid else openat2.names(self._root_fd)
+        for name in names:
+            path = self.root / name
+            if not _UID.fullmatch(name) or path.is_symlink() or not path.is_dir():
+                continue
+            files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
+            if not files:
+                yield FoundDisk(name, "", None)  # released only when the directory is removed, too
+            for file in files:
+                yield FoundDisk(name, str(file), self._overlay_of(name, file))
+
+    def _overlay_of(self, uid: str, file: Path) -> Overlay | None:
+        if not file.name.endswith(SUFFIX) or file.name.startswith("."):
+            return None
+        try:
+            return self.read(uid, file.name.removesuffix(SUFFIX))
+        except VirtbusError:
+            return None
+
+
+def _read_disk(volume: str, directory: int) -> Overlay:
+    try:
+        return read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
+    except PermissionError as unreadable:
+        try:
+            note = decode(openat2.read_small(volume + NOTE_SUFFIX, directory, HEAD_BYTES))
+            return Overlay(**note)
+        except (OSError, VirtbusError, TypeError):
+            raise unreadable from None
+
+
+def _write_disk(final: str, layout: Layout, directory: int) -> None:
+    temporary = f"{TEMPORARY}{final}"
+    openat2.remove(temporary, directory)  # never truncated: a crash may have left it linked twice
+    descriptor = openat2.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        for offset, data in layout.pieces:
+            os.pwrite(descriptor, data, offset)
+        os.ftruncate(descriptor, layout.length_bytes)
+        os.fsync(descriptor)
+        # link(2), unlike rename(2), cannot replace an existing disk
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, final, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.close(descriptor)
+        openat2.remove(temporary, directory)

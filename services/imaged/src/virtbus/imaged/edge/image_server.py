@@ -1,0 +1,77 @@
+"""An image server: the headers that it gets, and the meaning of its errors."""
+
+import email.utils
+import time
+from typing import NoReturn
+
+import aiohttp
+
+from virtbus.imaged.core.sources import shown
+from virtbus.imaged.edge.local_files import not_found
+from virtbus.imaged.edge.transient import TransientError
+from virtbus.schemas.errors import Code, VirtbusError
+
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class ImageServer:
+    """A plain web server; `what` describes its content for people."""
+
+    next_step = (
+        "check the address, its server and this node's network; a server on a private, link-local "
+        "or loopback address needs the setting image_addresses; imaged's log says more"
+    )
+    """The next step if it is unreachable."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of each request."""
+        return {}
+
+    def accepted(self) -> None:
+        """Record that the server has answered a request with success."""
+
+    async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
+        """Raise the error for an answer without the file.
+
+        Raises:
+            TransientError: another attempt may help.
+            AgainError: another attempt will help.
+            VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `image_source_refused`.
+        """
+        status = response.status
+        if status in _TRANSIENT_STATUS:
+            raise TransientError(f"the server answers {status}", _retry_after_s(response))
+        if status in {404, 410}:
+            raise not_found(self.what)
+        denied = status in {401, 403}
+        raise VirtbusError(
+            Code.DENIED if denied else Code.UNSUPPORTED,
+            "image_denied" if denied else "image_source_refused",
+            f"the server of {shown(self.what)} answers {status}; "
+            "open the address in a browser to see why, and use one that needs no login",
+        )
+
+    def check_encoding(self, response: aiohttp.ClientResponse) -> None:
+        """Refuse an encoded body (SRC-09): 422 `content_encoding`."""
+        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        if encoding != "identity":
+            raise VirtbusError(
+                Code.UNSUPPORTED,
+                "content_encoding",
+                f"{shown(self.what)} comes as {encoding[:32]!r} although identity was asked for; "
+                "configure its server to send the file as it is",
+            )
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float:
+    text = response.headers.get("Retry-After", "")
+    if text.isdecimal():
+        return float(text[:6])
+    try:
+        at = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+    return max(0.0, at - time.time())

@@ -1,0 +1,193 @@
+"""A partial download: written, hashed, and resumable after a crash."""
+
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable
+
+from virtbus.imaged.core.formats import HEAD_BYTES, TAIL_BYTES
+from virtbus.imaged.core.links import PartNote
+from virtbus.imaged.edge import openat2
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.wire import encode_json, read
+
+CHUNK_BYTES = 1024**2
+CHECKPOINT_BYTES = 64 * 1024**2
+"""Interval of fsyncs of a resumable part: the loss of bytes by a crash."""
+NOTE_SUFFIX = ".json"
+_ZEROS = bytes(64)
+_FICLONE = 0x40049409
+"""linux/fs.h"""
+
+
+def disk_full(message: str) -> VirtbusError:
+    """Return 503 `disk_full`; the caller may repeat when there is space."""
+    return VirtbusError(
+        Code.UNAVAILABLE,
+        "disk_full",
+        f"{message}; free some space or remove unused images, then it is tried again",
+    )
+
+
+class PartialDownload:
+    """One file in `part/`. All methods block on the disk; call them one at a time, off the loop.
+
+    `check_room(bytes)` raises `disk_full` before the free-space floor would be crossed. The
+    metadata file counts only durable bytes. So a power cut cannot leave holes that a resumed,
+    unpinned transfer would take for content.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        dir_fd: int,
+        check_room: Callable[[int], None],
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+    ) -> None:
+        self.key = key
+        self._dir_fd = dir_fd
+        self._check_room = check_room
+        self._checkpoint_bytes = checkpoint_bytes
+        self._hash = hashlib.sha256()
+        self.offset = 0
+        self._durable = 0
+        self.note: PartNote | None = None
+        self._fd = openat2.open_file(key, dir_fd, os.O_RDWR | os.O_CREAT)
+
+    def resume(self, url: str) -> bool:
+        """Resume an earlier process' part of `url`, hashing it again.
+
+        Return False to start from zero.
+        """
+        note = read_note(self.key, self._dir_fd)
+        size = os.fstat(self._fd).st_size
+        if note is None or note.url != url or not 0 < note.done_bytes <= size:
+            self.restart(None)
+            return False
+        os.ftruncate(self._fd, note.done_bytes)
+        self.note = note
+        return True
+
+    def hash_more(self) -> bool:
+        """Hash the next chunk of existing bytes; return False when all are hashed."""
+        chunk = os.pread(self._fd, CHUNK_BYTES, self.offset)
+        self._hash.update(chunk)
+        self.offset += len(chunk)
+        self._durable = self.offset
+        return bool(chunk)
+
+    def restart(self, note: PartNote | None) -> None:
+        """Drop all bytes; `note` describes the next ones, None: they cannot resume."""
+        openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
+        os.ftruncate(self._fd, 0)
+        self._hash = hashlib.sha256()
+        self.offset = self._durable = 0
+        self.note = note
+
+    def expect(self, more_bytes: int) -> None:
+        """Raise `disk_full` now if so many bytes would not fit."""
+        self._check_room(more_bytes)
+
+    def clone(self, source_fd: int) -> bool:
+        """Make this file a reflink of `source_fd` if supported; not hashed yet."""
+        try:
+            fcntl.ioctl(self._fd, _FICLONE, source_fd)
+        except OSError:
+            return False
+        return True
+
+    def write(self, chunk: bytes) -> None:
+        """Append and hash. Zeros become a hole.
+
+        Raises:
+            VirtbusError: `disk_full`, `store_error`.
+        """
+        try:
+            if chunk.startswith(_ZEROS) and chunk.count(0) == len(chunk):
+                os.ftruncate(self._fd, self.offset + len(chunk))
+            else:
+                self._check_room(len(chunk))
+                view = memoryview(chunk)
+                done = 0
+                while done < len(view):
+                    done += os.pwrite(self._fd, view[done:], self.offset + done)
+            self._hash.update(chunk)
+            self.offset += len(chunk)
+            if self.note is not None and self.offset - self._durable >= self._checkpoint_bytes:
+                self.checkpoint()
+        except OSError as error:
+            raise store_error(error) from error
+
+    def checkpoint(self) -> None:
+        """Make the current bytes durable and resumable; no effect if it cannot resume."""
+        if self.note is None or self.offset == self._durable:
+            return
+        os.fdatasync(self._fd)
+        self.note = self.note.model_copy(update={"done_bytes": self.offset})
+        openat2.replace(self.key + NOTE_SUFFIX, encode_json(self.note), self._dir_fd)
+        self._durable = self.offset
+
+    @property
+    def hex_digest(self) -> str:
+        """Return the SHA-256 of all bytes up to `offset`."""
+        return self._hash.hexdigest()
+
+    def head_and_tail(self) -> tuple[bytes, bytes]:
+        """Return the input of `core.header.inspect`."""
+        return read_head_and_tail(self._fd, self.offset)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return bytes of the file so far; fewer at its end."""
+        return os.pread(self._fd, length, offset)
+
+    def publish(self, data_fd: int, name: str) -> None:
+        """Make the file durable and read-only and move it to `name` in `data_fd`."""
+        try:
+            os.fchmod(self._fd, 0o444)
+            os.fsync(self._fd)
+            os.rename(self.key, name, src_dir_fd=self._dir_fd, dst_dir_fd=data_fd)
+            os.fsync(data_fd)
+        except OSError as error:
+            raise store_error(error) from error
+        openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
+
+    def close(self, *, keep: bool) -> None:
+        """Close; `keep` leaves a part that can resume, any other is removed."""
+        if self._fd < 0:
+            return
+        try:
+            if keep and self.note is not None and self.offset:
+                self.checkpoint()
+            else:
+                openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
+                openat2.remove(self.key, self._dir_fd)
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_note(key: str, dir_fd: int) -> PartNote | None:
+    """Return the metadata of a part, or None if it is missing or unreadable."""
+    try:
+        return read(PartNote, openat2.read_small(key + NOTE_SUFFIX, dir_fd, 16 * 1024))
+    except (OSError, VirtbusError):
+        return None
+
+
+def read_head_and_tail(descriptor: int, size_bytes: int) -> tuple[bytes, bytes]:
+    """Return the first `HEAD_BYTES` and the last `TAIL_BYTES` of a file of `size_bytes`."""
+    head = os.pread(descriptor, min(HEAD_BYTES, size_bytes), 0)
+    tail = os.pread(descriptor, TAIL_BYTES, max(0, size_bytes - TAIL_BYTES))
+    return head, tail
+
+
+def store_error(error: OSError) -> VirtbusError:
+    """Return an error of the file system as `disk_full` or `store_error`."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return disk_full("the image store's disk is full")
+    return VirtbusError(
+        Code.UNAVAILABLE,
+        "store_error",
+        f"the image store cannot be written ({error.strerror}); check its disk and permissions",
+    )

@@ -1,0 +1,37 @@
+"""Opens a part for one transfer, and decides if it is kept afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.partial_download import PartialDownload
+from virtbus.imaged.edge.store import ImageStore
+from virtbus.schemas.errors import Retry, VirtbusError
+
+
+@asynccontextmanager
+async def open_part(
+    store: ImageStore, threads: DiskThreads, key: str, abandoned: Callable[[], bool]
+) -> AsyncIterator[PartialDownload]:
+    """Open the part of `key` for one user.
+
+    Its bytes are kept for another attempt if one may help, and for the next process if this one
+    stops. They are removed if the transfer is `abandoned`, done or refused.
+    """
+    part = await threads.run(store.part, key)
+    keep = False
+    try:
+        yield part
+    except VirtbusError as error:
+        keep = error.body.retry is Retry.LATER and error.reason != "disk_full"
+        raise
+    except asyncio.CancelledError:
+        keep = not abandoned()
+        raise
+    finally:
+        await threads.run(_close, part, keep)
+
+
+def _close(part: PartialDownload, keep: bool) -> None:
+    part.close(keep=keep)

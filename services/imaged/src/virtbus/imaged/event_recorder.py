@@ -1,0 +1,97 @@
+"""Publishes imaged's ready events, events and progress."""
+
+from typing import Any
+
+from virtbus.bus.client.ports import Bus
+from virtbus.imaged.single_flight import Listener
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Event, EventKind
+from virtbus.schemas.image import Progress
+from virtbus.schemas.node_rpc import ImageReady
+from virtbus.schemas.vm import VmRecord
+
+STEP = "image"
+
+
+class EventRecorder:
+    """Publishes on the bus; nothing here decides, or can fail the work."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+
+    async def ready(self, ready: ImageReady) -> None:
+        """Publish the ready event of a create; it may be lost."""
+        await self._bus.publish(subjects.ready(self._node, ready.uid, STEP), ready)
+
+    def made(self, record: VmRecord, ready: ImageReady, took_ms: float) -> None:
+        """Emit that disks were made."""
+        self._emit(EventKind.IMAGE_READY, record, took_ms=took_ms, detail={"digest": ready.digest})
+
+    def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
+        """Emit a failure; one event for each reason of a generation, not for each attempt."""
+        self._emit(
+            EventKind.IMAGE_FAILED,
+            record,
+            reason=error.reason,
+            message=str(error),
+            detail={"attempt": str(attempt)},
+        )
+
+    def released(self, uid: str, epoch: int) -> None:
+        """Emit that disks were removed."""
+        event = Event(
+            kind=EventKind.DISKS_RELEASED,
+            uid=uid,
+            node=self._node,
+            epoch=epoch,
+            service="imaged",
+            at_ns=self._bus.sources.time_ns(),
+        )
+        self._send(event)
+
+    def listener(self, record: VmRecord) -> Listener:
+        """Publish progress of a VM's image; the first call emits that a pull began."""
+        tell = self.progress(record.uid)
+        begun = False
+
+        async def listen(done_bytes: int, total_bytes: int | None) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                self._emit(EventKind.IMAGE_PULLING, record)
+            await tell(done_bytes, total_bytes)
+
+        return listen
+
+    def progress(self, uid: str) -> Listener:
+        """Publish progress under `uid`, of a VM or of a pull's job."""
+        subject = subjects.progress(self._node, uid, STEP)
+
+        async def listen(done_bytes: int, total_bytes: int | None) -> None:
+            value = Progress(uid=uid, step=STEP, done_bytes=done_bytes, total_bytes=total_bytes)
+            await self._bus.publish(subject, value)
+
+        return listen
+
+    def _emit(self, kind: EventKind, record: VmRecord, **more: Any) -> None:
+        event = Event(
+            kind=kind,
+            uid=record.uid,
+            node=self._node,
+            epoch=record.epoch,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            service="imaged",
+            at_ns=self._bus.sources.time_ns(),
+            **more,
+        )
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
+        identity = f"{event.uid}:{event.epoch}:{event.generation}:{event.kind}:{event.reason}"
+        self._bus.emit(
+            subjects.event(self._node, event.uid, event.kind), event, message_id=identity
+        )

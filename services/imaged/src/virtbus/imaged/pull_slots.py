@@ -1,0 +1,167 @@
+"""The slots of a node's pulls, assigned by the rules of `core.turns`."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.core.pull_schedule import Pull, gives_way, next_of
+from virtbus.schemas.errors import Code, VirtbusError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_LOOKS_A_TURN = 4
+"""Checks by a waiting pull for the end of a turn, in `slow_turn_s`."""
+
+
+class PullRequest(Protocol):
+    """The requests and progress of a pull: `flights.Flight`."""
+
+    moved_bytes: int
+
+    @property
+    def namespaces(self) -> frozenset[str]: ...
+
+
+class Seat:
+    """One pull, from its request for a slot to its end."""
+
+    def __init__(self, order: int, host: str, asked: PullRequest) -> None:
+        self.called = asyncio.Event()
+        self.limit: asyncio.Timeout | None = None
+        """In the current turn."""
+        self.held_s = 0.0
+        """In earlier turns."""
+        self._order = order
+        self._host = host
+        self._asked = asked
+        self._yields = 0
+        self._began_s = 0.0
+        self._began_bytes = 0
+        self._settled = False
+
+    def settle(self) -> None:
+        """Record that all bytes have arrived: it keeps its slot to the end."""
+        self._settled = True
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(None)
+
+    def begin(self, now_s: float) -> None:
+        """Start a turn."""
+        self._began_s, self._began_bytes = now_s, self._asked.moved_bytes
+
+    def end(self, now_s: float, *, gave_way: bool) -> None:
+        """End a turn."""
+        self.held_s += now_s - self._began_s
+        self._yields += gave_way
+        self.limit = None
+        self._settled = False
+        self.called.clear()
+
+    def as_waits(self) -> Pull:
+        """Return the pull for the rules about waiting pulls."""
+        return Pull(self._order, self._host, self._asked.namespaces, self._yields)
+
+    def as_runs(self, now_s: float) -> Pull:
+        """Return the pull for the rules about running pulls."""
+        return Pull(
+            self._order,
+            self._host,
+            self._asked.namespaces,
+            self._yields,
+            now_s - self._began_s,
+            self._asked.moved_bytes - self._began_bytes,
+            self._settled,
+        )
+
+
+class PullSlots:
+    """At most `most` pulls at once."""
+
+    def __init__(self, limits: TransferLimits, most: int) -> None:
+        self._limits = limits
+        self._most = most
+        self._orders = itertools.count()
+        self._waiting: list[Seat] = []
+        self._running: list[Seat] = []
+
+    async def run(self, host: str, asked: PullRequest, work: Callable[[Seat], Awaitable[T]]) -> T:
+        """Return the result of `work`, started when there is a slot.
+
+        If it has to give way it is cancelled, and started again later: it must continue from its
+        partial result. After `Seat.settle` it is not cancelled.
+
+        Raises:
+            VirtbusError: 503 `image_unreachable`: its turns took longer than `total_timeout_s`; the
+                errors of `work`.
+        """
+        seat = Seat(next(self._orders), host, asked)
+        while seat.held_s < self._limits.total_timeout_s:
+            await self._slot(seat)
+            gave_way = False
+            try:
+                async with asyncio.timeout(None) as seat.limit:
+                    return await work(seat)
+            except TimeoutError:
+                gave_way = seat.limit is not None and seat.limit.expired()
+                if not gave_way:
+                    raise
+                log.info("a pull from %s gives way", host, extra={"code": "image_pull_yields"})
+            finally:
+                self._leave(seat, gave_way=gave_way)
+        raise VirtbusError(
+            Code.UNAVAILABLE,
+            "image_unreachable",
+            f"the image did not arrive in {self._limits.total_timeout_s:g} s of its turns; "
+            "use a faster server, or raise the setting pull_timeout_s",
+        )
+
+    async def _slot(self, seat: Seat) -> None:
+        self._waiting.append(seat)
+        try:
+            self._look()
+            while seat in self._waiting:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._limits.slow_turn_s / _LOOKS_A_TURN):
+                        await seat.called.wait()
+                self._look()
+        except asyncio.CancelledError:
+            self._leave(seat, gave_way=False)
+            raise
+
+    def _leave(self, seat: Seat, *, gave_way: bool) -> None:
+        if seat in self._running:
+            self._running.remove(seat)
+            seat.end(asyncio.get_running_loop().time(), gave_way=gave_way)
+        else:
+            self._waiting.remove(seat)
+        self._look()
+
+    def _look(self) -> None:
+        """Fill free slots; if some still wait, end a turn that has been long enough."""
+        now_s = asyncio.get_running_loop().time()
+        while True:
+            waiting = {seat.as_waits(): seat for seat in self._waiting}
+            running = {seat.as_runs(now_s): seat for seat in self._running}
+            first = next_of(waiting, tuple(running), self._most)
+            if first is None:
+                break
+            seat = waiting[first]
+            self._waiting.remove(seat)
+            self._running.append(seat)
+            seat.begin(now_s)
+            seat.called.set()
+        if not waiting or any(_is_leaving(seat) for seat in self._running):
+            return
+        last = gives_way(waiting, tuple(running), self._most, self._limits)
+        limit = running[last].limit if last is not None else None
+        if limit is not None:
+            limit.reschedule(now_s)
+
+
+def _is_leaving(seat: Seat) -> bool:
+    return seat.limit is not None and seat.limit.when() is not None

@@ -1,0 +1,102 @@
+"""Builds Kubernetes' Status objects for refusals (apimachinery, api/errors)."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.objects.status_causes import Cause
+from virtbus.schemas.errors import ErrorBody
+
+GROUP = "kubevirt.io"
+REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    409: "Conflict",
+    410: "Gone",
+    413: "RequestEntityTooLarge",
+    422: "Invalid",
+    429: "TooManyRequests",
+    500: "InternalError",
+    501: "NotImplemented",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}
+"""Kubernetes' reason for each code (apimachinery, StatusReason)."""
+
+
+class Refusal(NamedTuple):
+    """A refusal as the answer. Its code and reason belong together."""
+
+    code: int
+    reason: str
+    message: str
+    kind: str = ""
+    name: str = ""
+    causes: tuple[Cause, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return the Status object, which kubectl and virtctl print."""
+        details: dict[str, Any] = {}
+        if self.kind:
+            details = {"name": self.name, "group": GROUP, "kind": self.kind}
+        if self.causes:
+            details["causes"] = [cause.plain() for cause in self.causes]
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+            **({"details": details} if details else {}),
+        }
+
+
+def conflict(kind: str, name: str, why: str) -> Refusal:
+    """Return a 409: the object's state does not allow the call."""
+    message = f'Operation cannot be fulfilled on {kind}.{GROUP} "{name}": {why}'
+    return Refusal(409, "Conflict", message, kind, name)
+
+
+def not_found(kind: str, name: str) -> Refusal:
+    """Return a 404."""
+    return Refusal(404, "NotFound", f'{kind}.{GROUP} "{name}" not found', kind, name)
+
+
+def bad_request(why: str) -> Refusal:
+    """Return a 400: the request is invalid or incomplete."""
+    return Refusal(400, "BadRequest", why)
+
+
+def unauthorized() -> Refusal:
+    """Return a 401: no trusted certificate or header names the user."""
+    return of_http(401, "Unauthorized")
+
+
+def unavailable(why: str) -> Refusal:
+    """Return a 503: the same request may succeed later."""
+    return of_http(503, why)
+
+
+def of_http(code: int, why: str) -> Refusal:
+    """Return the refusal of an HTTP code."""
+    return Refusal(code, REASONS.get(code, "Unknown"), why)
+
+
+def of_bus(error: ErrorBody) -> Refusal:
+    """Return the refusal of the bus, whose codes are those of HTTP."""
+    return of_http(error.code, error.message)
+
+
+def not_implemented(what: str) -> Refusal:
+    """Return a 501 with the name of the missing feature."""
+    return Refusal(501, "NotImplemented", what)
+
+
+def invalid(kind: str, name: str, causes: Sequence[Cause]) -> Refusal:
+    """Return the 422 of a webhook, with all problems and their fields in the message."""
+    told = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
+    return Refusal(422, "Invalid", told, kind, name, tuple(causes))

@@ -1,0 +1,115 @@
+"""Defines a call of a subresource, its effects, and a verb that decides about a call."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from virtbus.kubebridge.core.objects.status_errors import Refusal, not_implemented
+from virtbus.kubebridge.core.objects.unstructured import Object, text
+from virtbus.schemas.guest import GuestQuestion
+
+VM, VMI = "virtualmachines", "virtualmachineinstances"
+KINDS = {VM: "virtualmachine", VMI: "virtualmachineinstance"}
+
+
+@dataclass(frozen=True, slots=True)
+class SubresourceCall:
+    """A call, with the objects of that name, or None for a missing one.
+
+    `options` is the request body, or the `port` and `protocol` of a stream.
+    """
+
+    method: str
+    resource: str
+    verb: str
+    name: str
+    vm: Object | None = None
+    vmi: Object | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> str:
+        """Return the uid of the VMI, which is also the uid of its VM on the bus."""
+        return text(self.vmi, "metadata", "uid")
+
+    @property
+    def dry_run(self) -> bool:
+        """Return True if the call must have no effect. Patches are sent as a dry run."""
+        return self.options.get("dryRun") == ["All"]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonPatch:
+    """A JSON patch (RFC 6902). Its tests turn a concurrent change into a 409."""
+
+    of: Literal["vm", "vm/status", "vmi"]
+    operations: tuple[dict[str, Any], ...]
+    is_a_patch: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class BusVerb:
+    """A verb of the bus for the VM of this uid. A refusal becomes the answer."""
+
+    verb: str
+    uid: str
+    is_a_patch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskGuest:
+    """Questions to the guest agent. `guest_answers` converts the result to KubeVirt's API."""
+
+    uid: str
+    questions: tuple[GuestQuestion, ...]
+    is_a_patch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class GuestStream:
+    """A websocket `plain.kubevirt.io` to the guest. A screenshot is answered with a PNG instead."""
+
+    what: Literal["console", "portforward", "vnc", "screenshot"]
+    uid: str
+    port: int = 0
+    protocol: str = ""
+    is_a_patch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """An answer that is an object."""
+
+    what: dict[str, Any]
+    is_a_patch: ClassVar[bool] = True
+
+
+Deed = JsonPatch | BusVerb | AskGuest | GuestStream | Give
+
+Outcome = Refusal | tuple[Deed, ...]
+
+
+Decide = Callable[[SubresourceCall], Outcome]
+"""Decides about a call whose objects exist."""
+
+
+class Verb(NamedTuple):
+    """A row. `success` is the code of a success. `missing` names what is not supported yet."""
+
+    method: str
+    resource: str
+    name: str
+    decide: Decide
+    success: int = 202
+    missing: str = ""
+
+    @property
+    def access(self) -> str:
+        """Return the verb of the SubjectAccessReview."""
+        return "get" if self.method == "GET" else "update"
+
+
+def missing(method: str, resource: str, name: str, what: str) -> Verb:
+    """Return a verb that is not supported yet."""
+    message = f"{name} is not supported yet: {what}"
+    return Verb(method, resource, name, lambda _: not_implemented(message), missing=message)

@@ -1,0 +1,163 @@
+"""Caches this cluster's VMs from virtbus' own watch.
+
+A missing view proves nothing: a list may come from a lagging controller. A VM is gone for certain
+if a delete did not find it, a create was refused as deleted, or the watch reported its end.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, UnavailableError
+from virtbus.bus.runtime.backoff import delays
+from virtbus.kubebridge.core.runtime.controller import Listeners
+from virtbus.kubebridge.core.translation.mapping import CLUSTER
+from virtbus.kubebridge.edge.runtime.store import ENDED_MAX
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmWatch
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.quarantine import ORPHANED
+from virtbus.schemas.vm import VmView
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 15.0
+"""Three heartbeats of a watch."""
+RENEW_S = 10.0
+PAUSE_S = (0.1, 5.0)
+
+NO_REPLY = (AttributeError, KeyError, TypeError, ValueError)
+"""Exceptions from a reply that is not a valid watch reply."""
+
+Plain = Mapping[str, Any]
+
+
+class VmInformer:
+    """The VMs with this cluster's label, by uid. They are kept as bytes and parsed at each read."""
+
+    def __init__(self, bus: Bus, cluster: str) -> None:
+        self._bus = bus
+        self._cluster = cluster
+        self._held: dict[str, tuple[str, bytes]] = {}
+        self._named: dict[str, set[str]] = {}
+        """The uids of each `namespace/name`."""
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._pauses = delays(*PAUSE_S, bus.sources)
+        self.listeners = Listeners()
+        self.synced = asyncio.Event()
+
+    def paths(self) -> Iterable[str]:
+        """Return the `namespace/name` of all VMs."""
+        return tuple(self._named)
+
+    # --- reading --------------------------------------------------------------------------
+    def get(self, uid: str) -> VmView | None:
+        """Return the VM as it was last seen, or None."""
+        held = self._held.get(uid)
+        return None if held is None else read(VmView, held[1])
+
+    def marked(self, uid: str) -> bool:
+        """Return True if the VM is marked as orphaned."""
+        held = self._held.get(uid)
+        return held is not None and ORPHANED.encode() in held[1]
+
+    def gone(self, uid: str) -> bool:
+        """Return True if the VM is certainly gone."""
+        return uid in self._gone
+
+    def named(self, path: str) -> Collection[str]:
+        """Return the uids of the VMs that have the `namespace/name`."""
+        return tuple(self._named.get(path, ()))
+
+    def ended(self, uid: str) -> None:
+        """Note a certain end: a delete found nothing, or a create was refused as deleted."""
+        self._drop(uid)
+        self._gone[uid] = None
+        if len(self._gone) > ENDED_MAX:  # the next request finds a forgotten end
+            self._gone.popitem(last=False)
+
+    def answered(self, view: VmView) -> None:
+        """Store the VM in an answer, unless the watch is already ahead of it."""
+        before = self.get(view.uid)
+        if view.uid not in self._gone and (before is None or before.revision < view.revision):
+            self._put(view.uid, f"{view.namespace}/{view.name}", encode(view))
+
+    def _put(self, uid: str, path: str, body: bytes) -> None:
+        self._drop(uid)
+        self._held[uid] = (path, body)
+        self._named.setdefault(path, set()).add(uid)
+
+    def _drop(self, uid: str) -> str:
+        """Remove a VM. Return its name, or an empty string."""
+        path, _ = self._held.pop(uid, ("", b""))
+        if path:
+            self._named[path].discard(uid)
+            if not self._named[path]:
+                del self._named[path]
+        return path
+
+    # --- following ------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Watch until cancelled, also across failures of the bus."""
+        while True:
+            try:
+                await self._follow()
+            except (BusError, VirtbusError, *NO_REPLY) as error:
+                log.info("watch of VMs: %s", error, extra={"code": "watch_failed"})
+            await asyncio.sleep(next(self._pauses))
+
+    async def _follow(self) -> None:
+        """Run one watch, from a full list to its end."""
+        loop, want = asyncio.get_running_loop(), VmWatch(labels={CLUSTER: self._cluster})
+        listed: set[str] = set()
+        renewal, renewed_s = "", loop.time()
+        stream = self._bus.request_stream(
+            subjects.api("vm", "watch"), want, idle_timeout_s=SILENT_S
+        )
+        async with stream as replies:
+            async for reply in replies:
+                renewal = reply.get("renew") or renewal
+                if renewal and loop.time() - renewed_s > RENEW_S:
+                    await self._bus.publish(renewal, {})
+                    renewed_s = loop.time()
+                if reply.get("resync"):
+                    return
+                for view in reply.get("items") or ():
+                    listed.add(self._take(view))
+                if reply.get("synced"):
+                    self._retain(listed)
+                    self._pauses = delays(*PAUSE_S, self._bus.sources)
+                    self.synced.set()
+                self._changed(reply)
+        raise UnavailableError("the watch ended")
+
+    def _changed(self, reply: Plain) -> None:
+        if (view := reply.get("change")) is not None:
+            self._take(view)
+        if uid := reply.get("gone"):
+            self._went(uid)
+
+    def _take(self, view: Plain) -> str:
+        uid, key = str(view["uid"]), f"{view['namespace']}/{view['name']}"
+        before, held = self._held.get(uid), (key, encode(view))
+        if uid not in self._gone and before != held:
+            self._put(uid, *held)
+            self.listeners(key)
+        return uid
+
+    def _went(self, uid: str) -> None:
+        """Remove a VM that left the watch. It has ended only if it was being deleted."""
+        view, path = self.get(uid), self._drop(uid)
+        if view is None:
+            return
+        if view.deleting:
+            self.ended(uid)
+        self.listeners(path)
+
+    def _retain(self, uids: set[str]) -> None:
+        for uid in self._held.keys() - uids:
+            self.listeners(self._drop(uid))

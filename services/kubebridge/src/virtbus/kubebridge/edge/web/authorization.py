@@ -1,0 +1,89 @@
+"""Authenticates users by the front proxy, and authorizes them by a SubjectAccessReview."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+from aiohttp import web
+
+from virtbus.kubebridge.core.api.access import SubresourceTarget, forbidden, review
+from virtbus.kubebridge.core.api.front_proxy import NAME, NAMESPACE, FrontProxy, User, of_config_map
+from virtbus.kubebridge.core.objects.status_errors import unauthorized
+from virtbus.kubebridge.core.objects.unstructured import at, text
+from virtbus.kubebridge.core.runtime.controller import ACCESS_REVIEW, CONFIG_MAP
+from virtbus.kubebridge.edge.cluster import KubernetesApi, StatusError
+from virtbus.kubebridge.edge.web.error_middleware import RefusedError
+from virtbus.kubebridge.edge.web.tls import TlsListener
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""Time between reads of the front proxy's ConfigMap. Its CA changes once in years."""
+AGAIN_S = 2.0
+"""Time before a retry if the ConfigMap could not be read."""
+ALLOWED_S = 5.0
+"""Time for which a permission is cached. A refusal is never cached."""
+ALLOWED_MAX = 1024
+
+
+class Authorization:
+    """The users of the aggregated API."""
+
+    def __init__(self, cluster: KubernetesApi, door: TlsListener) -> None:
+        self._cluster = cluster
+        self._door = door
+        self._proxy = FrontProxy()
+        self._allowed: OrderedDict[tuple[User, str, SubresourceTarget], float] = OrderedDict()
+
+    async def follow(self) -> None:
+        """Keep the front proxy's configuration up to date until cancelled."""
+        while True:
+            found = await self.look()
+            await asyncio.sleep(LOOK_S if found else AGAIN_S)
+
+    async def look(self) -> bool:
+        """Read the configuration now. Return False if that fails; the old one stays."""
+        try:
+            found = of_config_map(await self._cluster.get(CONFIG_MAP, NAME, NAMESPACE))
+            if found.ca != self._proxy.ca:
+                self._door.believe(found.ca)
+        except (StatusError, OSError) as error:  # includes ssl's errors
+            log.warning(
+                "cannot read %s/%s: %s", NAMESPACE, NAME, error, extra={"code": "front_proxy"}
+            )
+            return False
+        self._proxy = found
+        return bool(found.ca)
+
+    def user(self, request: web.Request) -> User:
+        """Return the user of a request.
+
+        Raises:
+            RefusedError: 401, no front proxy vouches for a user.
+        """
+        user = self._proxy.user(list(request.headers.items()))
+        if user is None or not self.is_front_proxy(request):
+            raise RefusedError(unauthorized())
+        return user
+
+    def is_front_proxy(self, request: web.Request) -> bool:
+        """Return True if the client showed the front proxy's certificate."""
+        return self._proxy.is_it(request.get_extra_info("peercert"))
+
+    async def may(self, user: User, method: str, target: SubresourceTarget) -> None:
+        """Return if the user may send the request.
+
+        Raises:
+            RefusedError: 403.
+            Answer: the API server could not decide.
+        """
+        asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()
+        if self._allowed.get(asked, now) > now:
+            return
+        answer = await self._cluster.create(ACCESS_REVIEW, review(user, method, target))
+        if at(answer, "status", "allowed") is not True:
+            raise RefusedError(forbidden(user, method, target, text(answer, "status", "reason")))
+        self._allowed[asked] = now + ALLOWED_S
+        self._allowed.move_to_end(asked)
+        if len(self._allowed) > ALLOWED_MAX:
+            self._allowed.popitem(last=False)

@@ -1,0 +1,68 @@
+"""Turns every refusal into a Status object: from the core, the API server, the bus or aiohttp."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from virtbus.bus.errors import BusError
+from virtbus.kubebridge.core.objects.status_errors import Refusal, of_bus, of_http, unavailable
+from virtbus.kubebridge.edge.cluster import StatusError
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class RefusedError(Exception):
+    """Carries a refusal to the middleware."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def refused(refusal: Refusal) -> web.Response:
+    """Return the response of a refusal."""
+    return web.json_response(refusal.plain(), status=refusal.code)
+
+
+@web.middleware
+async def in_status(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn a handler's exception into a Status, unless the response has begun."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise  # the client is gone, and aiohttp handles it
+    except Exception as error:
+        refusal = _said(error)
+        if refusal is None:
+            log.exception(
+                "%s %s failed", request.method, request.path, extra={"code": "web_failed"}
+            )
+            refusal = of_http(500, "Internal error occurred; see the bridge's log")
+        return refused(refusal)
+
+
+def _said(error: Exception) -> Refusal | None:
+    match error:
+        case RefusedError():
+            return error.refusal
+        case StatusError():
+            return _passed_on(error)
+        case VirtbusError():
+            return of_bus(error.body)
+        case BusError():
+            return unavailable(str(error))
+        case web.HTTPException():
+            return of_http(error.status, error.reason)
+        case _:
+            return None
+
+
+def _passed_on(answer: StatusError) -> Refusal:
+    """Forward a refusal of the API server. Its overload and our login failures are temporary."""
+    if answer.passing or answer.code == 401:
+        return unavailable(answer.message)
+    return Refusal(answer.code, answer.reason or "InternalError", answer.message)

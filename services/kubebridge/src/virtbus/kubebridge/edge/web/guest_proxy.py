@@ -1,0 +1,113 @@
+"""Reaches guests over the bus: verbs, guest agent questions, and byte streams (ADR 0023)."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.streams import ByteStream, opening
+from virtbus.kubebridge.core.objects.status_errors import of_http
+from virtbus.kubebridge.core.runtime import subresource_effects as deeds
+from virtbus.kubebridge.edge.web import websockets
+from virtbus.kubebridge.edge.web.error_middleware import RefusedError
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmRef
+from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.streams import ConsoleOpen, PortOpen, StreamOpen
+from virtbus.schemas.vm import VmView
+from virtbus.schemas.wire import validate
+
+ANSWER_S = 10.0
+GUEST_S = 10.0
+"""Timeout of KubeVirt's guest agent commands."""
+WINDOW_BYTES = 64 * 1024
+"""Unread bytes of a guest for each stream. 200 streams need 13 MB."""
+STREAMS_MAX = 200
+"""Most streams. Each needs another 300 KB for TLS and the websocket."""
+VERBS = {"console": "console", "vnc": "vnc", "portforward": "port", "screenshot": "screenshot"}
+END_OF_PICTURE = "end of picture"
+
+
+class Guests:
+    """Sends the aggregated API's requests to the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._open = 0
+
+    async def ask(self, verb: str, uid: str) -> Any:
+        """Send a verb of virtbus' API, such as `vm.pause`."""
+        resource, _, name = verb.partition(".")
+        subject = subjects.api(resource, name)
+        return await self._bus.request(subject, VmRef(uid=uid), timeout_s=ANSWER_S)
+
+    async def tell(self, uid: str, questions: Sequence[GuestQuestion]) -> GuestInfo:
+        """Return the answer of the guest agent."""
+        want = GuestAsk(uid=uid, about=tuple(questions), timeout_s=GUEST_S)
+        subject = subjects.rpc(await self._node(uid), "agent", "guest")
+        told = await self._bus.request(subject, want, timeout_s=GUEST_S + ANSWER_S)
+        return validate(GuestInfo, told)
+
+    async def stream(
+        self, request: web.Request, deed: deeds.GuestStream, owner: str
+    ) -> web.StreamResponse:
+        """Answer with a websocket or a picture. Return when it is over."""
+        if deed.what == "screenshot":
+            async with self._opened(deed, owner) as stream:
+                return await _picture(request, stream)
+        websockets.check(request)
+        async with self._opened(deed, owner) as stream:
+            return await websockets.carry(request, stream, deed)
+
+    @asynccontextmanager
+    async def _opened(self, deed: deeds.GuestStream, owner: str) -> AsyncIterator[ByteStream]:
+        if self._open >= STREAMS_MAX:
+            raise RefusedError(of_http(429, f"{STREAMS_MAX} streams are open; close one"))
+        self._open += 1
+        try:
+            node = await self._node(deed.uid)
+            subject = subjects.rpc(node, "agent", VERBS[deed.what])
+            async with opening(
+                self._bus,
+                subject,
+                _want(deed, owner[:128]),
+                window=WINDOW_BYTES,
+                datagrams=deed.protocol == "udp",
+            ) as stream:
+                yield stream
+        finally:
+            self._open -= 1
+
+    async def _node(self, uid: str) -> str:
+        view = validate(VmView, await self.ask("vm.get", uid))
+        if view.node == UNPLACED:
+            raise RefusedError(of_http(409, "the VM is not on a node yet"))
+        return view.node
+
+
+def _want(deed: deeds.GuestStream, owner: str) -> StreamOpen:
+    if deed.what == "console":
+        return ConsoleOpen(uid=deed.uid, owner=owner)
+    if deed.what == "portforward":
+        values = {"uid": deed.uid, "port": deed.port, "protocol": deed.protocol, "owner": owner}
+        return PortOpen.model_validate(values)
+    return StreamOpen(uid=deed.uid, owner=owner)
+
+
+async def _picture(request: web.Request, stream: ByteStream) -> web.StreamResponse:
+    """Stream the picture as it arrives. If it breaks off, so does the answer."""
+    data = await stream.read()
+    if not data:
+        raise RefusedError(of_http(500, f"there is no picture: {stream.closed}"))
+    response = web.StreamResponse(headers={"Content-Type": "image/png"})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    while data:
+        await response.write(data)
+        data = await stream.read()
+    if stream.closed != END_OF_PICTURE and request.transport is not None:
+        request.transport.abort()
+    return response

@@ -1,0 +1,117 @@
+"""TLS listener. Its certificates can be replaced while it is open."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from virtbus.bus.runtime.tasks import background
+from virtbus.kubebridge.edge.web.connections import Connections
+from virtbus.kubebridge.edge.web.error_middleware import Handler
+
+BACKLOG = 1024
+SHUTDOWN_S = 1.0
+"""Time that open requests get at the end. A console would never end."""
+
+
+class TlsListener:
+    """The port's certificate, and the CA of its clients.
+
+    A client need not show a certificate; the caller of webhooks shows none. A certificate that the
+    CA did not sign fails the handshake. A connection keeps the settings with which it was made.
+    """
+
+    def __init__(self) -> None:
+        self._pair: tuple[Path, Path] | None = None
+        self._ca = ""
+        self._now: ssl.SSLContext | None = None
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.verify_mode = ssl.CERT_OPTIONAL
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A resumed session would bring a client's certificate that is not verified again.
+        self.context.options |= ssl.OP_NO_TICKET
+        self.context.num_tickets = 0
+        self.context.sni_callback = self._choose
+
+    @property
+    def shut(self) -> bool:
+        """Return True while there is no certificate. No client can connect then."""
+        return self._now is None
+
+    def show(self, certificate: Path, key: Path) -> None:
+        """Serve this certificate (with its chain) and key from now on. Both are PEM files.
+
+        Raises:
+            OSError: a file cannot be read.
+            ssl.SSLError: they are not PEM, or do not belong together. Nothing changes.
+        """
+        self._now = _context((certificate, key), self._ca)
+        self._pair = (certificate, key)
+
+    def believe(self, ca: str) -> None:
+        """Accept clients' certificates from this CA (PEM) from now on. If empty, accept none.
+
+        Raises:
+            ssl.SSLError: it is not a certificate. Nothing changes.
+        """
+        if ca:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=ca)
+        if self._pair is not None:
+            self._now = _context(self._pair, ca)
+        self._ca = ca
+
+    def _choose(
+        self, connection: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext
+    ) -> int | None:
+        if self._now is None:
+            return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
+        connection.context = self._now
+        return None
+
+
+def _context(pair: tuple[Path, Path], ca: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.load_cert_chain(*pair)
+    if ca:
+        context.load_verify_locations(cadata=ca)
+    return context
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application, host: str, port: int, door: TlsListener
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve while the context is open. Yield the address; `port` 0 means any free port."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    connections = Connections(_protocols(runner), door.context)
+
+    @web.middleware
+    async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.asked(request.transport)
+        return await handler(request)
+
+    app.middlewares.append(noted)
+    await runner.setup()
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family, backlog=BACKLOG) as listener:
+            listener.setblocking(False)
+            bound = listener.getsockname()
+            async with background() as tasks:
+                tasks.start(connections.accept(listener))
+                yield bound[0], bound[1]
+    finally:
+        await runner.cleanup()
+
+
+def _protocols(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
+    def make() -> asyncio.BaseProtocol:
+        assert runner.server is not None  # noqa: S101  set before the first connection
+        return runner.server()
+
+    return make

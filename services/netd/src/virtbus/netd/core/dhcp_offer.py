@@ -1,0 +1,61 @@
+"""Builds each interface's DHCP offer from its assignment and the node's settings."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+from virtbus.netd.core import names
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.dhcp import ANY, Offer
+
+LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
+"""The server id of a network without a gateway; renewals then end in the broadcast of T2."""
+
+_DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
+
+
+@dataclass(frozen=True, slots=True)
+class DhcpSettings:
+    """DHCP settings for all guests of a node. A CNI result may override `dns`."""
+
+    dns: tuple[IPv4Address, ...] = ()
+    domain: str = ""
+    search: tuple[str, ...] = ()
+    lease_s: int = 3600
+
+
+def offers_of(attachment: Attachment, site: DhcpSettings) -> list[Offer | None]:
+    """Return an offer per interface, in order; None for one without an IPv4 address.
+
+    Only the first interface with a gateway gives the guest a default route.
+    """
+    offers: list[Offer | None] = []
+    routed = False
+    for nic in attachment.nics:
+        offer = _offer(attachment, nic, site, routed=routed)
+        routed = routed or (offer is not None and offer.router is not None)
+        offers.append(offer)
+    return offers
+
+
+def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool) -> Offer | None:
+    if not nic.addresses:
+        return None
+    gateway = IPv4Address(nic.gateway) if nic.gateway else None
+    routes = [
+        (IPv4Network(route.destination), IPv4Address(route.gateway) if route.gateway else ANY)
+        for route in nic.routes
+    ]
+    return Offer(
+        mac=names.mac_bytes(nic.mac),
+        address=IPv4Interface(nic.addresses[0]),
+        server=gateway or LINK_LOCAL_SERVER,
+        server_mac=names.mac_bytes(names.server_mac(attachment.uid, nic.index)),
+        router=None if routed else gateway,
+        dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
+        domain=site.domain,
+        search=nic.search or site.search,
+        hostname=attachment.vm_name,
+        mtu=nic.mtu,
+        routes=tuple(route for route in routes if route[0] != _DEFAULT_ROUTE),
+        lease_s=site.lease_s,
+    )

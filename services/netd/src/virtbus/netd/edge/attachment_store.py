@@ -1,0 +1,118 @@
+"""One state file per VM: its addresses, and the input of a CNI DEL.
+
+It is written before anything is made and removed after everything is gone. So everything that a
+crash leaves on the host has a file.
+"""
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from virtbus.netd.core.attachment import Attachment
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+
+log = logging.getLogger(__name__)
+_SUFFIX = ".json"
+
+
+class AttachmentStore:
+    """The directory `<state_dir>/netd/vms`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = -1
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def prepare(self) -> None:
+        """Make the directory and lock it; remove unfinished writes.
+
+        Raises:
+            VirtbusError: 409 `netd_running` if another process has it.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._lock < 0:
+            self._lock = _locked(self._directory)
+        for leftover in self._directory.glob("*.part"):
+            leftover.unlink(missing_ok=True)
+
+    def write(self, attachment: Attachment) -> None:
+        """Replace the file at once; after a power loss it may be the old one until `sync`."""
+        path = self._path(attachment.uid)
+        part = path.with_suffix(".part")
+        part.write_bytes(attachment.model_dump_json().encode())
+        part.replace(path)
+
+    def sync(self, uid: str) -> None:
+        """Return when the file of `uid` survives a power loss."""
+        for path in (self._path(uid), self._directory):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def remove(self, uid: str) -> None:
+        """Forget `uid`; no effect if it is unknown."""
+        self._path(uid).unlink(missing_ok=True)
+
+    def all(self) -> list[Attachment]:
+        """Return every readable file.
+
+        A torn file (power loss before `sync`) belongs to no announced network: it is removed.
+
+        Raises:
+            VirtbusError: 422 if a file was written by a newer netd.
+        """
+        found = []
+        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
+            attachment = _read(path)
+            if attachment is None:
+                log.warning("removed a torn state file", extra={"code": "torn", "uid": path.stem})
+                path.unlink(missing_ok=True)
+            else:
+                found.append(attachment)
+        return found
+
+    def _path(self, uid: str) -> Path:
+        return self._directory / f"{check_uid(uid)}{_SUFFIX}"
+
+
+def _locked(directory: Path) -> int:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise VirtbusError(
+            Code.CONFLICT,
+            "netd_running",
+            f"another virtbus-netd works in {directory}; stop it first",
+        ) from None
+    return fd
+
+
+def _read(path: Path) -> Attachment | None:
+    try:
+        attachment = Attachment.model_validate_json(path.read_bytes())
+    except ValidationError:
+        return None
+    if attachment.schema_version > SCHEMA_VERSION:
+        raise VirtbusError(
+            Code.UNSUPPORTED,
+            "state_newer",
+            f"{path} has version {attachment.schema_version}, this netd knows {SCHEMA_VERSION}; "
+            "install the newer virtbus again, or delete the VM with it first",
+        )
+    if attachment.schema_version < SCHEMA_VERSION:
+        raise VirtbusError(Code.UNSUPPORTED, "state_older", f"{path} is of {OLDER}")
+    return attachment if attachment.uid == path.stem else None

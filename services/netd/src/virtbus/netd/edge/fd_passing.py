@@ -1,0 +1,399 @@
+"""Two unix sockets: the agent arms a start, and its wrapper fetches the tap descriptors.
+
+It uses plain `recv` without space for control data: the kernel closes descriptors that a peer
+attaches, and they never enter this process (FDS-06).
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from virtbus.netd.core import peer
+from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.fd_grants import FdGrants
+from virtbus.netd.core.wrapper_frame import (
+    MAX_FRAME_BYTES,
+    FrameError,
+    NicArgument,
+    WrapperRequest,
+    frame_length,
+    grant,
+    read_request,
+    refusal,
+)
+from virtbus.netd.edge.guest_links import close_all
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import Arm, Armed, NetPhase, NetReady
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 256
+SHARE = 4
+"""Connections to the wrapper's socket of one machine, or of root outside all; a start needs one."""
+SHARE_OF_USER = 192
+"""For one user of the host, whose cgroups may have the names of any number of machines."""
+BATCH = 16
+"""Connections that are accepted before others of the loop have their turn."""
+READ_TIMEOUT_S = 2.0
+NETWORK_TIMEOUT_S = 5.0
+"""Time that a wrapper waits for CNI; libvirt's start waits as well."""
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Taps(Protocol):
+    """The part of the attachments that the hand-over needs."""
+
+    recovering: bool
+
+    def state_of(self, uid: str) -> NetReady | None: ...
+
+    async def take_taps(self, uid: str, timeout_s: float) -> tuple[Attachment, list[int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A granted fetch. Times are CLOCK_MONOTONIC ns, the first two the wrapper's own."""
+
+    uid: str
+    epoch: int
+    traceparent: str | None
+    entered_ns: int
+    connected_ns: int
+    asked_ns: int
+    granted_ns: int
+
+
+class HandoverServer:
+    """Serves both sockets while its context is open."""
+
+    def __init__(
+        self,
+        directory: Path,
+        taps: Taps,
+        emulator: str,
+        on_handover: Callable[[Handover], None],
+        *,
+        read_peer: Callable[[int], tuple[bytes, str]] | None = None,
+    ) -> None:
+        """`read_peer` returns cmdline and cgroups of a pid; default: from /proc."""
+        self.admin_path = directory / "admin.sock"
+        self.wrapper_path = directory / "wrapper.sock"
+        self._taps = taps
+        self._emulator = emulator
+        self._on_handover = on_handover
+        self._read_peer = read_peer or _from_proc
+        self._arms = FdGrants()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        directory = self.admin_path.parent
+        directory.mkdir(parents=True, exist_ok=True)
+        # The wrapper runs as the emulator's user and must reach one socket, but not list files.
+        directory.chmod(0o711)
+        directory.parent.chmod(directory.parent.stat().st_mode | 0o011)
+        admin, wrapper = _bound(self.admin_path, 0o600), _bound(self.wrapper_path, 0o666)
+        try:
+            async with asyncio.TaskGroup() as group:
+                of_agent = _Door(self._admin, _root, share=MAX_CONNECTIONS)
+                of_wrappers = _Door(self._wrapper, self._owner, share=SHARE)
+                group.create_task(of_agent.serve(admin, group))
+                group.create_task(of_wrappers.serve(wrapper, group))
+        finally:
+            admin.close()
+            wrapper.close()
+            self.admin_path.unlink(missing_ok=True)
+            self.wrapper_path.unlink(missing_ok=True)
+
+    async def _admin(self, connection: socket.socket) -> None:
+        """Process grants, one answer each, until the agent closes the connection."""
+        loop = asyncio.get_running_loop()
+        while (header := await _exactly(connection, 4)) != b"":
+            body = await _within(_exactly(connection, frame_length(header)))
+            try:
+                armed = self._arm(read(Arm, body))
+            except VirtbusError as error:
+                armed = Armed(uid="", error=error.body)
+            answer = encode(armed)
+            await loop.sock_sendall(connection, len(answer).to_bytes(4, "big") + answer)
+
+    def _arm(self, arm: Arm) -> Armed:
+        state = self._taps.state_of(arm.uid)
+        if self._taps.recovering:
+            error = VirtbusError(
+                Code.UNAVAILABLE, "recovering", "netd is comparing its state; arm again in a second"
+            )
+            return Armed(uid=arm.uid, error=error.body)
+        if state is not None and state.phase is NetPhase.FAILED:
+            body = state.error or _not_attached(arm.uid).body
+            return Armed(uid=arm.uid, error=body)
+        if state is None:
+            return Armed(uid=arm.uid, error=_not_attached(arm.uid).body)
+        if arm.epoch != state.epoch:
+            error = VirtbusError(
+                Code.CONFLICT,
+                "stale_epoch",
+                f"netd holds epoch {state.epoch} of VM {arm.uid}, not {arm.epoch}; ensure it first",
+            )
+            return Armed(uid=arm.uid, error=error.body)
+        self._arms.put(arm, asyncio.get_running_loop().time())
+        return Armed(uid=arm.uid)
+
+    def _owner(self, connection: socket.socket) -> "_Owner | None":
+        """Return the owner of a connection: root, or a machine by its cgroup; None for others."""
+        # An emulator is in its machine's cgroup before it is run, and cannot leave it.
+        pid, user = _peer(connection)
+        try:
+            machine = peer.machine_of(self._read_peer(pid)[1])
+        except OSError:  # it has ended
+            machine = ""
+        return _Owner(machine, user) if machine or user == 0 else None
+
+    async def _wrapper(self, connection: socket.socket) -> None:
+        """Process one request with one answer."""
+        header = await _within(_exactly(connection, 4))
+        request = read_request(await _within(_exactly(connection, frame_length(header))))
+        asked_ns = time.monotonic_ns()
+        try:
+            arm = self._admit(connection, request)
+            await self._grant(connection, request, arm, asked_ns)
+        except VirtbusError as error:
+            extra = {"code": error.reason, "uid": request.uid}
+            log.warning("refused a wrapper: %s", error, extra=extra)
+            connection.send(refusal(error.reason, str(error)))
+
+    def _admit(self, connection: socket.socket, request: WrapperRequest) -> Arm:
+        """Return and consume the grant that this peer may use."""
+        arm = self._arms.peek(request.uid, asyncio.get_running_loop().time())
+        if arm is None:
+            message = "no start of this VM is under way; start it with `virtbus vm start`"
+            raise VirtbusError(Code.DENIED, "not_armed", message)
+        pid, _uid = _peer(connection)
+        try:
+            cmdline, cgroups = self._read_peer(pid)
+        except OSError:
+            cmdline, cgroups = b"", ""
+        if not peer.asks_for(cmdline, arm.uid) or not peer.in_domain_cgroup(
+            cgroups, arm.domain_name
+        ):
+            raise VirtbusError(
+                Code.DENIED,
+                "denied",
+                f"process {pid} is not the emulator of {arm.domain_name}; only libvirt may run it",
+            )
+        self._arms.use(arm.uid)
+        return arm
+
+    async def _grant(
+        self, connection: socket.socket, request: WrapperRequest, arm: Arm, asked_ns: int
+    ) -> None:
+        attachment, taps = await self._taps.take_taps(arm.uid, NETWORK_TIMEOUT_S)
+        try:
+            answer = grant(self._emulator, _nics(arm, attachment), attachment.firmware_uuid)
+            _send(connection, answer, taps)
+        except FrameError as error:
+            raise VirtbusError(Code.INVALID, "bad_device", str(error)) from error
+        finally:
+            close_all(taps)
+        entered_ns, connected_ns = (*request.times_ns, 0, 0)[:2]
+        self._on_handover(
+            Handover(
+                uid=arm.uid,
+                epoch=arm.epoch,
+                traceparent=arm.traceparent,
+                entered_ns=entered_ns,
+                connected_ns=connected_ns,
+                asked_ns=asked_ns,
+                granted_ns=time.monotonic_ns(),
+            )
+        )
+
+
+def _not_attached(uid: str) -> VirtbusError:
+    return VirtbusError(
+        Code.NOT_FOUND, "not_attached", f"netd has no network of VM {uid}; ask rpc.netd.ensure"
+    )
+
+
+def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
+    """Return the grant's devices combined with the attached interfaces."""
+    attached = [nic.mac for nic in attachment.nics]
+    if [nic.mac for nic in arm.nics] != attached:
+        raise VirtbusError(
+            Code.CONFLICT,
+            "mac_mismatch",
+            f"the domain has the MACs {[nic.mac for nic in arm.nics]}, attached are {attached}; "
+            "define the domain again",
+        )
+    return [
+        NicArgument(nic.index, device.device, nic.mac)
+        for nic, device in zip(attachment.nics, arm.nics, strict=True)
+    ]
+
+
+def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> None:
+    """Send answer and descriptors in one message: a peer gets both or neither."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_FRAME_BYTES)
+    if descriptors:
+        sent = socket.send_fds(connection, [answer], descriptors)
+    else:
+        sent = connection.send(answer)
+    if sent != len(answer):
+        msg = f"only {sent} of {len(answer)} bytes were taken"
+        raise OSError(msg)
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the peer."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _gid = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+def _from_proc(pid: int) -> tuple[bytes, str]:
+    process = Path("/proc", str(pid))
+    # The creator of a cgroup chooses its name, which need not be UTF-8.
+    cgroups = (process / "cgroup").read_bytes().decode(errors="replace")
+    return (process / "cmdline").read_bytes(), cgroups
+
+
+def _root(connection: socket.socket) -> "_Owner | None":
+    """Return the owner of a connection to the agent's socket: only root has access."""
+    return _Owner("", 0) if _peer(connection)[1] == 0 else None
+
+
+def _bound(path: Path, mode: int) -> socket.socket:
+    """Return a listening socket at `path`, which never has wider permissions than `mode`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        mask = os.umask(0o777)
+        try:
+            listener.bind(str(part))
+        finally:
+            os.umask(mask)
+        part.chmod(mode)
+        listener.listen(128)
+        listener.setblocking(False)
+        part.rename(path)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class _Owner(NamedTuple):
+    """The owner of a connection: a libvirt machine, if it is of one, and a user of the host."""
+
+    machine: str
+    user: int
+
+
+class _Door:
+    """A listening socket. A connection without an owner is closed before anything is read.
+
+    So is one over the `share` of its machine, over SHARE_OF_USER, or over MAX_CONNECTIONS.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[socket.socket], Awaitable[None]],
+        owner: Callable[[socket.socket], _Owner | None],
+        *,
+        share: int,
+    ) -> None:
+        self._handle = handle
+        self._owner = owner
+        self._share = share
+        self._open: Counter[_Owner] = Counter()
+
+    async def serve(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
+        """Accept for ever; others have their turn after each batch."""
+        loop = asyncio.get_running_loop()
+        for turn in itertools.count(1):
+            try:
+                connection, _address = await loop.sock_accept(listener)
+            except OSError as error:
+                # Out of descriptors: wait until some are closed instead of spinning (FDS-10).
+                log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
+                await asyncio.sleep(0.1)
+                continue
+            owner = self._taken(connection)
+            if owner is None:
+                connection.close()
+            else:
+                group.create_task(self._one(connection, owner))
+            if turn % BATCH == 0:  # sock_accept gives no turn away while somebody waits
+                await asyncio.sleep(0)
+
+    async def _one(self, connection: socket.socket, owner: _Owner) -> None:
+        """Serve a connection; any peer or input can only cost its own connection."""
+        try:
+            await self._handle(connection)
+        except (OSError, FrameError, TimeoutError) as error:
+            log.info("closed a connection: %s", error, extra={"code": "connection_closed"})
+        except Exception:
+            log.exception("closed a connection", extra={"code": "connection_failed"})
+        finally:
+            self._open[owner] -= 1
+            if self._open[owner] <= 0:
+                del self._open[owner]
+            connection.close()
+
+    def _taken(self, connection: socket.socket) -> _Owner | None:
+        """Return the owner, whose share is one place smaller from now on; None if none is left."""
+        try:
+            owner = self._owner(connection)
+        except Exception:
+            log.exception("closed a connection", extra={"code": "connection_failed"})
+            return None
+        if owner is None or self._open[owner] >= self._share:
+            return None
+        users = sum(count for held, count in self._open.items() if held.user == owner.user)
+        if users >= SHARE_OF_USER or self._open.total() >= MAX_CONNECTIONS:
+            return None
+        self._open[owner] += 1
+        return owner
+
+
+async def _within(reading: Awaitable[bytes]) -> bytes:
+    """Return the bytes read within READ_TIMEOUT_S.
+
+    TimeoutError, or FrameError if the peer stops.
+    """
+    async with asyncio.timeout(READ_TIMEOUT_S):
+        read_bytes = await reading
+    if not read_bytes:
+        msg = "the peer closed the connection"
+        raise FrameError(msg)
+    return read_bytes
+
+
+async def _exactly(connection: socket.socket, count: int) -> bytes:
+    """Return `count` bytes; empty if the peer closed before the first.
+
+    Raises:
+        FrameError: the peer closed in the middle.
+    """
+    loop = asyncio.get_running_loop()
+    found = b""
+    while len(found) < count:
+        part = await loop.sock_recv(connection, count - len(found))
+        if not part and found:
+            msg = f"half a frame: {len(found)} of {count} bytes"
+            raise FrameError(msg)
+        if not part:
+            return b""
+        found += part
+    return found

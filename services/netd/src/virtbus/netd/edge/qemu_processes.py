@@ -1,0 +1,69 @@
+"""Finds the emulators of this host in /proc: their VMs, and the namespaces of their taps."""
+
+import ctypes
+import fcntl
+import os
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+_TUN = Path("/dev/net/tun")
+_TUNGETDEVNETNS = 0x54E3
+_SYS_PIDFD_GETFD = 438
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class QemuProcesses:
+    """Processes of one program; a wrapper before its exec does not count."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+
+    def running(self, uids: Container[str]) -> dict[str, int]:
+        """Return the pid of each running VM of `uids`. Reads all of /proc: not for the hot path."""
+        programs = {str(self._program), str(self._program.resolve())}
+        found: dict[str, int] = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            with suppress(OSError):
+                arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if arguments[0] not in programs:
+                    continue
+                for flag, value in pairwise(arguments):
+                    if flag == "-uuid" and value in uids:
+                        found[value] = int(folder.name)
+        return found
+
+    def namespace(self, pid: int) -> int | None:
+        """Return a descriptor of the network namespace of the first tap that a process has open.
+
+        None if we may not inspect the process, as in the sandbox of the systemd unit.
+        """
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            return None
+        try:
+            for fd in _taps(pid):
+                copy = _libc.syscall(_SYS_PIDFD_GETFD, process, fd, 0)
+                if copy < 0:
+                    continue
+                try:
+                    return fcntl.ioctl(copy, _TUNGETDEVNETNS)
+                except OSError:  # of a deleted tap
+                    continue
+                finally:
+                    os.close(copy)
+        finally:
+            os.close(process)
+        return None
+
+
+def _taps(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if path.readlink() == _TUN:
+                    yield int(path.name)

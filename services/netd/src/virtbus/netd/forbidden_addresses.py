@@ -1,0 +1,65 @@
+"""Keeps the guests' forbidden addresses current: hosts of the fleet, and bus servers."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from virtbus.bus.client.ports import Entry, EntryKind
+from virtbus.netd.core.reach import MAX_ADDRESSES, usable
+from virtbus.netd.edge.bus_servers import server_addresses
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.settings import Settings
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import HostAddresses
+from virtbus.schemas.records import read_stored
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""Interval of look-ups of the bus servers' names, whose addresses may change."""
+
+
+class ForbiddenAddresses:
+    """Closes the addresses in `_hosts`, and those of the bus' servers, for guests."""
+
+    def __init__(self, bridge: HostBridge, settings: Settings) -> None:
+        self._bridge = bridge
+        self._settings = settings
+        self._hosts: tuple[str, ...] = ()
+        self._changed = asyncio.Event()
+
+    def see(self, entry: Entry) -> None:
+        """Apply the node's `_hosts`; an unreadable value changes nothing."""
+        if entry.kind is not EntryKind.PUT:
+            return  # a forgotten node; its guests keep the closed addresses
+        try:
+            self._hosts = read_stored(HostAddresses, entry.key, entry.value).fleet
+        except VirtbusError as error:
+            log.error("%s cannot be read: %s", entry.key, error, extra={"code": "bad_record"})
+            return
+        if len(self._hosts) > MAX_ADDRESSES:
+            log.error("only %d addresses are closed", MAX_ADDRESSES, extra={"code": "too_many"})
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Apply each change; never returns by itself."""
+        while True:
+            self._changed.clear()
+            try:
+                await in_thread(self._apply)
+            except OSError as error:
+                log.warning(
+                    "cannot update the closed addresses: %s", error, extra={"code": "reach_failed"}
+                )
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _apply(self) -> None:
+        """Resolve names and update nftables on change. Blocks."""
+        addresses = [*self._hosts, *server_addresses(self._settings.bus())]
+        hosts = usable(addresses, self._bridge.gateway.network)
+        self._bridge.close(replace(self._settings.reach(), hosts=hosts))

@@ -1,0 +1,117 @@
+"""Finds orphans of the host's network, and missing parts: for audits.
+
+It considers only resources with this netd's mark: its own bridge and its ports, and namespaces
+whose `lo` names their owner. Another instance on the host has other marks.
+"""
+
+from functools import partial
+
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.core import names
+from virtbus.netd.core.attachment import Attachment, NicKind
+from virtbus.netd.edge.guest_links import GuestLinks
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.errors import VirtbusError
+
+HOST = ""
+"""Stands for the host's own resources instead of a uid."""
+
+
+class OrphanAudit:
+    """Inspects the host; returns nothing while netd recovers."""
+
+    def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
+        self._doors = doors
+        self._attachments = attachments
+        self._links = GuestLinks(doors.namespaces, doors.bridge)
+
+    async def held(self) -> dict[str, tuple[str, ...]]:
+        """Return all resources by uid: known ones, and orphans."""
+        found = self._attachments.held()
+        for uid, things in (await self.strays()).items():
+            found[uid] = (*found.get(uid, ()), *things)
+        return found
+
+    async def strays(self) -> dict[str, list[str]]:
+        """Return namespaces and host links of unknown VMs, by uid."""
+        if self._attachments.recovering:
+            return {}
+        found: dict[str, list[str]] = {}
+        for uid, what in [*await self._stray_namespaces(), *await in_thread(self._stray_links)]:
+            found.setdefault(uid, []).append(what)
+        return found
+
+    async def remove(self, uid: str) -> bool:
+        """Remove the orphans of a uid; return True if there were any."""
+        netns = names.netns(uid)
+        things = (await self.strays()).get(uid, [])
+        if f"netns {netns}" in things:
+            await in_thread(lambda: self._doors.namespaces.remove(netns))
+        host_links = [what.removeprefix("link ") for what in things if what.startswith("link ")]
+        if host_links:
+            await in_thread(lambda: self._links.delete_host_links(host_links))
+        return bool(things)
+
+    async def faults(self) -> dict[str, tuple[str, ...]]:
+        """Return missing parts of networks by uid, and of the host's side."""
+        if self._attachments.recovering:
+            return {}
+        found = {HOST: await in_thread(self._of_host)}
+        for attachment in self._attachments.ready():
+            if attachment.nics:
+                found[attachment.uid] = await self._of(attachment)
+        return {uid: tuple(faults) for uid, faults in found.items() if faults}
+
+    async def mend(self) -> None:
+        """Restore missing parts, and remove unneeded ones of the host's side."""
+        await self._attachments.replug()
+        await self._attachments.compare()
+        if self._attachments.recovering:
+            return
+        for name in await in_thread(self._former):
+            await in_thread(partial(self._doors.bridge.remove_former, name))
+        if not self._attachments.built_in():
+            await in_thread(self._doors.bridge.remove)
+
+    # --- inspect ---------------------------------------------------------------------------------
+    async def _stray_namespaces(self) -> list[tuple[str, str]]:
+        held = self._attachments.held()
+        found = []
+        for name in self._doors.namespaces.names():
+            uid = names.uid_of_netns(name)
+            if uid is None or uid in held:
+                continue
+            if await in_thread(partial(self._links.is_ours, name)):
+                found.append((uid, f"netns {name}"))
+        return found
+
+    def _stray_links(self) -> list[tuple[str, str]]:
+        with Netlink() as host:
+            ports = self._doors.bridge.ports(host)
+        known = self._attachments.links_known()
+        return [(uid, f"link {name}") for name, uid in ports.items() if uid and name not in known]
+
+    def _former(self) -> list[str]:
+        with Netlink() as host:
+            return self._doors.bridge.former(host)
+
+    def _of_host(self) -> list[str]:
+        faults = [f"bridge {name}: of earlier settings" for name in self._former()]
+        needed = self._attachments.built_in()
+        if needed or not self._attachments.untidy.is_set():  # otherwise netd is about to do it
+            faults += self._doors.bridge.faults(needed=needed)
+        return faults
+
+    async def _of(self, attachment: Attachment) -> list[str]:
+        if not self._doors.namespaces.exists(attachment.netns):
+            return [f"{attachment.netns}: gone"]
+        plugged = [nic for nic in attachment.nics if nic.kind is NicKind.BRIDGE]
+        try:
+            return [
+                *await in_thread(lambda: self._links.faults(attachment)),
+                *await in_thread(lambda: self._links.unplugged(plugged)),
+            ]
+        except (VirtbusError, OSError) as error:
+            return [str(error)]

@@ -1,0 +1,33 @@
+"""Checks the answers of imaged and netd against the VM's record."""
+
+import ipaddress
+
+from virtbus.schemas.network import InterfaceStatus, check_mac
+from virtbus.schemas.node_rpc import ImageReady, NetReady
+from virtbus.schemas.vm import Interface, VmRecord
+
+
+def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
+    """Return why `part` cannot be of this VM; empty if it can."""
+    if part.uid != record.uid:
+        return f"it reports VM {part.uid[:64]!r}"
+    if isinstance(part, ImageReady) or part.error is not None:
+        return ""
+    wanted = record.spec.domain.devices.interfaces
+    if [one.name for one in part.interfaces] != [one.name for one in wanted]:
+        return "it reports other interfaces than the spec has"
+    pairs = zip(wanted, part.interfaces, strict=True)
+    return next((why for pair in pairs if (why := _of_interface(*pair))), "")
+
+
+def _of_interface(wanted: Interface, told: InterfaceStatus) -> str:
+    try:
+        mac = check_mac(told.mac)
+        addresses = [ipaddress.ip_interface(address).ip for address in told.addresses]
+    except ValueError as error:
+        return f"interface {wanted.name}: {error}"
+    if wanted.mac_address is not None and mac != wanted.mac_address:
+        return f"interface {wanted.name} has another MAC address than the spec"
+    # the agent connects to these addresses for clients (port-forward), and pings them
+    nobodys = [a for a in addresses if a.is_loopback or a.is_unspecified or a.is_multicast]
+    return f"interface {wanted.name} cannot have the address {nobodys[0]}" if nobodys else ""

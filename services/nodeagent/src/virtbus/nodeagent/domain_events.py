@@ -1,0 +1,159 @@
+"""Observes libvirt's domains: by events, and by periodic comparison."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from virtbus.nodeagent.core.ports import (
+    DomainChange,
+    DomainEvent,
+    DomainFacts,
+    DomainState,
+    Hypervisor,
+)
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.machine import MachineEvent
+from virtbus.nodeagent.vm.observation import missed
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+HEALTH_INTERVAL_S = 5.0
+BLIND_AFTER_S = 2.0
+"""A restart of libvirtd takes less, and guests run on over it."""
+AGAIN_S = 1.0
+NO_ROOM = "its disk's host has no room (or fails): free space there; the guest continues by itself"
+BLIND = "libvirt does not answer, so nobody knows which guests run: {error}"
+CHANGES: dict[DomainChange, MachineEvent] = {
+    DomainChange.STARTED: "started",
+    DomainChange.PAUSED: "paused",
+    DomainChange.RESUMED: "resumed",
+    DomainChange.SHUT_DOWN: "shut down",
+    DomainChange.ENDED: "ended",
+    DomainChange.CRASHED: "crashed",
+    DomainChange.START_FAILED: "start failed",
+}
+
+ACTIVE = {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
+OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
+"""QEMU is started with its CPUs stopped, so libvirt reports both."""
+
+
+class DomainEvents:
+    """Posts the events of each domain to its actor in `guests`, the agent's own, live map.
+
+    `blind` gets the reason why libvirt does not answer; empty: it answers again.
+    """
+
+    def __init__(
+        self, hypervisor: Hypervisor, guests: Mapping[str, VmActor], blind: Callable[[str], None]
+    ) -> None:
+        self._hypervisor = hypervisor
+        self._guests = guests
+        self._blind = blind
+        self._blind_soon: asyncio.TimerHandle | None = None
+
+    async def hear(self, events: AsyncIterator[DomainEvent]) -> None:
+        """Pass on libvirt's events; never returns by itself."""
+        async for event in events:
+            if event.change is DomainChange.AWAY:
+                self._cannot_see("its connection is lost")
+                continue
+            if event.change is None:
+                await self._see_again()
+                continue
+            try:
+                await self._heard(event)
+            except VirtbusError as error:  # about one domain; the next comparison finds it
+                extra = {"code": error.reason, "uid": event.uid}
+                log.warning(
+                    "an event will be handled by the next comparison: %s", error, extra=extra
+                )
+
+    async def _heard(self, event: DomainEvent) -> None:
+        """Handle a hint: libvirt's current state decides, because an event may be late."""
+        guest = self._guests.get(event.uid)
+        if guest is None or event.change is None:
+            return
+        if guest.vm.phase == "starting" and event.change in OF_A_START:
+            return  # the start itself reports, including its error
+        guest.on_change(event.change)
+        if event.change not in CHANGES:
+            return
+        facts = await self._hypervisor.facts(event.uid)
+        active = facts is not None and facts.active
+        if active != (event.change in ACTIVE):
+            return
+        if facts is not None and facts.state is DomainState.PAUSED:
+            guest.post("paused")
+        elif event.change is not DomainChange.PAUSED:
+            guest.post(CHANGES[event.change])
+
+    async def look(self, interval_s: float) -> None:
+        """Compare with libvirt periodically, which corrects lost events (F11)."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self._see_again()
+
+    async def _see_again(self) -> None:
+        seen = await self.compare()
+        while not seen:
+            await asyncio.sleep(AGAIN_S)
+            seen = await self.compare()
+
+    async def compare(self) -> bool:
+        """Post the current state of each domain to its actor; this replaces lost events (F11).
+
+        Returns False if libvirt does not answer.
+        """
+        try:
+            domains = {d.uid: d for d in await self._hypervisor.list_domains()}
+        except VirtbusError as error:
+            log.warning("compared later: %s", error, extra={"code": error.reason})
+            self._cannot_see(str(error))
+            return False
+        for uid, guest in list(self._guests.items()):
+            guest.post(missed(guest.vm.phase, domains.get(uid)))
+        for uid, facts in domains.items():
+            if (waiting := self._guests.get(uid)) is not None:
+                await self._resume_after_full_disk(waiting, facts)
+        self._sees()
+        return True
+
+    async def _resume_after_full_disk(self, guest: VmActor, facts: DomainFacts) -> None:
+        """Report why this guest waits, and resume it if its disk was full (F30).
+
+        Nothing reports that space is free again, so each comparison resumes it. QEMU repeats the
+        write. If it still fails, the guest pauses again and has lost nothing.
+        """
+        waits = NO_ROOM if facts.waits_for_disk else ""
+        if waits != guest.vm.observed.disk_waits:
+            guest.vm.observed.disk_waits = waits
+            guest.report()
+        if not waits or guest.vm.record.paused:
+            return
+        try:
+            await self._hypervisor.resume(facts.uid)
+        except VirtbusError as error:
+            extra = {"code": "not_resumed", "uid": facts.uid}
+            log.info("paused because its disk is full: %s", error, extra=extra)
+
+    def _cannot_see(self, error: str) -> None:
+        if self._blind_soon is None:
+            loop, why = asyncio.get_running_loop(), BLIND.format(error=error)
+            self._blind_soon = loop.call_later(BLIND_AFTER_S, self._blind, why)
+
+    def _sees(self) -> None:
+        if self._blind_soon is not None:
+            self._blind_soon.cancel()
+            self._blind_soon = None
+            self._blind("")
+
+    async def stay_healthy(self) -> None:
+        """End when too many libvirt calls hang: a new agent adopts all with fresh threads (F10)."""
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            if not self._hypervisor.healthy:
+                break
+        message = "too many libvirt calls never came back; the agent restarts"
+        raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)

@@ -1,0 +1,44 @@
+"""Buffers ready events of VMs whose record this agent has not read yet."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.node_rpc import ImageReady, NetReady
+from virtbus.schemas.wire import encode
+
+Part = ImageReady | NetReady
+
+PARTS_A_UID = 4
+"""Disks, a network that begins, one that is ready, and one more."""
+UIDS = 1000
+PART_BYTES = 16 * 1024
+"""A part lists a VM's disks or interfaces; a larger one is requested again later."""
+KEPT_S = 60.0
+"""A record arrives within seconds of its parts, or the VM is gone."""
+
+
+class EarlyEvents:
+    """A buffer that is bounded per VM, in total and in time; the oldest are dropped first."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._parts: dict[str, tuple[float, deque[Part]]] = {}
+
+    def add(self, part: Part) -> None:
+        """Store a part; raise VirtbusError 400 if its uid is invalid."""
+        uid = check_uid(part.uid)
+        if len(encode(part)) > PART_BYTES:
+            return
+        now_s = self._clock()
+        _, parts = self._parts.pop(uid, (0.0, deque[Part](maxlen=PARTS_A_UID)))
+        parts.append(part)
+        self._parts[uid] = (now_s, parts)  # last in order: the youngest
+        for old, (told_s, _) in list(self._parts.items()):
+            if len(self._parts) <= UIDS and told_s >= now_s - KEPT_S:
+                break
+            del self._parts[old]
+
+    def take(self, uid: str) -> Sequence[Part]:
+        """Return and remove the parts of a VM, oldest first."""
+        return tuple(self._parts.pop(uid, (0.0, ()))[1])

@@ -1,0 +1,139 @@
+"""Connections from the node's host to its guests, for streams (ADR 0023)."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Protocol
+
+from virtbus.bus.client.streams import ByteStream, carry
+from virtbus.nodeagent.streams import Carry
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.streams import PortOpen
+
+
+class Displays(Protocol):
+    """Guests' displays, by libvirt."""
+
+    async def connect(self, uid: str) -> socket.socket:
+        """Return a connection to the guest's VNC server; the caller closes it."""
+
+    async def screenshot(self, uid: str) -> bytes:
+        """PNG."""
+
+
+CONNECT_S = 5.0
+CLOSE_S = 5.0
+"""Time that a guest has to read pending data after the end of the stream."""
+MAX_DATAGRAMS = 64
+
+
+class GuestConnections:
+    """The `Doors` port: connections from the host to its guests."""
+
+    def __init__(self, displays: Displays) -> None:
+        self._displays = displays
+
+    @asynccontextmanager
+    async def display(self, uid: str) -> AsyncIterator[Carry]:
+        connected = await self._displays.connect(uid)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=connected)
+        except BaseException:
+            connected.close()
+            raise
+        try:
+            yield partial(carry, reader=reader, writer=writer)
+        finally:
+            await _close(writer)
+
+    async def screenshot(self, uid: str) -> bytes:
+        return await self._displays.screenshot(uid)
+
+    @asynccontextmanager
+    async def port(self, address: str, want: PortOpen) -> AsyncIterator[Carry]:
+        opened = _udp(address, want.port) if want.protocol == "udp" else _tcp(address, want.port)
+        async with opened as carrying:
+            yield carrying
+
+
+@asynccontextmanager
+async def _tcp(address: str, port: int) -> AsyncIterator[Carry]:
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(address, port)
+    except ConnectionRefusedError:
+        message = f"nothing listens on port {port} of the guest ({address})"
+        raise VirtbusError(Code.CONFLICT, "port_refused", message) from None
+    except (OSError, TimeoutError) as error:
+        raise _silent(address, port, str(error) or "no answer in time") from None
+    try:
+        yield partial(carry, reader=reader, writer=writer)
+    finally:
+        await _close(writer)
+
+
+def _silent(address: str, port: int, why: str) -> VirtbusError:
+    message = (
+        f"the guest does not answer at {address} port {port} ({why}); "
+        "`virtbus vm get` shows whether it runs"
+    )
+    return VirtbusError(Code.UNAVAILABLE, "port_silent", message, after_ms=1000)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Return when the connection is closed completely.
+
+    asyncio keeps a closed one until its whole buffer was sent, which a guest can prevent.
+    """
+    writer.close()
+    try:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """Received datagrams that are not sent on yet; over the limit the oldest are lost."""
+
+    def __init__(self) -> None:
+        self.came: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
+        self.wake = asyncio.Event()
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        del addr
+        self.came.append(data)
+        self.wake.set()
+
+    def error_received(self, exc: Exception) -> None:
+        """Ignore a missing listener: datagrams may be lost."""
+
+
+@asynccontextmanager
+async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
+    loop = asyncio.get_running_loop()
+    remote = (address, port)
+    try:
+        transport, came = await loop.create_datagram_endpoint(_Datagrams, remote_addr=remote)
+    except OSError as error:  # no route
+        raise _silent(address, port, str(error)) from None
+
+    async def out(stream: ByteStream) -> None:
+        while data := await stream.read():
+            transport.sendto(data)
+
+    async def back(stream: ByteStream) -> None:
+        while True:
+            await came.wake.wait()
+            came.wake.clear()
+            while came.came:
+                await stream.write_datagram(came.came.popleft())
+
+    try:
+        yield lambda stream: stream.while_open(out(stream), back(stream))
+    finally:
+        transport.close()

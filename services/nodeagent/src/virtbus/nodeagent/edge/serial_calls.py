@@ -1,0 +1,20 @@
+"""Limits calls to one at a time for each guest."""
+
+import asyncio
+
+
+class SerialCalls:
+    """A call counts until libvirt has returned from it, even if its caller was cancelled."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Event] = {}
+
+    async def begin(self, uid: str) -> None:
+        """Wait until no call of this guest is in flight, and begin one."""
+        while (earlier := self._under_way.get(uid)) is not None:
+            await earlier.wait()
+        self._under_way[uid] = asyncio.Event()
+
+    def end(self, uid: str) -> None:
+        """Record that the call has ended."""
+        self._under_way.pop(uid).set()

@@ -1,0 +1,199 @@
+"""The node's heartbeat: written every few seconds with a TTL, and at once on a change."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.subscriptions import hear
+from virtbus.bus.errors import BusError
+from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.image_report import ImageReport
+from virtbus.nodeagent.instance import Ownership
+from virtbus.nodeagent.settings import Settings
+from virtbus.schemas import subjects
+from virtbus.schemas.fitting import fitted_bytes
+from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
+from virtbus.schemas.node_rpc import ServiceReport
+from virtbus.schemas.version import VERSION
+
+log = logging.getLogger(__name__)
+
+TTL_S = 15.0
+LEFT_TTL_S = 60.0
+GOODBYE_S = 1.0
+SILENT_S = 12.0
+"""A service of the node that is silent for three intervals is reported as not ready."""
+SERVICES = ("imaged", "netd")
+
+
+class Heartbeat:
+    """The node's report on `$KV.node.<id>`."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        host: Callable[[], HostFacts],
+        own: Ownership | None = None,
+    ) -> None:
+        self.state = NodeState.RECOVERING
+        self._bus = bus
+        self._settings = settings
+        self._host = host
+        self._own = own
+        self._instance = own.me.instance if own is not None else bus.sources.uuid7()
+        self._started_ns = bus.sources.time_ns()
+        self._message = self._blind = ""
+        self.held = 0
+        """VMs here without a record on the bus."""
+        self._tele: dict[str, ServiceReport] = {}
+        self._heard_s: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        self._images = ImageReport(bus, settings.node)
+
+    def host(self) -> HostFacts:
+        """Return the facts of the host for controllers."""
+        return self._host()
+
+    def say(self, message: str) -> None:
+        """Set why the node is not ready."""
+        self._message = message
+        self._wake.set()
+
+    def ready(self, message: str = "") -> None:
+        """Report that host and records have been compared; `message` lists remaining problems."""
+        self._be(NodeState.READY, message)
+
+    def blind(self, why: str) -> None:
+        """Mark the statuses of VMs as unverified, with the reason; empty: verified."""
+        if self._blind != why:
+            self._blind = why
+            self._wake.set()
+
+    def recovering(self, message: str) -> None:
+        """Report that the node takes no work, and why."""
+        self._be(NodeState.RECOVERING, message)
+
+    def _be(self, state: NodeState, message: str) -> None:
+        if (self.state, self._message) != (state, message):
+            self.state, self._message = state, message
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Send heartbeats; never returns by itself.
+
+        A normal stop is reported; silence means failure.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._hear())
+                group.create_task(self._images.run())
+                while True:
+                    self._wake.clear()  # first: a change during the beat needs another
+                    await self._beat()
+                    try:
+                        async with asyncio.timeout(self._settings.heartbeat_s):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        continue
+        finally:
+            self.state = NodeState.LEFT
+            if self._own is None or self._own.held:  # otherwise another life represents the node
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE_S):
+                        await self._beat(ttl_s=LEFT_TTL_S)
+
+    async def _hear(self) -> None:
+        async with self._bus.subscribe(
+            subjects.service_report_all(self._settings.node)
+        ) as messages:
+            await hear(messages, ServiceReport, self._told)
+
+    def _told(self, service_report: ServiceReport) -> None:
+        if service_report.service not in SERVICES:
+            return
+        changed = self._changed(service_report)
+        self._tele[service_report.service] = service_report
+        self._heard_s[service_report.service] = asyncio.get_running_loop().time()
+        if service_report.service == "imaged":
+            self._images.told(service_report.image_keys)
+        if changed:
+            self._wake.set()
+
+    def _changed(self, service_report: ServiceReport) -> bool:
+        known = self._tele.get(service_report.service)
+        return (
+            known is None
+            or known.state.state is not service_report.state.state
+            or known.networks != service_report.networks
+            or known.quarantined_bytes != service_report.quarantined_bytes
+            or known.addresses != service_report.addresses
+        )
+
+    async def _beat(self, ttl_s: float = TTL_S) -> None:
+        record = self._record()
+        try:
+            await self._bus.put(
+                subjects.node_record(record.node), fitted_bytes(record), ttl_s=ttl_s
+            )
+        except BusError as error:
+            log.info("heartbeat: %s", error, extra={"code": "heartbeat_late"})
+
+    def _said(self) -> tuple[NodeState, str]:
+        if self._blind and self.state is not NodeState.LEFT:
+            return NodeState.RECOVERING, self._blind
+        return self.state, self._message
+
+    def _services(self) -> dict[str, ServiceState]:
+        now_s = asyncio.get_running_loop().time()
+        state, message = self._said()
+        services = {"agent": ServiceState(state=state, version=VERSION, message=message)}
+        for name in SERVICES:
+            service_report = self._tele.get(name)
+            if service_report is None or now_s - self._heard_s[name] > SILENT_S:
+                services[name] = ServiceState(message="does not answer")
+            else:
+                services[name] = service_report.state
+        return services
+
+    def _record(self) -> NodeRecord:
+        host, settings = self._host(), self._settings
+        networks = [
+            network for service_report in self._tele.values() for network in service_report.networks
+        ]
+        addresses = {
+            address
+            for service_report in self._tele.values()
+            for address in service_report.addresses
+        }
+        return NodeRecord(
+            node=settings.node,
+            hostname=host.hostname,
+            instance=self._instance,
+            state=self._said()[0],
+            cpus=host.cpus,
+            memory_bytes=host.memory_bytes,
+            disk_bytes=host.disk_bytes,
+            disk_free_bytes=host.disk_free_bytes,
+            disk_reserve_bytes=host.disk_reserve_bytes,
+            max_vcpus=host.max_vcpus,
+            accelerators=host.accelerators,
+            labels=settings.labels,
+            networks=tuple(sorted(network.name for network in networks)) or ("default",),
+            network_namespaces={
+                network.name: network.namespaces for network in networks if network.namespaces
+            },
+            addresses=tuple(sorted(addresses)),
+            services=self._services(),
+            versions=dict(host.versions),
+            held=self.held,
+            quarantined=sum(service_report.quarantined for service_report in self._tele.values()),
+            quarantined_bytes=sum(
+                service_report.quarantined_bytes for service_report in self._tele.values()
+            ),
+            started_ns=self._started_ns,
+            time_ns=self._bus.sources.time_ns(),
+            host=self._own.me.host if self._own is not None else None,
+        )

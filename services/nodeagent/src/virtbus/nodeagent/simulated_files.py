@@ -1,0 +1,128 @@
+"""Ports of the agent without a host: files in memory, no seeds and no disks."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.node import NodeSpec
+from virtbus.schemas.node_rpc import (
+    MadeDisk,
+)
+from virtbus.schemas.vm import VmRecord, VmSecrets
+
+
+class MemoryFiles:
+    """The `RecordFiles` port without a disk: a simulated node's state ends with its process.
+
+    Its guests end, too; the node that comes back is a reinstalled one (F26).
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[str, VmRecord] = {}
+        self._epochs: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+        self._refused: dict[str, int] = {}
+        self._commands: dict[str, Mapping[str, str]] = {}
+        self._node_spec: NodeSpec | None = None
+        self._nonce = ""
+
+    def epoch(self, uid: str) -> int:
+        return self._epochs.get(uid, 0)
+
+    async def write(self, record: VmRecord) -> None:
+        self._epochs[record.uid] = max(self.epoch(record.uid), record.epoch)
+        self._records[record.uid] = record
+
+    async def list(self) -> Mapping[str, VmRecord]:
+        return dict(self._records)
+
+    async def things(self) -> Mapping[str, tuple[str, ...]]:
+        return {}
+
+    async def commands(self, uid: str) -> Mapping[str, str]:
+        return self._commands.get(uid, {})
+
+    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
+        self._commands[uid] = told
+
+    async def remove_work(self, uid: str) -> None:
+        self._commands.pop(uid, None)
+
+    async def keep_work(self, uid: str, entry: str) -> None:
+        """Do nothing: there are no seeds."""
+
+    async def bring_back(self, entry: str, uid: str) -> None:
+        """Do nothing: there are no seeds."""
+
+    async def purge_kept(self, entry: str) -> None:
+        """Do nothing: there are no seeds."""
+
+    async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
+        if refused_epoch:
+            self._refused[uid] = refused_epoch
+        if self._records.pop(uid, None) is not None:
+            self._left[uid] = self.epoch(uid)
+
+    def left(self, uid: str) -> int:
+        return 0 if uid in self._records else self._left.get(uid, 0)
+
+    def refused(self, uid: str) -> int:
+        return self._refused.get(uid, 0)
+
+    def removed(self) -> Mapping[str, int]:
+        return self._left
+
+    def seen(self, time_ns: int) -> None:
+        """Do nothing: no state survives the process."""
+
+    def nonce(self) -> str:
+        return self._nonce
+
+    def set_nonce(self, nonce: str) -> None:
+        self._nonce = nonce
+
+    def node_spec(self) -> NodeSpec | None:
+        return self._node_spec
+
+    def set_node_spec(self, node_spec: NodeSpec | None) -> None:
+        self._node_spec = node_spec
+
+    async def new_boot(self, uid: str) -> None:
+        """Do nothing: there is no log."""
+
+    def console_socket(self, uid: str) -> Path:
+        return Path(f"/simulated/{uid}/console.sock")
+
+    def console_log(self, uid: str) -> Path:
+        return Path(f"/simulated/{uid}/console.log")
+
+
+class NoSeeds:
+    """The `Seeds` port: simulated guests read no seeds."""
+
+    async def write(
+        self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
+    ) -> None:
+        """Do nothing."""
+
+    def stand(self, record: VmRecord) -> bool:
+        """Return True: none is missing."""
+        del record
+        return True
+
+    def paths(self, record: VmRecord) -> Mapping[str, Path]:
+        return {
+            volume.name: Path(f"/simulated/{record.uid}/seed-{volume.name}.iso")
+            for volume in record.spec.volumes
+            if volume.is_iso
+        }
+
+
+class NoDisks:
+    """The `DiskFiles` port: simulated guests open no disks."""
+
+    async def sources(
+        self, record: VmRecord, made: Mapping[str, MadeDisk]
+    ) -> dict[str, DiskSource]:
+        return disk_sources(Path("/simulated"), record, made)
