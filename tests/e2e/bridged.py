@@ -12,7 +12,7 @@ import yaml
 from services.imaged.tests.docker_registry import Debian
 from services.imaged.tests.registry_under_test import Registry, gz, tar
 from services.imaged.tests.site_under_test import Web
-from tests.e2e.platform import Platform, Stage, until
+from tests.e2e.platform import Platform, Refused, Stage, until
 from tests.kubernetes import virtctl
 from tests.kubernetes.aggregated import GROUP
 from tests.kubernetes.cluster import ROOT, Cluster, Program
@@ -26,6 +26,9 @@ SEED = ROOT / "services/kubebridge/tests/kubevirt-smoke-fedora.yaml"
 IMAGE = "kubevirt/fedora-cloud-container-disk-demo"
 """The name in the seed's manifest."""
 VM_S = 120.0
+
+NOT_FOUND = 3
+"""The exit code of `virtbus` for a VM that is not there."""
 
 Json = dict[str, Any]
 
@@ -52,8 +55,11 @@ class Bridged:
         self.kubectl("wait", *argv, f"--timeout={within_s:g}s")
 
     def log(self, name: str) -> str:
-        """Return the output of the guest's console."""
-        return self.platform.cli("vm", "logs", name, "-n", self.namespace)
+        """Return the output of the guest's console; nothing before the bridge has made its VM."""
+        done = self.platform.try_cli("vm", "logs", name, "-n", self.namespace)
+        if done.returncode not in (0, NOT_FOUND):
+            raise Refused(("vm", "logs", name), done)
+        return done.stdout
 
     def said(self, name: str, word: str, *, times: int = 1, within_s: float = VM_S) -> None:
         """Wait until the guest's console has shown `word` this often."""
