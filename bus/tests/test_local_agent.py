@@ -55,6 +55,25 @@ async def test_it_waits_while_its_agent_does_not_hold_the_node(
         await begun
 
 
+async def test_it_is_ready_once_its_agent_holds_the_node_or_is_missing_for_long(
+    tasks: Background, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`virtbus up` and systemd report a host as up by this."""
+    words: list[str] = []
+    monkeypatch.setattr(local_agent, "notify", words.append)
+    monkeypatch.setattr(local_agent, "TOLD_AFTER_S", 0.3)
+    bus = MemoryBus(MemoryServer())
+    await holder(bus, "life")
+    begun = tasks.start(LocalAgent(bus, "n1", word_in(tmp_path)).begin())
+    await asyncio.sleep(0.1)
+    assert words == []
+    async with asyncio.timeout(5):
+        while not words:
+            await asyncio.sleep(0.01)
+    assert words[0].startswith("READY=1")
+    assert not begun.done()
+
+
 async def test_no_list_is_delivered_before_the_gate(tasks: Background, tmp_path: Path) -> None:
     bus = MemoryBus(MemoryServer())
     agent = LocalAgent(bus, "n1", word_in(tmp_path))

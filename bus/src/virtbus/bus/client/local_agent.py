@@ -49,14 +49,17 @@ class LocalAgent:
         self._said = said
 
     async def gate(self) -> None:
-        """Return once the local agent holds the node; raise BusError if that is unknown."""
+        """Return once the local agent holds the node; raise BusError if that is unknown.
+
+        After TOLD_AFTER_S the service counts as started: without an agent it would wait longer
+        than its supervisor does.
+        """
         loop = asyncio.get_running_loop()
         begun_s, told = loop.time(), False
         while not await self._holds():
-            if not told:
-                notify("READY=1\nSTATUS=waits for the agent of this host")
             if not told and loop.time() - begun_s > TOLD_AFTER_S:
                 told = True
+                notify("READY=1\nSTATUS=waits for the agent of this host")
                 text = "waits for the agent of this host: it does not hold the node"
                 log.warning(text, extra={"code": "agent_awaited"})
             await asyncio.sleep(LOOK_S)
