@@ -230,17 +230,17 @@ async def test_many_at_once_are_made_from_one_image(make_node: NodeMaker, server
 _CHILD = """
 import asyncio, ipaddress, sys
 from pathlib import Path
-from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.sources import Validators
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
-from virtbus.imaged.edge.store import Store
+from virtbus.imaged.edge.store import ImageStore
 
 async def main(state, url):
     threads = DiskThreads()
-    store = Store(Path(state) / "images", min_free_bytes=0, checkpoint_bytes=65536)
+    store = ImageStore(Path(state) / "images", min_free_bytes=0, checkpoint_bytes=65536)
     part = store.part(url + "\\n")
-    limits = Limits(allowed_addresses=(ipaddress.ip_network("127.0.0.0/8"),))
+    limits = TransferLimits(allowed_addresses=(ipaddress.ip_network("127.0.0.0/8"),))
     await Downloads(limits, threads).fetch(url, part, Validators(), lambda *_: None)
 
 asyncio.run(main(*sys.argv[1:]))
