@@ -26,6 +26,7 @@ from services.netd.tests.test_cni import (
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import netns
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.node_rpc import ANY_EPOCH, NetPhase
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -269,12 +270,19 @@ async def test_a_state_file_torn_by_a_power_loss_is_forgotten(node: Node) -> Non
     assert set(node.attachments.held()) == {A}
 
 
-async def test_state_of_a_newer_netd_is_refused_with_the_next_step(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("version", "says"), [(9, "install the newer virtbus"), (1, r"upgrade-from-0\.1")]
+)
+async def test_state_of_another_version_is_refused_with_the_next_step(
+    node: Node, version: int, says: str
+) -> None:
     await node.attach(A)
     path = node.host.tmp / "state/netd/vms" / f"{A}.json"
     text = path.read_text()
-    path.write_text(text.replace('"schema_version":1', '"schema_version":9'))
-    with pytest.raises(VirtbusError, match="install the newer virtbus"):
+    written = f'"schema_version":{SCHEMA_VERSION}'
+    assert written in text
+    path.write_text(text.replace(written, f'"schema_version":{version}'))
+    with pytest.raises(VirtbusError, match=says):
         await node.restart()
     path.write_text(text)
     await node.restart()
