@@ -22,7 +22,7 @@ def by_hand(**more: Any) -> VmRecord:
         (None, True),
         (status(by_hand(), VmState.PREPARING), True),
         (status(by_hand(), VmState.FAILED, reason="source_down"), True),
-        (status(by_hand(), VmState.FAILED, reason=GUEST_ENDED), False),
+        (status(by_hand(), VmState.FAILED, reason=GUEST_ENDED, failure_stage="guest"), False),
         (status(by_hand(), VmState.SUCCEEDED), False),
     ],
 )
@@ -32,6 +32,6 @@ def test_only_a_guest_that_ended_by_itself_stays_off(told: VmStatus | None, runs
 
 @pytest.mark.parametrize("state", [VmState.SUCCEEDED, VmState.FAILED])
 def test_an_end_before_the_last_start_no_longer_counts(state: VmState) -> None:
-    before = status(by_hand(), state, reason=GUEST_ENDED)
+    before = status(by_hand(), state, reason=GUEST_ENDED, failure_stage="guest")
     assert runs_after(by_hand(power_epoch=1), before)
     assert runs_after(by_hand(epoch=2), before)

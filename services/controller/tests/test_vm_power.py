@@ -134,7 +134,7 @@ async def test_an_ended_guest_is_refused_with_the_next_step(made: World) -> None
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     stored = await made.stored(uid(1))
     assert stored is not None
-    await made.say(status(stored, VmState.FAILED, reason=GUEST_ENDED))
+    await made.say(status(stored, VmState.FAILED, reason=GUEST_ENDED, failure_stage="guest"))
     await settle()
     for verb in ("pause", "unpause", "restart"):
         error = await refused(made.ask(verb, name="web"))

@@ -37,7 +37,11 @@ PAUSED_START = {"action": "Start", "data": {"paused": "true"}}
 # --- phases ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", VmState)
 def test_each_state_gives_a_phase_or_keeps_it(state: VmState) -> None:
-    after = phase_of(VmiPhase.PENDING, view(UID, state=state, reason=GUEST_ENDED), gone=False)
+    after = phase_of(
+        VmiPhase.PENDING,
+        view(UID, state=state, reason=GUEST_ENDED, failure_stage="guest"),
+        gone=False,
+    )
     assert after == (PHASE_OF[state] or VmiPhase.PENDING)
 
 

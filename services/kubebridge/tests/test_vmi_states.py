@@ -17,7 +17,6 @@ from services.kubebridge.tests.world import (
     vmi_said,
 )
 
-from virtbus.imaged.core import qcow2
 from virtbus.kubebridge.core.objects.unstructured import read, stamp
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
@@ -34,7 +33,6 @@ from virtbus.kubebridge.core.vm import status as vm_status
 from virtbus.kubebridge.core.vm.model import StateChange
 from virtbus.kubebridge.core.vmi import orphans
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
-from virtbus.kubebridge.core.vmi import status as vmi_status
 from virtbus.kubebridge.core.vmi.model import VmiPhase
 from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
@@ -124,9 +122,11 @@ def test_a_paused_vmi_has_a_reason_and_is_not_ready() -> None:
     [
         (Seen(view(UID, node="_", reason="unplaced", message="no room")), "PodScheduled",
          "Unschedulable"),
-        (Seen(view(UID, state=VmState.FAILED, reason="image_not_found", message="no such")),
+        (Seen(view(UID, state=VmState.FAILED, failure_stage="image",
+              message="no such", reason="image_not_found")),
          "Synchronized", "ErrImagePull"),
-        (Seen(view(UID, state=VmState.FAILED, reason="no_room", message="no memory")),
+        (Seen(view(UID, state=VmState.FAILED, reason="no_room", failure_stage="start",
+              message="no memory")),
          "Synchronized", "FailedStart"),
         (Seen(waits="Secret a does not exist"), "Synchronized", "FailedCreate"),
         (Seen(refused=Refused(code=429, reason="full", message="full")), "Synchronized",
@@ -147,14 +147,15 @@ GUEST = GuestInfo(
 )  # fmt: skip
 VIEWS = [
     view(
-        UID, state=state, node=node, reason=reason, message=message,
+        UID, state=state, node=node, reason=reason, message=message, failure_stage=stage,
         conditions=(Condition(type="Paused", status=True, reason="PausedIOError", message="full"),),
         interfaces=(InterfaceStatus(name="d", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",)),
                     InterfaceStatus(name="e", mac="02:00:00:00:00:06")),
     )
     for state in VmState
-    for node, reason, message in (("n1", "", ""), ("n1", GUEST_ENDED, "crashed"),
-                                  ("n1", "image_denied", "private"), ("_", "unplaced", "no room"))
+    for node, stage, reason, message in (
+        ("n1", "", "", ""), ("n1", "guest", GUEST_ENDED, "crashed"),
+        ("n1", "image", "image_denied", "private"), ("_", "", "unplaced", "no room"))
 ]  # fmt: skip
 SEEN = [
     *(Seen(one, guest=GUEST) for one in VIEWS),
@@ -213,32 +214,13 @@ def test_the_ready_condition_has_kubevirts_reasons(
 )
 def test_an_event_reports_how_a_guest_failed(how: Any, word: str) -> None:
     end = GuestExit(how=how, asked=False, at_ns=1)
-    seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_exit=end))
+    seen = Seen(
+        view(UID, state=VmState.FAILED, reason=GUEST_ENDED, failure_stage="guest", last_exit=end)
+    )
     ran = put(vmi(), {"status": {"phase": "Running"}})
     *_, event = reconcile_vmi(ran, seen, {}, NOW, CLUSTER)
     assert isinstance(event, RecordEvent)
     assert (event.reason, event.warning, word in event.message) == ("Stopped", True, True)
-
-
-OF_HOSTS = {
-    *("disk_damaged", "disk_full", "disk_mismatch", "disk_too_large", "disk_too_small"),
-    *("file_changed", "internal", "record_changed", "record_stands", "recovering", "released"),
-    *("no_entry", "stale_epoch", "store_error", "store_in_use"),
-}
-"""imaged's reasons for which the image is not to blame."""
-
-
-def test_every_image_error_is_shown_as_a_pull_error() -> None:
-    rows = [line.split("|") for line in ERRORS.read_text().splitlines() if line.startswith("| `")]
-    of_imaged = {row[1].strip(" `") for row in rows if "imaged" in row[3].strip().split(", ")}
-    assert len(of_imaged) > 30
-    of_imaged |= {*qcow2._NEXT_STEP}
-    blamed = {
-        reason
-        for reason in of_imaged
-        if vmi_status.image_failed(view(UID, state=VmState.FAILED, reason=reason))
-    }
-    assert of_imaged - blamed == OF_HOSTS
 
 
 def test_a_condition_keeps_the_time_of_its_transition() -> None:

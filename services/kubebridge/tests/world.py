@@ -252,7 +252,13 @@ class World:
         if one is not None and one.state is VmState.RUNNING:
             end = GuestExit(how="shut down" if well else "crashed", asked=False, at_ns=1)
             state = VmState.SUCCEEDED if well else VmState.FAILED
-            self._see(self.uid, state=state, reason="" if well else GUEST_ENDED, last_exit=end)
+            self._see(
+                self.uid,
+                state=state,
+                reason="" if well else GUEST_ENDED,
+                failure_stage="" if well else "guest",
+                last_exit=end,
+            )
 
     def user(self, **spec: Any) -> None:
         """Change the VM's spec as a user."""

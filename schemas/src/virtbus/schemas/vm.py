@@ -30,6 +30,11 @@ DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
 GUEST_ENDED = "guest_ended"
 """The reason of a status: the guest crashed, powered itself off, or was ended from outside."""
+FailureStage = Literal["", "image", "network", "start", "guest"]
+"""The stage that a failure stopped: images and disks, the network, the start, or the guest's run.
+
+Programs decide by it; `reason` is more precise and `message` is for people.
+"""
 
 LabelKey = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
@@ -338,6 +343,7 @@ class VmStatus(LenientModel):
     state: VmState
     reason: str = ""
     message: str = ""
+    failure_stage: FailureStage = ""
     conditions: tuple[Condition, ...] = ()
     interfaces: tuple[InterfaceStatus, ...] = ()
     accelerator: str = ""
@@ -357,7 +363,7 @@ class VmStatus(LenientModel):
     @property
     def ended(self) -> bool:
         """Return True if the guest ended by itself and is not started again."""
-        crashed = self.state is VmState.FAILED and self.reason == GUEST_ENDED
+        crashed = self.state is VmState.FAILED and self.failure_stage == "guest"
         return crashed or self.state is VmState.SUCCEEDED
 
 
@@ -378,6 +384,7 @@ class VmView(LenientModel):
     state: VmState
     reason: str = ""
     message: str = ""
+    failure_stage: FailureStage = ""
     deleting: bool = False
     powered: bool = True
     paused: bool = False

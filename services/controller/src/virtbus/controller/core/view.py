@@ -63,6 +63,7 @@ def view(
         state=visible_state(record, status, node),
         reason=reason,
         message=message,
+        failure_stage=seen.failure_stage if seen else "",
         deleting=record.deleting,
         powered=record.powered,
         paused=record.powered and record.paused,

@@ -207,7 +207,7 @@ class Actions:
         error, vm = outcome.error, self._vm
         if error is None or (vm.phase, outcome.event) in UNEXPLAINED:
             return
-        vm.observed.reason, vm.observed.message = error.reason, str(error)
+        vm.observed.failed(outcome.stage, error.reason, str(error))
         self._tools.facts.emit(outcome.kind, vm.record, reason=error.reason, message=str(error))
         level = logging.INFO if error.expected else logging.WARNING
         extra = {"code": error.reason, "uid": vm.record.uid}

@@ -9,7 +9,7 @@ from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, Vm
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord, VmStatus
+from virtbus.schemas.vm import GUEST_ENDED, FailureStage, RunStrategy, VmRecord, VmStatus
 
 READY = "Ready"
 """The type of the condition that a guest is ready."""
@@ -78,6 +78,15 @@ class Observed:
     """The reason why the running guest has no network, from netd."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
+    stage: FailureStage = ""
+
+    def failed(self, stage: FailureStage, reason: str, message: str) -> None:
+        """Keep a failure until `recovered`."""
+        self.stage, self.reason, self.message = stage, reason, message
+
+    def recovered(self) -> None:
+        """Forget the last failure."""
+        self.failed("", "", "")
 
 
 def note(
@@ -93,10 +102,10 @@ def note(
         seen.reboots, seen.rebooted_ns, seen.boots_anew = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
     elif phase in {"stopped", "releasing"}:
-        seen.reason = seen.message = ""
+        seen.recovered()
     elif phase in UP and before not in {*UP, "new"}:
         seen.started_ns = tools.bus.sources.time_ns()
-        seen.reason = seen.message = ""
+        seen.recovered()
     elif phase in UP and before in UP and phase != before:
         paused = phase == "paused"
         tools.facts.emit(EventKind.DOMAIN_PAUSED if paused else EventKind.DOMAIN_RESUMED, record)
@@ -124,11 +133,10 @@ def _note_ending(
         seen.last_exit = GuestExit(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
     if phase == "waiting":
         seen.restarts += 1
-        seen.reason = GUEST_ENDED
-        seen.message = f"the guest {words}; restarting"
+        seen.failed("guest", GUEST_ENDED, f"the guest {words}; restarting")
     elif phase == "failed":
-        seen.reason = GUEST_ENDED
-        seen.message = f"the guest {words}; `virtbus vm start` starts it again"
+        message = f"the guest {words}; `virtbus vm start` starts it again"
+        seen.failed("guest", GUEST_ENDED, message)
 
 
 def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:

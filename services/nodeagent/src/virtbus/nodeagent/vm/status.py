@@ -64,6 +64,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         state=VISIBLE[phase],
         reason="refused" if reasons.refused else observed.reason,
         message=message,
+        failure_stage=observed.stage,
         conditions=conditions(vm),
         interfaces=net.interfaces if net else (),
         accelerator=observed.accelerator,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from virtbus.kubebridge.core.vmi.model import FINAL, VmiPhase
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, VmView
+from virtbus.schemas.vm import VmView
 
 S, P = VmState, VmiPhase
 
@@ -41,7 +41,7 @@ def phase_of(before: VmiPhase, view: VmView | None, *, gone: bool) -> VmiPhase:
     if view is None:
         return before
     after = PHASE_OF[view.state]
-    if view.state is S.FAILED and view.reason != GUEST_ENDED:
+    if view.state is S.FAILED and view.failure_stage != "guest":
         after = P.SCHEDULING  # the guest never ran; the node or the bridge retries
     if after is None:
         return before

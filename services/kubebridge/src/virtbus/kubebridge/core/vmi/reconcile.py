@@ -38,7 +38,7 @@ from virtbus.schemas.api import VmCreated, VmDelete, VmRef
 from virtbus.schemas.errors import Code
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, VmView
+from virtbus.schemas.vm import VmView
 
 RETRY_S = (10.0, 300.0)
 """Shortest and longest delay between retries.
@@ -183,7 +183,7 @@ def _trouble(vmi: Vmi) -> Condition | None:
 def given_up(view: VmView) -> bool:
     """Return True if its node has given up on a start and waits for a request."""
     retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
-    return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
+    return view.state is VmState.FAILED and view.failure_stage != "guest" and not retrying
 
 
 def delete(uid: str, grace_s: int | None = None) -> BusCall:

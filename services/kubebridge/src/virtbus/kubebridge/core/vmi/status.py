@@ -23,15 +23,6 @@ ERR_IMAGE_PULL, IMAGE_PULL_BACKOFF = "ErrImagePull", "ImagePullBackOff"
 TERMINATING = "PodTerminating"
 """Reason why a running guest is not ready: it is about to be stopped."""
 NO_MIGRATION = "virtbus has no live migration yet"
-OF_IMAGES = (
-    *("image_", "container_", "manifest_", "layer_", "registry_", "digest_", "header_"),
-    *("ambiguous_format", "redirect_", "url_", "content_encoding"),
-    *("too_many_redirects", "truncated", "unknown_feature", "unlisted_format"),
-    *("virtual_size_", "wrong_architecture", "file_not_allowed"),
-    *("backing_file", "data_file", "bitmaps", "encrypted", "internal_snapshots"),
-    *("dirty", "corrupt"),
-)
-"""Prefixes of imaged's reasons for which the image is to blame (docs/reference/errors.md)."""
 
 
 class VmLister(Protocol):
@@ -176,7 +167,7 @@ def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
 
 def image_failed(view: VmView) -> bool:
     """Return True if the VM does not start because of its image."""
-    return view.state in {VmState.FAILED, VmState.PREPARING} and view.reason.startswith(OF_IMAGES)
+    return view.state in {VmState.FAILED, VmState.PREPARING} and view.failure_stage == "image"
 
 
 # --- guest information -------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.vm import FailureStage
 
 RETRY_S = (0.5, 10.0)
 """The shortest and the longest delay before a step is repeated."""
@@ -16,4 +17,6 @@ class Outcome:
 
     event: MachineEvent
     error: VirtbusError | None = None
+    stage: FailureStage = "start"
+    """The stage that the error stopped."""
     kind: EventKind = EventKind.VM_FAILED

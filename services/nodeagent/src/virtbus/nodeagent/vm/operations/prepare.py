@@ -17,7 +17,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.records import read_stored
-from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.vm import FailureStage, VmRecord, VmSecrets
 
 log = logging.getLogger(__name__)
 
@@ -64,20 +64,24 @@ async def prepare(
 ) -> Outcome:
     """Write record and seed, wait for image and network; return a "dependencies" event."""
     with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
+        stage: FailureStage = "start"
         try:
             await copy.save()
+            stage = "network"
             wired = (
                 await net.get(record, ask_after_s=ask_after_s)
                 if record.spec.domain.devices.interfaces
                 else None
             )
+            stage = "start"
             secrets = await _seed(record, wired, tools)
+            stage = "image"
             logins = secrets.image_pull if secrets is not None else {}
             await image.get(record, ask_after_s=ask_after_s, image_pull=logins)
         except VirtbusError as error:
             final = error.body.retry is Retry.NEVER
             event: MachineEvent = "dependencies impossible" if final else "dependencies failed"
-            return Outcome(event, error)
+            return Outcome(event, error, stage)
     return Outcome("dependencies ready")
 
 

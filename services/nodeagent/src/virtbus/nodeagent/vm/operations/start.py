@@ -50,7 +50,7 @@ async def start(
         except VirtbusError as error:
             later = error.code == Code.UNAVAILABLE
             event: MachineEvent = "start later" if later else "start failed"
-            return Outcome(event, error, EventKind.DOMAIN_FAILED)
+            return Outcome(event, error, kind=EventKind.DOMAIN_FAILED)
     took_ms = round((loop.time() - begun_s) * 1000, 1)
     tools.facts.emit(EventKind.DOMAIN_STARTED, record, took_ms=took_ms)
     return Outcome("paused" if still else "started")
