@@ -53,6 +53,7 @@ class PartialDownload:
         self.offset = 0
         self._durable = 0
         self.note: PartNote | None = None
+        self._untouched = True
         self._fd = openat2.open_file(key, dir_fd, os.O_RDWR | os.O_CREAT)
 
     def resume(self, url: str) -> bool:
@@ -60,6 +61,7 @@ class PartialDownload:
 
         Return False to start from zero.
         """
+        self._untouched = False
         note = read_note(self.key, self._dir_fd)
         size = os.fstat(self._fd).st_size
         if note is None or note.url != url or not 0 < note.done_bytes <= size:
@@ -79,6 +81,7 @@ class PartialDownload:
 
     def restart(self, note: PartNote | None) -> None:
         """Drop all bytes; `note` describes the next ones, None: they cannot resume."""
+        self._untouched = False
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
         os.ftruncate(self._fd, 0)
         self._hash = hashlib.sha256()
@@ -159,7 +162,7 @@ class PartialDownload:
         try:
             if keep and self.note is not None and self.offset:
                 self.checkpoint()
-            else:
+            elif not (keep and self._untouched and read_note(self.key, self._dir_fd)):
                 openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
                 openat2.remove(self.key, self._dir_fd)
         finally:

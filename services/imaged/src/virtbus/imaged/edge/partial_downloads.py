@@ -19,10 +19,11 @@ async def open_part(
     Its bytes are kept for another attempt if one may help, and for the next process if this one
     stops. They are removed if the transfer is `abandoned`, done or refused.
     """
-    part = await threads.run(store.part, key)
+    opened: list[PartialDownload] = []  # a cancelled call has its effect, but no result
     keep = False
     try:
-        yield part
+        await threads.run(lambda: opened.append(store.part(key)))
+        yield opened[0]
     except VirtbusError as error:
         keep = error.body.retry is Retry.LATER and error.reason != "disk_full"
         raise
@@ -30,7 +31,8 @@ async def open_part(
         keep = not abandoned()
         raise
     finally:
-        await threads.run(_close, part, keep)
+        for part in opened:
+            await threads.run(_close, part, keep)
 
 
 def _close(part: PartialDownload, keep: bool) -> None:

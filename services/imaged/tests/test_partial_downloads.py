@@ -1,0 +1,50 @@
+"""A transfer that is cancelled while its part is opened leaves nothing, and loses nothing."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from virtbus.imaged.core.links import PartNote
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.partial_download import PartialDownload
+from virtbus.imaged.edge.partial_downloads import open_part
+from virtbus.imaged.edge.store import ImageStore
+
+URL = "https://example.org/i.qcow2"
+
+
+@pytest.mark.parametrize("abandoned", [True, False], ids=["abandoned", "the service stops"])
+@pytest.mark.parametrize("earlier", [False, True], ids=["new", "of an earlier process"])
+async def test_a_part_that_is_cancelled_while_it_is_opened(
+    tmp_path: Path, *, abandoned: bool, earlier: bool
+) -> None:
+    store = ImageStore(tmp_path, min_free_bytes=0, checkpoint_bytes=1)
+    if earlier:
+        before = store.part(URL)
+        before.restart(PartNote(url=URL))
+        before.write(b"some bytes")
+        before.close(keep=True)
+    opening, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def part(self, key: str) -> PartialDownload:
+            opening.set()
+            go_on.wait(10)
+            return store.part(key)
+
+    async def transfer() -> None:
+        async with open_part(Slow(), DiskThreads(), URL, lambda: abandoned):  # type: ignore[arg-type]
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(transfer())
+        await asyncio.to_thread(opening.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        go_on.set()
+    assert task.cancelled()
+    kept = earlier and not abandoned
+    assert len(list((tmp_path / "part").iterdir())) == (2 if kept else 0)
+    store.close()
