@@ -17,7 +17,8 @@ from virtbus.schemas.events import Event, EventKind
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import event
-from virtbus.schemas.vm import Condition, ImageVolume, VmSpec, VmView, Volume
+from virtbus.schemas.vm import ImageVolume, VmSpec, Volume
+from virtbus.schemas.vm_status import Condition, VmView
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 VERBS = [

@@ -10,7 +10,7 @@ from virtbus.schemas.api import NodeDetail, NodeForgotten, NodeVm, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Drain, Fence, NodeSpec, NodeState, NodeView
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import Condition
+from virtbus.schemas.vm_status import Condition
 
 pytestmark = pytest.mark.integration
 

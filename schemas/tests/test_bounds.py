@@ -10,7 +10,8 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import Condition, NameClaim, VmStatus
+from virtbus.schemas.vm import NameClaim
+from virtbus.schemas.vm_status import Condition, VmStatus
 from virtbus.schemas.wire import encode, read
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"

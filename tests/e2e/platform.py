@@ -40,7 +40,7 @@ from virtbus.schemas.subjects import (
     RIVAL_KEY,
     SIGNING,
 )
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import read
 
 NODE = "e2e"

@@ -18,7 +18,7 @@ from tests.fuzz.texts import aliases, merges
 from virtbus.bus.client.codec import CONTENT_TYPE, JSON
 from virtbus.documents.examples import SSH_KEY, full
 from virtbus.schemas.node import NodeRecord
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import MAX_MESSAGE_BYTES, encode
 
 API = "virtbus.api.v1"

@@ -28,7 +28,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import decode, encode, validate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -25,7 +25,7 @@ from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.subjects import api
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,8 @@ from virtbus.bus.runtime.ids import uuid7
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.hosts import Instance
-from virtbus.schemas.vm import JoinNonce, VmStatus
+from virtbus.schemas.vm import JoinNonce
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

@@ -13,7 +13,8 @@ from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestOs, GuestUser
 from virtbus.schemas.states import VmState
 from virtbus.schemas.streams import PortOpen, StreamOpen
 from virtbus.schemas.subjects import api, rpc
-from virtbus.schemas.vm import VmSpec, VmView
+from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 NODE = "n1"

@@ -20,7 +20,7 @@ from virtbus.schemas.node import NodeState
 from virtbus.schemas.node_rpc import HeldResources, Inspect, ReleaseReply
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, validate
 
 A, LEFT, FOREIGN = uid(1), uid(7), uid(8)

@@ -21,7 +21,8 @@ from virtbus.nodeagent.vm.observation import ONCE_ONLY
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import read
 
 TAIL = 4000

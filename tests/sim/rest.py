@@ -9,7 +9,8 @@ from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord, Reserved
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus
+from virtbus.schemas.vm import NameClaim, VmRecord
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import read
 
 OFF = frozenset({VmState.STOPPED, VmState.SUCCEEDED})

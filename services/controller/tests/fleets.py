@@ -5,7 +5,8 @@ from typing import Any
 from virtbus.controller.core.admission import admit
 from virtbus.schemas.node import NodeRecord, NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmRecord, VmSpec, VmStatus
+from virtbus.schemas.vm import VmRecord, VmSpec
+from virtbus.schemas.vm_status import VmStatus
 
 GIB = 1024**3
 SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl web"

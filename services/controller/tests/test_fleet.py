@@ -17,7 +17,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import Condition, JoinNonce, NameClaim, Tombstone, VmRecord, VmStatus
+from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
+from virtbus.schemas.vm_status import Condition, VmStatus
 from virtbus.schemas.wire import encode
 
 

@@ -24,7 +24,7 @@ from virtbus.schemas.api import BusStatus, NodePage
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 S = NodeState

@@ -18,7 +18,7 @@ from virtbus.controller.core import history, pages
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodePage, VmPage
 from virtbus.schemas.history import EventList, EventPage
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import encode, encode_json, validate
 
 MESSAGE_BYTES = 1024 * 1024

@@ -14,7 +14,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 HALF = (16 * GIB - MEMORY_RESERVE_BYTES) // 2 - QEMU_OVERHEAD_BYTES

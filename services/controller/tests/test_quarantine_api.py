@@ -17,7 +17,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.quarantine import NodeQuarantined, QuarantineRequest
 from virtbus.schemas.records import DELETED
-from virtbus.schemas.vm import NameClaim, VmStatus
+from virtbus.schemas.vm import NameClaim
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, read, validate
 
 A = uid(1)

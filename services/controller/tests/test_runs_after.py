@@ -7,7 +7,8 @@ from services.controller.tests.fleets import record, status
 
 from virtbus.controller.core.evacuation import runs_after
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord, VmStatus
+from virtbus.schemas.vm import RunStrategy, VmRecord
+from virtbus.schemas.vm_status import GUEST_ENDED, VmStatus
 
 
 def by_hand(**more: Any) -> VmRecord:

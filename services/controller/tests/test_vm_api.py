@@ -15,7 +15,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import NameClaim, VmView
+from virtbus.schemas.vm import NameClaim
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import encode, validate
 
 Scenario = Callable[[World], Awaitable[None]]

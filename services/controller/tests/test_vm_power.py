@@ -13,7 +13,8 @@ from virtbus.controller.core.mutations import updated
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord
+from virtbus.schemas.vm import RunStrategy, VmRecord
+from virtbus.schemas.vm_status import GUEST_ENDED
 
 
 def paused_by_spec(**more: Any) -> VmRecord:

@@ -15,7 +15,8 @@ from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord
-from virtbus.schemas.vm import VmRecord, VmStatus, VmView
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmStatus, VmView
 from virtbus.schemas.wire import encode, validate
 
 

@@ -23,7 +23,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, NodeView
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import api
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 NAME = "kubevirt-smoke-fedora"

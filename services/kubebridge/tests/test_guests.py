@@ -11,7 +11,7 @@ from virtbus.kubebridge.edge.web.guest_proxy import Guests
 from virtbus.schemas import subjects
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 
 
 async def test_a_vm_without_a_node_is_a_conflict() -> None:

@@ -33,7 +33,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import VmDelete, VmUpdate
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.quarantine import ORPHANED
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 NAME = "kubevirt-smoke-fedora"

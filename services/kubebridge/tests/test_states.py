@@ -29,7 +29,8 @@ from virtbus.kubebridge.core.vm.status import PRINTABLE, printable
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import PHASE_OF, phase_of
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, RunStrategy
+from virtbus.schemas.vm import RunStrategy
+from virtbus.schemas.vm_status import GUEST_ENDED
 
 PAUSED_START = {"action": "Start", "data": {"paused": "true"}}
 

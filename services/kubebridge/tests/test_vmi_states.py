@@ -40,7 +40,7 @@ from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, Condition
+from virtbus.schemas.vm_status import GUEST_ENDED, Condition
 
 ERRORS = Path(__file__).parents[3] / "docs/reference/errors.md"
 

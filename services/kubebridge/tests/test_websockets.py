@@ -16,7 +16,7 @@ from virtbus.kubebridge.edge.web import websockets
 from virtbus.kubebridge.edge.web.guest_proxy import WINDOW_BYTES, Guests
 from virtbus.schemas import subjects
 from virtbus.schemas.streams import ConsoleOpen
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 
 
 async def test_a_client_that_leaves_is_detected_while_its_guest_accepts_nothing(

@@ -32,7 +32,8 @@ from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, VmSpec, VmView
+from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.vm_status import GUEST_ENDED, VmView
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 GONE = "2026-11-22T12:00:00Z"

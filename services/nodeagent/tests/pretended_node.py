@@ -31,7 +31,8 @@ from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.nodeagent.simulated_files import NoDisks
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord
-from virtbus.schemas.vm import JoinNonce, VmRecord, VmStatus
+from virtbus.schemas.vm import JoinNonce, VmRecord
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, read
 
 NODE = "n1"

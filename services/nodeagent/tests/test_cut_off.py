@@ -8,7 +8,7 @@ from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 
 A = uid(1)
 LOST = VirtbusError(Code.CONFLICT, "network_lost", "the running guest is cut off").body

@@ -10,7 +10,7 @@ from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import Envelope
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import read
 
 A = uid(1)

@@ -11,7 +11,7 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 from virtbus.nodeagent.vm.status import StatusWriter
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 
 A = uid(1)
 

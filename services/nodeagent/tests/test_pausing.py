@@ -8,7 +8,7 @@ from services.nodeagent.tests.pretended_node import Domains, Node, eventually, i
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 
 A = uid(1)
 

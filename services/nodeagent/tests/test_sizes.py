@@ -13,7 +13,7 @@ from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.node_rpc import ServiceReport
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 
 A = uid(1)
 KEY = subjects.vm_status(NODE, A)

@@ -12,7 +12,7 @@ from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import read
 
 A = uid(1)

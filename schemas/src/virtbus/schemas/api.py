@@ -23,8 +23,8 @@ from virtbus.schemas.vm import (
     Annotations,
     Labels,
     VmSpec,
-    VmView,
 )
+from virtbus.schemas.vm_status import VmView
 
 
 class VmCreate(StrictModel):

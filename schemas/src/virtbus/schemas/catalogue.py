@@ -30,6 +30,7 @@ from virtbus.schemas import (
 )
 from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel_parameters import ASKERS, template
+from virtbus.schemas.vm_status import VmStatus, VmView
 
 
 class Plane(StrEnum):
@@ -125,19 +126,19 @@ def _ready(part: str, model: type[BaseModel], service: str, about: str) -> Chann
 
 CHANNELS: tuple[Channel, ...] = (
     _api("vm", "create", api.VmCreate, api.VmCreated, "Make a VM; safe to repeat with its uid."),
-    _api("vm", "get", api.VmRef, vm.VmView, "One VM."),
+    _api("vm", "get", api.VmRef, VmView, "One VM."),
     _api("vm", "list", api.VmList, api.VmPage, "VMs by namespace and labels, in pages."),
     _api("vm", "watch", api.VmWatch, api.WatchReply, "A list, then each change."),
-    _api("vm", "update", api.VmUpdate, vm.VmView, "Change a VM over the revision that was read."),
-    _api("vm", "delete", api.VmDelete, vm.VmView, "Remove a VM and its disks."),
-    _api("vm", "start", api.VmStart, vm.VmView, "Start the guest."),
-    _api("vm", "stop", api.VmStop, vm.VmView, "Shut the guest down."),
-    _api("vm", "restart", api.VmRestart, vm.VmView, "End the guest and start it again."),
-    _api("vm", "pause", api.VmRef, vm.VmView, "Stop the guest's CPUs."),
-    _api("vm", "unpause", api.VmRef, vm.VmView, "Resume a paused guest."),
-    _api("vm", "reset", api.VmCommand, vm.VmView, "Press the guest's reset button."),
-    _api("vm", "soft-reboot", api.VmCommand, vm.VmView, "Ask the guest to reboot."),
-    _api("vm", "move", api.VmMove, vm.VmView, "Stop a VM and start it on another node."),
+    _api("vm", "update", api.VmUpdate, VmView, "Change a VM over the revision that was read."),
+    _api("vm", "delete", api.VmDelete, VmView, "Remove a VM and its disks."),
+    _api("vm", "start", api.VmStart, VmView, "Start the guest."),
+    _api("vm", "stop", api.VmStop, VmView, "Shut the guest down."),
+    _api("vm", "restart", api.VmRestart, VmView, "End the guest and start it again."),
+    _api("vm", "pause", api.VmRef, VmView, "Stop the guest's CPUs."),
+    _api("vm", "unpause", api.VmRef, VmView, "Resume a paused guest."),
+    _api("vm", "reset", api.VmCommand, VmView, "Press the guest's reset button."),
+    _api("vm", "soft-reboot", api.VmCommand, VmView, "Ask the guest to reboot."),
+    _api("vm", "move", api.VmMove, VmView, "Stop a VM and start it on another node."),
     _api("vm", "events", history.EventList, history.EventPage, "Stored events of a VM, or of all."),
     _api("node", "list", paging.PageAsk, api.NodePage, "The nodes, with their allocations."),
     _api("node", "get", api.NodeRef, api.NodeDetail, "One node, its desired state and VMs."),
@@ -151,13 +152,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "approve", host_api.NodeApprove, api.NodeDetail, "Approve labels and size."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Compare hosts; repair."),
     _api("node", "quarantine", qt.NodeQuarantine, qt.NodeQuarantined, "Disks without a record."),
-    _api(
-        "image",
-        "list",
-        image_api.ImageList,
-        image_api.ImagePage,
-        "The images of the fleet.",
-    ),
+    _api("image", "list", image_api.ImageList, image_api.ImagePage, "The images of the fleet."),
     _api("image", "pull", image_api.ImagePull, image_api.PulledImages, "Fetch an image."),
     _api(
         "image",
@@ -249,7 +244,7 @@ CHANNELS: tuple[Channel, ...] = (
     _said(
         subjects.vm_status,
         Plane.RECORD,
-        vm.VmStatus,
+        VmStatus,
         "nodeagent → controller",
         "The observed state of a VM.",
     ),

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from virtbus.schemas.bounds import HEARTBEAT, STATUS
 from virtbus.schemas.node import NodeRecord
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode
 
 MARK = "…"

@@ -6,7 +6,8 @@ from dataclasses import replace
 from virtbus.controller.core.allocations import takes_room
 from virtbus.controller.core.placement import Candidate, demand_of, memory_of, place
 from virtbus.schemas.node import Fence
-from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord, VmStatus
+from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord
+from virtbus.schemas.vm_status import VmStatus
 
 STAYS: dict[EvictionStrategy, str] = {
     EvictionStrategy.EXTERNAL: (

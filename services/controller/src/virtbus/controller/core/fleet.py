@@ -39,7 +39,8 @@ from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.records import as_stored, plain_stored, read_stored
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
-from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
+from virtbus.schemas.vm import NameClaim, VmRecord
+from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
 """Longer than the interval of lease renewals: then the bus may be unreachable, not the nodes."""

@@ -7,7 +7,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY
-from virtbus.schemas.vm import Condition, VmSpec, VmView
+from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.vm_status import Condition, VmView
 
 CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from virtbus.schemas.node import NodeRecord
-from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.vm_status import VmStatus
 
 HELD = "Held"
 ALARM = (

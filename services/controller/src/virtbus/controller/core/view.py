@@ -6,7 +6,8 @@ from virtbus.controller.core.vm_states import visible_state
 from virtbus.schemas.image import shown_ref
 from virtbus.schemas.node import Fence, NodeState
 from virtbus.schemas.quarantine import ORPHANED
-from virtbus.schemas.vm import Condition, VmRecord, VmSpec, VmStatus, VmView, Volume
+from virtbus.schemas.vm import VmRecord, VmSpec, Volume
+from virtbus.schemas.vm_status import Condition, VmStatus, VmView
 
 
 def view(

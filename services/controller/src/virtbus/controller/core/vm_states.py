@@ -10,7 +10,8 @@ from virtbus.controller.core.nodes import UNCERTAIN
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmStatus
 
 
 class StateInputs(NamedTuple):

@@ -18,7 +18,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED, is_id, is_uid
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmStatus
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import VmRef
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.records import DELETED
-from virtbus.schemas.vm import VmRecord, VmView
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmView
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,8 @@ from virtbus.schemas.api import (
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.vm import Overcommit, VmRecord, VmView
+from virtbus.schemas.vm import Overcommit, VmRecord
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -163,13 +164,8 @@ class VmApi:
         self._facts.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
         if record.node != UNPLACED:
             self._facts.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
-        log.info(
-            "accepted %s/%s on %s",
-            record.namespace,
-            record.name,
-            record.node,
-            extra={"code": "vm_accepted", "uid": record.uid},
-        )
+        extra = {"code": "vm_accepted", "uid": record.uid}
+        log.info("accepted %s/%s on %s", record.namespace, record.name, record.node, extra=extra)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VmView:

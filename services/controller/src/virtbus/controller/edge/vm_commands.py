@@ -10,7 +10,8 @@ from virtbus.schemas.api import VmCommand
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node_rpc import GuestCommand
-from virtbus.schemas.vm import VmRecord, VmView
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 1.0

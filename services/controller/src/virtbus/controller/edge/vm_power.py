@@ -6,7 +6,8 @@ from virtbus.controller.core.evacuation import up
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.schemas.api import VmRef, VmRestart, VmStart, VmStop
-from virtbus.schemas.vm import VmRecord, VmView
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 

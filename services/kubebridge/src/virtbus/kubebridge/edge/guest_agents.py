@@ -19,7 +19,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import encode, read, validate
 
 log = logging.getLogger(__name__)

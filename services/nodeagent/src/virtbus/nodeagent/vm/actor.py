@@ -36,7 +36,8 @@ from virtbus.nodeagent.vm.operations.release import purge_status
 from virtbus.nodeagent.vm.state import ActorState, Reasons
 from virtbus.nodeagent.vm.status import StatusWriter, status
 from virtbus.schemas.node_rpc import ImageReady, NetReady
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmStatus
 
 log = logging.getLogger(__name__)
 

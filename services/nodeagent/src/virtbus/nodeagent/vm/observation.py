@@ -9,7 +9,8 @@ from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, Vm
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, FailureStage, RunStrategy, VmRecord, VmStatus
+from virtbus.schemas.vm import RunStrategy, VmRecord
+from virtbus.schemas.vm_status import GUEST_ENDED, FailureStage, VmStatus
 
 READY = "Ready"
 """The type of the condition that a guest is ready."""

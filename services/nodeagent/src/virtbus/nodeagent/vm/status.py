@@ -14,7 +14,8 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.fitting import fitted_bytes
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import Condition, VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import Condition, VmStatus
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from virtbus.schemas.api import VmCreated
 from virtbus.schemas.errors import Code
 from virtbus.schemas.model import StrictModel
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 
 
 class Kind(NamedTuple):

@@ -29,7 +29,7 @@ from virtbus.kubebridge.core.vmi.reconcile import delete
 from virtbus.kubebridge.core.vmi.status import VmLister
 from virtbus.schemas.api import VmUpdate
 from virtbus.schemas.quarantine import ORPHANED
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 
 GRACE_S = 10.0
 """Longer than the delay between the creation of a VMI and its watch event."""

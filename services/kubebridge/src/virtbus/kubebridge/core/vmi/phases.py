@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from virtbus.kubebridge.core.vmi.model import FINAL, VmiPhase
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 
 S, P = VmState, VmiPhase
 

@@ -38,7 +38,7 @@ from virtbus.schemas.api import VmCreated, VmDelete, VmRef
 from virtbus.schemas.errors import Code
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 
 RETRY_S = (10.0, 300.0)
 """Shortest and longest delay between retries.

@@ -15,7 +15,8 @@ from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import Disk, DiskBus, VmView
+from virtbus.schemas.vm import Disk, DiskBus
+from virtbus.schemas.vm_status import VmView
 
 READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
 SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"

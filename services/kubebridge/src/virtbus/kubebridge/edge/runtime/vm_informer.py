@@ -20,7 +20,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.quarantine import ORPHANED
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)

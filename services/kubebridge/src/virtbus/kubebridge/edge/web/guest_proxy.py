@@ -17,7 +17,7 @@ from virtbus.schemas.api import VmRef
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.streams import ConsoleOpen, PortOpen, StreamOpen
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 10.0

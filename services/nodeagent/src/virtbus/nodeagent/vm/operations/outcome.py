@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.vm import FailureStage
+from virtbus.schemas.vm_status import FailureStage
 
 RETRY_S = (0.5, 10.0)
 """The shortest and the longest delay before a step is repeated."""

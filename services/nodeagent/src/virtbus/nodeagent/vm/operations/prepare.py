@@ -17,7 +17,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.records import read_stored
-from virtbus.schemas.vm import FailureStage, VmRecord, VmSecrets
+from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.vm_status import FailureStage
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,109 @@
+"""A VM's status, as its node writes it, and the VM as the API shows it."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from virtbus.schemas.guest_end import GuestExit
+from virtbus.schemas.ids import Uid
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import VmSpec
+
+GUEST_ENDED = "guest_ended"
+"""The reason of a status: the guest crashed, powered itself off, or was ended from outside."""
+FailureStage = Literal["", "image", "network", "start", "guest"]
+"""The stage that a failure stopped: images and disks, the network, the start, or the guest's run.
+
+Programs decide by it; `reason` is more precise and `message` is for people.
+"""
+
+
+class Condition(LenientModel):
+    """One aspect of a VM: its value, the reason, and the time of the last change."""
+
+    type: str
+    status: bool
+    reason: str = ""
+    message: str = ""
+    attempt: int = 0
+    since_ns: int = 0
+
+
+class VmStatus(LenientModel):
+    """`$KV.st.<node>.<uid>`: the state that the owning node observes.
+
+    Written by its nodeagent only.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+    node: str
+    epoch: int
+    generation: int
+    power_epoch: int = 0
+    pause_epoch: int = 0
+    state: VmState
+    reason: str = ""
+    message: str = ""
+    failure_stage: FailureStage = ""
+    conditions: tuple[Condition, ...] = ()
+    interfaces: tuple[InterfaceStatus, ...] = ()
+    accelerator: str = ""
+    image_digest: str = ""
+    started_ns: int | None = None
+    updated_ns: int = 0
+    restarts: int = 0
+    reboots: int = 0
+    """Number of reboots in this run of the guest; `rebooted_ns` is the time of the last one."""
+    rebooted_ns: int | None = None
+    last_exit: GuestExit | None = None
+    released: bool = False
+    """Nothing of the VM is left on the host: the controller may purge the record."""
+    refused: bool = False
+    """The node rejected the VM for `reason`: a controller moves it to another node."""
+
+    @property
+    def ended(self) -> bool:
+        """Return True if the guest ended by itself and is not started again."""
+        crashed = self.state is VmState.FAILED and self.failure_stage == "guest"
+        return crashed or self.state is VmState.SUCCEEDED
+
+
+class VmView(LenientModel):
+    """A VM as the API shows it: record and status joined."""
+
+    uid: Uid
+    namespace: str
+    name: str
+    owner: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    node: str
+    epoch: int
+    generation: int
+    revision: int
+    created_ns: int
+    state: VmState
+    reason: str = ""
+    message: str = ""
+    failure_stage: FailureStage = ""
+    deleting: bool = False
+    powered: bool = True
+    paused: bool = False
+    power_observed: bool = True
+    """The node has acted on the last start, stop, restart, pause and unpause."""
+    restarts: int = 0
+    reboots: int = 0
+    rebooted_ns: int | None = None
+    last_exit: GuestExit | None = None
+    interfaces: tuple[InterfaceStatus, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    accelerator: str = ""
+    image_digest: str = ""
+    started_ns: int | None = None
+    observed_generation: int = 0
+    spec: VmSpec
+    cut: tuple[str, ...] = ()
+    """Fields that were omitted because the view was too large for one message."""
