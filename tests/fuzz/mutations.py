@@ -142,7 +142,8 @@ def _wide(data: Any, rng: random.Random) -> tuple[str, Any]:
     count = rng.choice(COUNTS)
     more = {f"field_{number}_x": number for number in range(count)}
     maps = [path for path in _places(data) if isinstance(_at(data, path), dict)]
-    path = () if rng.random() < 0.6 or not maps else rng.choice(maps)
+    outer = rng.random() < 0.6 and () in maps
+    path = () if outer or not maps else rng.choice(maps)
     inner = _at(data, path) if maps else {}
     return f"{count} unknown fields in {path}", _with(data, path, {**inner, **more})
 
