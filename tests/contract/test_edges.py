@@ -49,7 +49,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "netd/builder.py": {
         "socket": "only the type of the descriptors that an edge opened",
     },
-    "netd/event_recorder.py": {
+    "netd/reporter.py": {
         "time.monotonic_ns": "turns the wrapper's monotonic times into those of its span",
     },
     "netd/settings.py": {"Path.read_text": "a default of the settings is the host's resolv.conf"},

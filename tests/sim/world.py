@@ -28,7 +28,7 @@ from virtbus.bus.provisioning import permissions
 from virtbus.bus.provisioning.permissions import Role
 from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings as ControllerSettings
-from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
+from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.rpc import AgentRpc
@@ -263,7 +263,7 @@ class World:
             disks=NoDisks(),
             netd=admin,
             reach=admin,
-            facts=EventRecorder(bus, host.node),
+            facts=AgentEvents(bus, host.node),
             accelerator=lambda _record: "tcg",
             gate=own.prove,
         )

@@ -12,8 +12,8 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.commit import Commits, Committed
-from virtbus.controller.edge.event_recorder import EventRecorder
 from virtbus.controller.edge.finalizer import Finalizer
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.seed import CloudInit
@@ -86,7 +86,7 @@ async def sweep(bus: MemoryBus) -> None:
     for entry in bus.server.shelf(CLAIM).listed(("$KV.vm.>",)):
         if entry.kind is EntryKind.PUT:
             fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
-    await Finalizer(bus, fleet, EventRecorder(bus)).sweep(grace_s=0.0)
+    await Finalizer(bus, fleet, FleetEvents(bus)).sweep(grace_s=0.0)
 
 
 def created(result: Any) -> bool:

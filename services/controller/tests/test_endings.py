@@ -12,8 +12,8 @@ from virtbus.bus.runtime.tasks import background
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.commit import Commits
-from virtbus.controller.edge.event_recorder import EventRecorder
 from virtbus.controller.edge.finalizer import Finalizer
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.schemas import subjects
 from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.states import VmState
@@ -54,7 +54,7 @@ async def test_a_delete_does_not_wait_for_the_end_of_another() -> None:
         released.put_nowait(one.uid)
     claim = subjects.name_claim("default", "quick")
     async with asyncio.timeout(5), bus.watch("$KV.vm.>") as watch, background() as tasks:
-        tasks.start(Finalizer(bus, fleet, EventRecorder(bus)).finish_released(released))
+        tasks.start(Finalizer(bus, fleet, FleetEvents(bus)).finish_released(released))
         async for item in watch:
             if isinstance(item, Entry) and (item.key, item.kind) == (claim, EntryKind.PURGE):
                 break
@@ -79,7 +79,7 @@ async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bo
     if fenced:
         proof = Fence(by="operator", why="off", time_ns=1)
         fleet.node_spec(NodeSpec(node="n1", fenced=proof), 1)
-    endings = Finalizer(bus, fleet, EventRecorder(bus))
+    endings = Finalizer(bus, fleet, FleetEvents(bus))
     assert await endings.sweep(grace_s=60) == 0
     removed = await endings.sweep(grace_s=0)
     entry = await bus.get(subjects.vm_status("n1", uid(1)))

@@ -14,7 +14,7 @@ from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.errors import BusError
 from virtbus.bus.provisioning import server, stream_setup
 from virtbus.controller.core.stream_shares import excess, limit
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.schemas import subjects
@@ -94,7 +94,7 @@ async def test_statuses_of_another_node_are_stored_while_one_floods(nats: server
         asyncio.TaskGroup() as group,
     ):
         duty = group.create_task(
-            StreamTrimmer(controller, EventRecorder(controller), lambda: 2).run(_holder())
+            StreamTrimmer(controller, FleetEvents(controller), lambda: 2).run(_holder())
         )
         flood = group.create_task(_flood(thief, "$KV.st.n1.flood-{}", 150))
         took_s = list[float]()
@@ -119,7 +119,7 @@ async def test_history_of_others_outlives_a_flood_of_facts(nats: server.Server) 
         for number in range(200):
             victim.emit(f"virtbus.evt.n2.{UID}.x", {"n": number}, message_id=str(number))
         duty = group.create_task(
-            StreamTrimmer(controller, EventRecorder(controller), lambda: 2).run(_holder())
+            StreamTrimmer(controller, FleetEvents(controller), lambda: 2).run(_holder())
         )
         await _flood(thief, "virtbus.evt.n1.u{}.x", 150)
         duty.cancel()

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
-from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
+from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.ports import (
     DomainChange,
@@ -203,7 +203,7 @@ class Node:
             disks=NoDisks(),
             netd=simulated,
             reach=simulated,
-            facts=EventRecorder(bus, NODE),
+            facts=AgentEvents(bus, NODE),
             accelerator=lambda _record: "tcg",
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)

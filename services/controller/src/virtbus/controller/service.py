@@ -15,9 +15,9 @@ from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.client_spans import ClientSpans
 from virtbus.controller.edge.evacuation import Evacuations
-from virtbus.controller.edge.event_recorder import EventRecorder
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
 from virtbus.controller.edge.informers import Informers
@@ -76,7 +76,7 @@ class ControllerService:
         self._settings = settings
         self._instance = bus.sources.uuid7()
         self._fleet = Fleet(settings.vcpus_per_cpu)
-        facts = EventRecorder(bus)
+        facts = FleetEvents(bus)
         self._watches = WatchServer(self._fleet, bus, self._instance)
         self._feeds = Informers(bus, self._fleet, self._watches)
         self._storage = BusStorageGuard(bus)
@@ -106,7 +106,7 @@ class ControllerService:
         self._feeds.listeners.append(self._placing.wake)
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, facts))
 
-    def _duties_of(self, bus: Bus, facts: EventRecorder) -> list[Duty]:
+    def _duties_of(self, bus: Bus, facts: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         overtaken = Overtaken(bus, self._fleet)
         shares = StreamTrimmer(bus, facts, lambda: len(self._fleet.nodes))

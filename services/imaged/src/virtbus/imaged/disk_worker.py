@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from virtbus.bus.client.tracing import SpanFactory
 from virtbus.bus.runtime.backoff import delays
 from virtbus.imaged.disks import Disks
-from virtbus.imaged.event_recorder import EventRecorder
+from virtbus.imaged.reporter import DiskReporter
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady
 from virtbus.schemas.vm import VmRecord
@@ -53,7 +53,7 @@ class DiskWorker:
     """
 
     def __init__(
-        self, group: asyncio.TaskGroup, disks: Disks, facts: EventRecorder, span: SpanFactory
+        self, group: asyncio.TaskGroup, disks: Disks, facts: DiskReporter, span: SpanFactory
     ) -> None:
         self._group = group
         self._disks = disks

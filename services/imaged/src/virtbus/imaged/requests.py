@@ -6,8 +6,8 @@ import logging
 from virtbus.bus.client.ports import Request
 from virtbus.imaged.disk_worker import DiskWorker
 from virtbus.imaged.disks import Disks
-from virtbus.imaged.event_recorder import EventRecorder
 from virtbus.imaged.images import Images
+from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import check_uid
@@ -44,7 +44,7 @@ class Requests:
         work: DiskWorker,
         disks: Disks,
         images: Images,
-        facts: EventRecorder,
+        facts: DiskReporter,
     ) -> None:
         self._group = group
         self._work = work

@@ -29,8 +29,8 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.local_files import LocalFiles
 from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.event_recorder import EventRecorder
 from virtbus.imaged.images import Images
+from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests
 from virtbus.imaged.settings import Settings
 from virtbus.schemas import subjects
@@ -110,7 +110,7 @@ class Imaged:
         )
         now_ns = self._bus.sources.time_ns
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
-        facts = EventRecorder(self._bus, self._settings.node)
+        facts = DiskReporter(self._bus, self._settings.node)
         work = DiskWorker(group, disks, facts, self._span)
         self._store = store
         self._requests = Requests(group, work, disks, images, facts)

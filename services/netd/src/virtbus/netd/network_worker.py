@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from virtbus.bus.client.tracing import SpanFactory
 from virtbus.bus.runtime.backoff import delays
 from virtbus.netd.attachments import Attachments
-from virtbus.netd.event_recorder import EventRecorder
+from virtbus.netd.reporter import NetworkReporter
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
@@ -37,7 +37,7 @@ class NetworkWorker:
         self,
         group: asyncio.TaskGroup,
         attachments: Attachments,
-        facts: EventRecorder,
+        facts: NetworkReporter,
         span: SpanFactory,
     ) -> None:
         self._group = group

@@ -29,10 +29,10 @@ from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.edge.wrapper_install import install
-from virtbus.netd.event_recorder import EventRecorder
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.network_worker import NetworkWorker
 from virtbus.netd.orphan_audit import OrphanAudit
+from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -94,7 +94,7 @@ class Netd:
         self._doors = doors_of(settings)
         self._attachments = Attachments(self._doors, settings.site())
         self._leftovers = OrphanAudit(self._doors, self._attachments)
-        self._facts = EventRecorder(bus, settings.node)
+        self._facts = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
         self._listed: set[str] = set()
         self._reach = ForbiddenAddresses(self._doors.bridge, settings)

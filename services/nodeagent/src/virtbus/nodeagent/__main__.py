@@ -13,7 +13,7 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.bus.runtime.tasks import background
-from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
+from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
@@ -107,7 +107,7 @@ async def serve(settings: Settings) -> None:
             disks=NoDisks() if settings.simulate else HostDiskFiles(settings.state_dir),
             netd=arm,
             reach=ready,
-            facts=EventRecorder(bus, settings.node),
+            facts=AgentEvents(bus, settings.node),
             accelerator=_chosen(accelerators),
             gate=own.prove,
         )

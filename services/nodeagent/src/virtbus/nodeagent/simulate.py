@@ -17,7 +17,7 @@ from virtbus.bus.client import connection
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
-from virtbus.nodeagent.agent_ports import AgentPorts, EventRecorder
+from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
@@ -116,7 +116,7 @@ async def _node(
             disks=NoDisks(),
             netd=simulated,
             reach=simulated,
-            facts=EventRecorder(bus, node),
+            facts=AgentEvents(bus, node),
             accelerator=lambda _record: "tcg",
         )
         rpc = AgentRpc(bus, node, Consoles(files.console_socket, files.console_log))

@@ -12,7 +12,7 @@ from virtbus.controller.core.orphan_grace import OrphanGrace
 from virtbus.controller.core.vm_keys import StoredClaim, StoredVm
 from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -31,7 +31,7 @@ AT_ONCE = 16
 class Finalizer:
     """Completes deletes after the release, and sweeps orphan claims, secrets and statuses."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts

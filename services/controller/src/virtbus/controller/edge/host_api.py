@@ -11,7 +11,7 @@ from virtbus.controller.core.approval import approval
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.mutations import remembered
 from virtbus.controller.edge.commit import ATTEMPTS
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.node_api import NodeApi, not_off
 from virtbus.schemas import subjects
@@ -129,7 +129,7 @@ class HostApi(NodeApi):
 class HostDuty:
     """Records host and capacity of each new node, and reports second agents."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts

@@ -16,7 +16,7 @@ from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
@@ -46,7 +46,7 @@ Change = Callable[[NodeSpec], NodeSpec]
 class NodeApi:
     """The handlers of `node.*`; each takes a Request and returns the answer's model."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts

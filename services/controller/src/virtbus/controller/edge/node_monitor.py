@@ -12,7 +12,7 @@ from typing import NamedTuple
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import BRAKE_ALARM
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm, Leases
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.events import EventKind
@@ -52,7 +52,7 @@ class NodeMonitor:
     """Updates state that depends on time, not on messages."""
 
     def __init__(
-        self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: EventRecorder, leases: Leases
+        self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: FleetEvents, leases: Leases
     ) -> None:
         self._bus = bus
         self._fleet = fleet

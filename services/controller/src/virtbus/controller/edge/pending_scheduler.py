@@ -13,7 +13,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import Demand, demand_of, place
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.assignment import Assignment
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watch_server import WatchServer
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 class PendingScheduler:
     """Finds nodes for VMs under `_`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: EventRecorder) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: FleetEvents) -> None:
         self._fleet = fleet
         self._watches = watches
         self._facts = facts

@@ -14,7 +14,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import Commits
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.schemas import subjects
@@ -40,7 +40,7 @@ ADOPTED = "adopted from the quarantine of its node"
 class Quarantines:
     """The handler of `node.quarantine`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts

@@ -26,7 +26,7 @@ from virtbus.controller.core.rebuild_plan import (
 )
 from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.edge.commit import Commits
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.schemas import subjects
 from virtbus.schemas.api import BusRebuild, BusRebuilt, RebuiltNode, RebuiltVm
@@ -53,7 +53,7 @@ WRITTEN = {
 class Rebuilds:
     """The handler. Any controller may run it, even two concurrently."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder, keys: RecordKeys) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents, keys: RecordKeys) -> None:
         self._bus = bus
         self._keys = keys
         self._fleet = fleet

@@ -11,7 +11,7 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError, removed
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S, Commits
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.key_states import holder_of, message_of
 from virtbus.controller.edge.reservations import Reservations
 from virtbus.schemas import subjects
@@ -30,7 +30,7 @@ NO_UID = "00000000-0000-0000-0000-000000000000"
 class Removals:
     """Deletes. They can be repeated: each purge is for the revision that could not be read."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: EventRecorder) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.stream_shares import LOOK_AT, Excess, excess
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import is_id
@@ -26,7 +26,7 @@ change.
 class StreamTrimmer:
     """Checks both streams repeatedly."""
 
-    def __init__(self, bus: Bus, facts: EventRecorder, nodes: Callable[[], int]) -> None:
+    def __init__(self, bus: Bus, facts: FleetEvents, nodes: Callable[[], int]) -> None:
         """`nodes` returns the number of nodes."""
         self._bus = bus
         self._facts = facts

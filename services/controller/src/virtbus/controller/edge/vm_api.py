@@ -29,7 +29,7 @@ from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
-from virtbus.controller.edge.event_recorder import EventRecorder
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watch_server import WatchServer
@@ -64,7 +64,7 @@ class VmApi:
         bus: Bus,
         fleet: Fleet,
         watches: WatchServer,
-        facts: EventRecorder,
+        facts: FleetEvents,
         storage: BusStorageGuard,
         *,
         strict: bool = False,

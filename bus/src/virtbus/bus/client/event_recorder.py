@@ -1,0 +1,43 @@
+"""Makes the events of one service and emits them in the background."""
+
+from typing import Any
+
+from virtbus.bus.client.ports import Bus
+from virtbus.schemas import subjects
+from virtbus.schemas.events import Event, EventKind
+from virtbus.schemas.vm import VmRecord
+
+
+class EventRecorder:
+    """Emits events; nothing waits for that, and no failure of it reaches the work."""
+
+    def __init__(self, bus: Bus, service: str, node: str = "") -> None:
+        self._bus = bus
+        self._service = service
+        self._node = node
+
+    def event(self, kind: EventKind, **fields: Any) -> Event:
+        """Return an event of this service, now and on its node unless `fields` say otherwise."""
+        own = {"service": self._service, "node": self._node, "at_ns": self._bus.sources.time_ns()}
+        return Event(kind=kind, **(own | fields))
+
+    def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:
+        """Return an event about a VM; without a node of its own, on the record's."""
+        return self.event(
+            kind,
+            uid=record.uid,
+            epoch=record.epoch,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            **({"node": self._node or record.node} | fields),
+        )
+
+    def emit(self, event: Event, message_id: str = "") -> None:
+        """Emit an event of a VM; events with one id are one event.
+
+        The default id allows one event for each reason of a generation.
+        """
+        own = f"{event.uid}:{event.epoch}:{event.generation}:{event.kind}:{event.reason}"
+        subject = subjects.event(event.node, event.uid, event.kind)
+        self._bus.emit(subject, event, message_id=message_id or own)

@@ -1,0 +1,35 @@
+"""Emits events of VMs and nodes on `virtbus.evt` after each change, without waiting."""
+
+from virtbus.bus.client.event_recorder import EventRecorder
+from virtbus.bus.client.ports import Bus
+from virtbus.schemas import subjects
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.vm import VmRecord
+
+_AT_BIRTH = frozenset({EventKind.VM_ACCEPTED, EventKind.VM_SCHEDULED})
+"""Emitted after the commit, when the node is already at work; stamped with the commit's time."""
+
+
+class FleetEvents:
+    """The controller's events of VMs and nodes."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._events = EventRecorder(bus, "controller")
+
+    def node(self, kind: EventKind, node: str, message: str, identity: str) -> None:
+        """Emit an event of a node; `identity` is the same in every controller that saw it."""
+        event = self._events.event(kind, uid="", node=node, message=message)
+        self._bus.emit(
+            subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
+        )
+
+    def emit(self, kind: EventKind, record: VmRecord, message: str, *, revision: int = 0) -> None:
+        """Emit an event; its id makes repeats of a step one event.
+
+        `revision` distinguishes steps that change neither epoch, generation nor power epoch.
+        """
+        at = {"at_ns": record.created_ns} if kind in _AT_BIRTH else {}
+        step = f"{record.epoch}:{record.generation}:{record.power_epoch}:{revision}"
+        event = self._events.about(kind, record, message=message, **at)
+        self._events.emit(event, f"{record.uid}:{step}:{kind}")
