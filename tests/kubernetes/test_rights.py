@@ -1,9 +1,10 @@
 """A stolen token of the bridge: admission policies restrict it further than RBAC can (L8)."""
 
 import asyncio
+import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -80,13 +81,24 @@ def bridge(cluster: Cluster) -> Iterator[Bridge]:
 
 
 def _until_policies_hold(one: Bridge) -> None:
-    """API servers load new roles and policies within some seconds."""
-    for wanted, key in ((True, OURS), (False, "try")):
+    """API servers load new roles within some seconds, and each policy in its own time."""
+    attempts = itertools.count()
+
+    def marks(key: str) -> bool:
+        return one.changes({"metadata": {"labels": {key: f"v{next(attempts)}"}}})
+
+    def takes_a_slice() -> bool:
+        return one.may("create", "--dry-run=server", "-f", "-", stdin=_slice("try"))
+
+    waits: list[tuple[Callable[[], bool], bool]] = [
+        (lambda: marks(OURS), True),
+        (lambda: marks("try"), False),
+        (takes_a_slice, False),
+    ]
+    for accepted, wanted in waits:
         end_s = time.monotonic() + 20
-        attempt = 0
-        while one.changes({"metadata": {"labels": {key: f"v{attempt}"}}}) is not wanted:
-            attempt += 1
-            assert time.monotonic() < end_s, f"{key}: {one.said}"
+        while accepted() is not wanted:
+            assert time.monotonic() < end_s, one.said
 
 
 def test_the_bridge_changes_its_own_marks_of_a_node(bridge: Bridge) -> None:
