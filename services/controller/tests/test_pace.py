@@ -22,7 +22,7 @@ def test_crowded_work_leaves_most_of_the_loop_to_others() -> None:
         async def caller() -> None:
             nonlocal used_s
             while True:
-                async with pace.turn():
+                async with pace.turn("a"):
                     begun_s = time.thread_time()
                     _work()
                     used_s += time.thread_time() - begun_s
@@ -43,7 +43,7 @@ def test_a_lone_caller_never_rests() -> None:
             begun_s = time.monotonic()
             _work()
             alone_s = time.monotonic() - begun_s
-            async with pace.turn():
+            async with pace.turn("a"):
                 _work()
             ratios.append((time.monotonic() - begun_s - alone_s) / alone_s)
         return sorted(ratios)[len(ratios) // 2]
@@ -56,7 +56,7 @@ def test_turns_are_given_in_the_order_of_asking_and_a_cancelled_wait_holds_none(
         pace, done = Pace(), []
 
         async def caller(number: int) -> None:
-            async with pace.turn():
+            async with pace.turn("a"):
                 done.append(number)
                 await asyncio.sleep(0.01)
 
@@ -67,3 +67,37 @@ def test_turns_are_given_in_the_order_of_asking_and_a_cancelled_wait_holds_none(
         return done
 
     assert asyncio.run(body()) == [0, 1, 3, 4]
+
+
+def test_an_account_with_one_caller_waits_for_one_turn_of_another_with_many() -> None:
+    async def body() -> list[str]:
+        pace, done = Pace(), list[str]()
+
+        async def caller(account: str) -> None:
+            async with pace.turn(account):
+                done.append(account)
+
+        async with asyncio.TaskGroup() as group:
+            for account in (*["many"] * 50, "one"):
+                group.create_task(caller(account))
+        return done
+
+    assert asyncio.run(body()).index("one") <= 2
+
+
+def test_a_turn_that_was_given_to_a_cancelled_caller_goes_to_the_next() -> None:
+    async def body() -> list[int]:
+        pace, done = Pace(), list[int]()
+
+        async def caller(number: int) -> None:
+            async with pace.turn("a"):
+                done.append(number)
+
+        async with asyncio.TaskGroup() as group:
+            async with pace.turn("a"):
+                tasks = [group.create_task(caller(number)) for number in range(3)]
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+        return done
+
+    assert asyncio.run(body()) == [1, 2]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -280,6 +281,41 @@ async def test_only_the_account_that_opened_a_watch_can_renew_it(made: World) ->
             await made.client._link.send(end.renew, b"", headers=stranger)
         await asyncio.sleep(2)
         assert watches._watchers == {}
+
+
+async def ended(replies: AsyncIterator[Any]) -> VirtbusError:
+    async def rest() -> None:
+        async for _ in replies:
+            pass
+
+    return await refused(rest())
+
+
+@played()
+async def test_abandoned_watches_make_room_for_new_ones_of_their_account(made: World) -> None:
+    most = made.controllers["c1"]._settings.watches_at_once
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(made.watch()) for _ in range(most)]
+        ends = [(await listed(replies))[1] for replies in opened]
+        await made.client.publish(ends[0].renew, {})
+        await settle()
+        async with made.watch() as one_more:
+            await listed(one_more)
+            assert (await ended(opened[1])).reason == "displaced"
+            assert len(made.controllers["c1"]._watches._by_token) == most
+
+
+@played()
+async def test_watches_that_were_renewed_stay_and_a_new_one_is_refused(made: World) -> None:
+    most = made.controllers["c1"]._settings.watches_at_once
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(made.watch()) for _ in range(most)]
+        for replies in opened:
+            await made.client.publish((await listed(replies))[1].renew, {})
+        await settle()
+        async with made.watch() as one_more:
+            assert (await ended(one_more)).reason == "busy"
+        assert len(made.controllers["c1"]._watches._by_token) == most
 
 
 @played()

@@ -128,7 +128,6 @@ class VmWatch(StrictModel):
     """`vm.watch`: replies arrive on the request's inbox, see `WatchReply`.
 
     `after` is the `after` of an earlier reply. Without it the watch starts with a full list.
-    `renew` is how many seconds the watch may run without renewal; it is fixed at 30.
     """
 
     namespace: Id | None = None
@@ -199,7 +198,9 @@ class WatchReply(LenientModel):
     """One reply of a watch; exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
 
     A watch with this `after` resumes after this reply. `renew`, in the first reply, is a
-    subject: send it any message at least every 30 s. The watch ends 30 s after the last renewal.
+    subject: send it any message after `synced`, and at least every 30 s. The watch ends 30 s after
+    the last renewal. One that was never renewed ends, with 429 `displaced`, once its account has no
+    room for a new one.
     """
 
     items: tuple[VmView, ...] | None = None

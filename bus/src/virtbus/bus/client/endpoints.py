@@ -146,6 +146,9 @@ class EndpointServer:
             return False
         if self._slots.take(account):
             self._tasks.start(self._work(asked))
+        elif self._endpoint.displace(account):
+            self._slots.exceed(account)
+            self._tasks.start(self._work(asked))
         elif self._places.take(account):
             self._backlog.add(account, asked)
         else:
@@ -215,10 +218,8 @@ class EndpointServer:
     ) -> None:
         """End a parked request: free its slot for a waiting one, and report its error."""
         self._release(asked)
-        if parked.cancelled():
-            return
         took_s = asyncio.get_running_loop().time() - started_s
-        error = parked.exception()
+        error = None if parked.cancelled() else parked.exception()
         if error is None:
             self.tally.done(took_s, "")
         elif isinstance(error, Exception):

@@ -36,6 +36,12 @@ class FairShares:
         self.held += amount
         return True
 
+    def exceed(self, caller: str) -> None:
+        """Take a unit in place of one that the caller is about to release."""
+        self.held += 1
+        if caller:
+            self._held[caller] = self._held.get(caller, 0) + 1
+
     def release(self, caller: str, amount: int = 1) -> None:
         """Return units."""
         self.held -= amount
@@ -53,6 +59,9 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._waiting: dict[str, deque[T]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
     def add(self, caller: str, item: T) -> None:
         """Add an item behind the caller's other items."""
         self._waiting.setdefault(caller, deque()).append(item)
@@ -60,6 +69,10 @@ class FairQueue(Generic[T]):
     def callers(self) -> Iterator[str]:
         """Return the waiting callers in turn."""
         return iter(tuple(self._waiting))
+
+    def next(self) -> T | None:
+        """Return the oldest item of the caller whose turn it is."""
+        return self.take(next(iter(self._waiting))) if self._waiting else None
 
     def take(self, caller: str) -> T:
         """Return the oldest item of a caller; the caller's next turn comes after all others'."""

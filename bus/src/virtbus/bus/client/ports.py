@@ -161,7 +161,8 @@ class Endpoint:
 
     A request has at most `most_values` values. `limit` requests run at once. Up to `backlog` more
     wait; beyond that the answer is 429 with `after_ms`. One account has at most three quarters of
-    either (`shares`).
+    either (`fair_shares`). `displace` ends a parked request of an account that has no slot left, so
+    that a new one of it takes the slot; it returns False if none may be ended.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Endpoint:
     limit: int = 64
     backlog: int = 1024
     most_values: int = MAX_NODES
+    displace: Callable[[str], bool] = lambda _account: False
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,12 @@ class WireWatch:
         if (self._broken and now - self._asked > RETRY_S) or now - self._heard > SILENCE_S:
             self.start()
         elif self._renew_subject and now - self._renewed > RENEW_EVERY_S:
-            self._renewed = now
-            self._session.publish(self._renew_subject, b"{}")
+            self._renew()
+
+    def _renew(self) -> None:
+        """Tell the server that somebody reads this watch."""
+        self._renewed = time.monotonic()
+        self._session.publish(self._renew_subject, b"{}")
 
     def _receive(self, item: WireMessage) -> None:
         refusal = refusal_of(item)
@@ -98,4 +102,5 @@ class WireWatch:
         if reply.get("gone"):
             self._sees.gone(str(reply["gone"]))
         if reply.get("synced"):
+            self._renew()
             self._sees.synced()

@@ -215,6 +215,7 @@ class ControllerService:
             limit=self._settings.watches_at_once,
             backlog=0,
             most_values=CLIENT_VALUES,
+            displace=self._watches.displace,
         )
         return [*endpoints, watch]
 

@@ -167,7 +167,7 @@ class FleetApi:
     async def events(self, request: Request) -> pages.Plain:
         want = validate(EventList, request.data)
         limit = min(want.limit, EVENTS_AT_ONCE)
-        async with self._pace.turn():
+        async with self._pace.turn(request.account):
             stored = await self._bus.history(
                 subjects.events(want.uid), after=want.after, limit=limit
             )

@@ -1,8 +1,10 @@
-"""Turns for contended work: one at a time, with rests while others wait (ADR 0028)."""
+"""Turns for contended work: one at a time, accounts in turn, with rests (ADR 0028)."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from virtbus.bus.client.fair_shares import FairQueue
 
 REST = 2.0
 """Seconds of rest for each second of work: contended work takes a third of the loop's time."""
@@ -13,29 +15,45 @@ MOST_REST_S = 0.1
 
 
 class Pace:
-    """Work in turns, first come, first served. Uncontended work is not slowed."""
+    """Work in turns. Accounts take turns; each is served in order. Lone work is not slowed."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._waiting = 0
+        self._taken = False
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._owed_s = 0.0
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self, account: str) -> AsyncIterator[None]:
         """Wait for a turn; the body is the work."""
         loop = asyncio.get_running_loop()
-        self._waiting += 1
-        try:
-            await self._lock.acquire()
-        finally:
-            self._waiting -= 1
+        if self._taken:
+            await self._next_of(account)
+        self._taken = True
         try:
             begun_s = loop.time()
             yield
             self._owed_s += REST * (loop.time() - begun_s)
             await self._rest()
         finally:
-            self._lock.release()
+            self._pass()
+
+    async def _next_of(self, account: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.add(account, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it had the turn already
+                self._pass()
+            raise
+
+    def _pass(self) -> None:
+        """Give the turn to the next one that still waits."""
+        while (turn := self._waiting.next()) is not None:
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken = False
 
     async def _rest(self) -> None:
         await asyncio.sleep(0)  # a caller whose work never waits would keep the loop
