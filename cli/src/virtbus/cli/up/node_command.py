@@ -104,7 +104,7 @@ def fleet(
             "--count needs --simulate, --name, and in --creds the folder that has "
             "node-NAME-000.creds and on; `virtbus up --nodes NAME-000,NAME-001` writes them"
         )
-    argv = [sys.executable, "-m", "virtbus.nodeagent.simulate", "--node", name]
+    argv = [sys.executable, "-m", "virtbus.simulator", "--node", name]
     argv += ["--count", str(count), "--run-dir", str(folder)]
     argv += ["--server", nats] if nats else []
     env = {key: value for key, value in os.environ.items() if key not in OURS_ALONE}

@@ -46,8 +46,7 @@ class NodeAgent:
         self._liveness = liveness
         self._rpc = rpc
         self.vms = Assignments(tools, liveness.host)
-        # the resources of simulated guests are no host's
-        self._auditor = None if tools.settings.simulate else Auditor(tools, self.vms)
+        self._auditor = Auditor(tools, self.vms)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -71,8 +70,7 @@ class NodeAgent:
                 group.create_task(self._resync(watch.relist))
                 group.create_task(watched.look(tools.settings.compare_s))
                 group.create_task(watched.stay_healthy())
-                if self._auditor is not None:
-                    group.create_task(self._auditor.sweep())
+                group.create_task(self._auditor.sweep())
                 async for item in watch:
                     first = not vms.listed
                     vms.take(item)
@@ -83,12 +81,12 @@ class NodeAgent:
 
     def _more_endpoints(self) -> list[Endpoint]:
         """Return the endpoints that concern all VMs of the agent."""
-        commands = Commands(self._tools, self.vms.actors, self._rpc.known)
-        more = [commands.endpoint(), *Rebuild(self._tools, self.vms).endpoints()]
-        if self._auditor is not None:
-            quarantine = QuarantineDesk(self._tools, self._auditor, self.vms)
-            more += [self._auditor.endpoint(), quarantine.endpoint()]
-        return more
+        return [
+            Commands(self._tools, self.vms.actors, self._rpc.known).endpoint(),
+            *Rebuild(self._tools, self.vms).endpoints(),
+            self._auditor.endpoint(),
+            QuarantineDesk(self._tools, self._auditor, self.vms).endpoint(),
+        ]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
         """Return libvirt's domains; wait for libvirt, without which nothing is known."""

@@ -65,9 +65,6 @@ class Settings(ServiceSettings):
     min_free_ratio: float = Field(
         0.01, ge=0, lt=1, description="the same as a share of the disk; the larger value applies"
     )
-    simulate: bool = Field(
-        False, description="libvirt's test driver, recorded netd and imaged; needs no root"
-    )
     fast_start: bool = Field(
         False,
         description=(
@@ -77,7 +74,5 @@ class Settings(ServiceSettings):
     )
 
     def disk_reserve_bytes(self, disk_bytes: int) -> int:
-        """Return the disk space to keep free; VMs of a simulated node use none."""
-        if self.simulate:
-            return 0
+        """Return the disk space to keep free."""
         return max(self.min_free_bytes, int(disk_bytes * self.min_free_ratio))

@@ -55,32 +55,6 @@ class LibvirtCalls(Protocol):
     def close(self) -> None: ...
 
 
-class Inline:
-    """Runs calls on the loop itself: for libvirt's test driver, which never blocks."""
-
-    stuck = 0
-
-    async def call(
-        self,
-        work: Callable[[], Result],
-        *,
-        timeout_s: float,
-        settled: Callable[[], None] | None = None,
-        ended: Callable[[], None] | None = None,
-    ) -> Result:
-        """Return the result of `work`, or its exception; `settled` and `ended` run after it."""
-        del timeout_s
-        try:
-            return work()
-        finally:
-            for after in (settled, ended):
-                if after is not None:
-                    after()
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class Threads:
     """As many daemon threads as concurrent calls; all bookkeeping is on the loop's thread."""
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.node_rpc import (
-    MadeDisk,
-)
+from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
