@@ -72,6 +72,6 @@ async def test_a_change_during_a_heartbeat_is_reported_at_once(tmp_path: Path) -
         running = group.create_task(liveness.run())
         await asyncio.sleep(0.01)
         assert not put.is_set()
-        liveness.ready()
+        liveness.report(NodeState.READY)
         await eventually(ready, 2.0)
         running.cancel()

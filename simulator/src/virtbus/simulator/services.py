@@ -116,8 +116,7 @@ class SimulatedNode:
         record = want.record
         self.held[record.uid] = record.epoch
         self.disks.add(record.uid)
-        disks = self.images.make_disks(record)
-        return ImageReady(uid=record.uid, epoch=record.epoch, disks=disks)
+        return ImageReady(uid=record.uid, epoch=record.epoch, disks=self.images.make_disks(record))
 
     def net(self, want: Ensure) -> NetReady:
         """Return netd's answer for a record."""
@@ -195,11 +194,15 @@ async def _handle(model: type[Model], answer: Callable[[Any], Model], request: R
 
 
 def _kept(entry: str, keep: QuarantineRequest) -> QuarantineEntry:
-    kept = QuarantineEntry(entry=entry, uid=entry.partition(".")[0], why=keep.why)
-    if (record := keep.record) is None:
-        return kept
-    of = {"name": record.name, "namespace": record.namespace, "adoptable": True}
-    return kept.model_copy(update=of)
+    record = keep.record
+    return QuarantineEntry(
+        entry=entry,
+        uid=entry.partition(".")[0],
+        why=keep.why,
+        name=record.name if record else "",
+        namespace=record.namespace if record else "",
+        adoptable=record is not None,
+    )
 
 
 def _interfaces(record: VmRecord) -> tuple[InterfaceStatus, ...]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
+from virtbus.nodeagent.edge.libvirt_calls import Threads
 
 Result = TypeVar("Result")
 EMPTY = "<node><cpu><mhz>2000</mhz><model>x86_64</model></cpu></node>\n"
@@ -19,13 +20,13 @@ def empty_host(path: Path) -> str:
 
 def hypervisor(path: Path) -> LibvirtHypervisor:
     """Return the hypervisor of an empty host."""
-    return LibvirtHypervisor(empty_host(path), starts_at_once=STARTS_AT_ONCE, calls=InlineCalls())
+    return LibvirtHypervisor(
+        empty_host(path), starts_at_once=STARTS_AT_ONCE, calls=InlineCalls("libvirt")
+    )
 
 
-class InlineCalls:
-    """Runs libvirt's calls on the loop itself; implements `LibvirtCalls`."""
-
-    stuck = 0
+class InlineCalls(Threads):
+    """Runs libvirt's calls on the loop itself, without a thread."""
 
     async def call(
         self,
@@ -43,6 +44,3 @@ class InlineCalls:
             for after in (settled, ended):
                 if after is not None:
                     after()
-
-    def close(self) -> None:
-        """Do nothing."""

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from virtbus.bus.client import connection, tracing
@@ -46,12 +47,10 @@ async def _accelerators(settings: Settings) -> tuple[str, ...]:
     return ("tcg",)
 
 
-def _chosen(accelerators: tuple[str, ...]) -> Callable[[VmRecord], str]:
-    def choose(record: VmRecord) -> str:
-        wanted = record.spec.domain.accelerator
-        return accelerators[0] if wanted == "auto" else wanted
-
-    return choose
+def _chosen(accelerators: tuple[str, ...], record: VmRecord) -> str:
+    """Return the accelerator of a VM."""
+    wanted = record.spec.domain.accelerator
+    return accelerators[0] if wanted == "auto" else wanted
 
 
 async def serve(settings: Settings) -> None:
@@ -64,15 +63,12 @@ async def serve(settings: Settings) -> None:
         stack.enter_context(
             tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
         )
-        cores = os.cpu_count() or 1
         hypervisor = await stack.enter_async_context(
-            LibvirtHypervisor(settings.libvirt_uri, starts_at_once=2 * cores)
+            LibvirtHypervisor(settings.libvirt_uri, starts_at_once=2 * (os.cpu_count() or 1))
         )
         accelerators = await _accelerators(settings)
         facts = await _host(settings, hypervisor, accelerators)
         own = await _ownership(settings, bus, hypervisor)
-        reach = ReadinessProbe(files.console_log)
-        reach.open()
         tools = AgentPorts(
             bus=bus,
             settings=settings,
@@ -81,9 +77,9 @@ async def serve(settings: Settings) -> None:
             seeds=SeedIsos(files.vms),
             disks=HostDiskFiles(settings.state_dir),
             netd=AdminSocket(settings.run_dir / "netd" / "admin.sock"),
-            reach=reach,
+            reach=ReadinessProbe(files.console_log),
             facts=AgentEvents(bus, settings.node),
-            accelerator=_chosen(accelerators),
+            accelerator=partial(_chosen, accelerators),
             gate=own.prove,
         )
         agent = NodeAgent(

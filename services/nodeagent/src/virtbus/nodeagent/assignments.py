@@ -60,7 +60,7 @@ class Assignments:
         self.group: asyncio.TaskGroup | None = None
         self.relist: Callable[[], None] = lambda: None
         self._next: dict[str, VmRecord] = {}
-        self._early = EarlyEvents(lambda: asyncio.get_running_loop().time())
+        self._early = EarlyEvents()
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {

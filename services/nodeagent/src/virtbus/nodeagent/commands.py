@@ -11,11 +11,10 @@ from weakref import WeakValueDictionary
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import refuse_late
-from virtbus.bus.client.ports import Endpoint, Request
+from virtbus.bus.client.ports import Request
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import UP
-from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
@@ -39,15 +38,10 @@ class Commands:
         self._guests = guests
         self._known = known
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        hypervisor = tools.hypervisor
         self._acts: dict[str, Callable[[str], Awaitable[bool]]] = {
-            "reset": hypervisor.reset,
-            "soft-reboot": hypervisor.reboot,
+            "reset": tools.hypervisor.reset,
+            "soft-reboot": tools.hypervisor.reboot,
         }
-
-    def endpoint(self) -> Endpoint:
-        subject = subjects.rpc(self._tools.settings.node, "agent", "command")
-        return Endpoint("agent-command", subject, self.do)
 
     async def do(self, request: Request) -> Empty:
         """Run the command; raise VirtbusError if it did not run or the outcome is unknown."""

@@ -41,7 +41,7 @@ class Heartbeat:
         self.state = NodeState.RECOVERING
         self._bus = bus
         self._settings = settings
-        self._host = host
+        self.host = host
         self._own = own
         self._instance = own.me.instance if own is not None else bus.sources.uuid7()
         self._started_ns = bus.sources.time_ns()
@@ -53,30 +53,14 @@ class Heartbeat:
         self._wake = asyncio.Event()
         self._images = ImageReport(bus, settings.node)
 
-    def host(self) -> HostFacts:
-        """Return the facts of the host for controllers."""
-        return self._host()
-
-    def say(self, message: str) -> None:
-        """Set why the node is not ready."""
-        self._message = message
-        self._wake.set()
-
-    def ready(self, message: str = "") -> None:
-        """Report that host and records have been compared; `message` lists remaining problems."""
-        self._be(NodeState.READY, message)
-
     def blind(self, why: str) -> None:
         """Mark the statuses of VMs as unverified, with the reason; empty: verified."""
         if self._blind != why:
             self._blind = why
             self._wake.set()
 
-    def recovering(self, message: str) -> None:
-        """Report that the node takes no work, and why."""
-        self._be(NodeState.RECOVERING, message)
-
-    def _be(self, state: NodeState, message: str) -> None:
+    def report(self, state: NodeState, message: str = "") -> None:
+        """Set the node's state: ready once host and records are compared, and what is wrong."""
         if (self.state, self._message) != (state, message):
             self.state, self._message = state, message
             self._wake.set()
@@ -114,23 +98,13 @@ class Heartbeat:
     def _told(self, service_report: ServiceReport) -> None:
         if service_report.service not in SERVICES:
             return
-        changed = self._changed(service_report)
+        before = self._tele.get(service_report.service)
         self._tele[service_report.service] = service_report
         self._heard_s[service_report.service] = asyncio.get_running_loop().time()
         if service_report.service == "imaged":
             self._images.told(service_report.image_keys)
-        if changed:
+        if before is None or _urgent(before) != _urgent(service_report):
             self._wake.set()
-
-    def _changed(self, service_report: ServiceReport) -> bool:
-        known = self._tele.get(service_report.service)
-        return (
-            known is None
-            or known.state.state is not service_report.state.state
-            or known.networks != service_report.networks
-            or known.quarantined_bytes != service_report.quarantined_bytes
-            or known.addresses != service_report.addresses
-        )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
         record = self._record()
@@ -159,7 +133,7 @@ class Heartbeat:
         return services
 
     def _record(self) -> NodeRecord:
-        host, settings = self._host(), self._settings
+        host, settings = self.host(), self._settings
         networks = [
             network for service_report in self._tele.values() for network in service_report.networks
         ]
@@ -197,3 +171,8 @@ class Heartbeat:
             time_ns=self._bus.sources.time_ns(),
             host=self._own.me.host if self._own is not None else None,
         )
+
+
+def _urgent(report: ServiceReport) -> tuple[object, ...]:
+    """Return the parts of a report that a heartbeat passes on at once if they change."""
+    return report.state.state, report.networks, report.quarantined_bytes, report.addresses

@@ -116,11 +116,15 @@ class Ownership:
         return step, why
 
     async def _signs(self, entry: Entry | None) -> InstanceSignals:
-        record = await self._host_record()
         held = self._holder(entry)
-        heard = held is not None and await self._heard(held)
-        revision = entry.revision if entry else 0
-        return InstanceSignals(self.me, record, held, revision, heard, holding=self.held)
+        return InstanceSignals(
+            self.me,
+            record=await self._host_record(),
+            held=held,
+            revision=entry.revision if entry else 0,
+            heard=held is not None and await self._heard(held),
+            holding=self.held,
+        )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
         """Return the key's holder; an empty one if the key is unreadable, or another node's."""
@@ -165,13 +169,12 @@ class Ownership:
         self._sent = {token}
 
     def _instance(self, token: str, why: str = "") -> Instance:
-        me = self.me
         return Instance(
             node=self._node,
-            instance=me.instance,
-            host=me.host,
-            boot=me.boot,
-            folder=me.folder,
+            instance=self.me.instance,
+            host=self.me.host,
+            boot=self.me.boot,
+            folder=self.me.folder,
             hostname=self._hostname,
             since_ns=self._since_ns,
             token=token,

@@ -1,6 +1,6 @@
 """`node.<id>.rpc.agent.*`: inspect, guest agent queries, and streams (`streams.py`)."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from virtbus.bus.client.owners import check_owner
@@ -50,15 +50,7 @@ class AgentRpc:
         self._guests = guests
         self._recovering = recovering
         info = ServiceInfo("virtbus-nodeagent", VERSION, "domains", {"node": self._node})
-        async with self._bus.serve(info, [*self._endpoints(), *self._streams.endpoints(), *more]):
-            yield
-
-    def _endpoints(self) -> list[Endpoint]:
-        handlers: dict[str, Callable[[Request], Awaitable[object]]] = {
-            "inspect": self._inspect,
-            "guest": self._guest,
-        }
-        return [
+        endpoints = [
             Endpoint(
                 f"agent-{verb}",
                 subjects.rpc(self._node, "agent", verb),
@@ -66,8 +58,10 @@ class AgentRpc:
                 limit=ASKED_AT_ONCE,
                 backlog=0,
             )
-            for verb, handler in handlers.items()
+            for verb, handler in (("inspect", self._inspect), ("guest", self._guest))
         ]
+        async with self._bus.serve(info, [*endpoints, *self._streams.endpoints(), *more]):
+            yield
 
     async def _inspect(self, request: Request) -> HeldResources:
         want = validate(Inspect, request.data)

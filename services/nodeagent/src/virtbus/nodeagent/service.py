@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.client.ports import Endpoint, WatchMark
+from virtbus.bus.client.ports import Endpoint, Handler, WatchMark
 from virtbus.bus.client.subscriptions import hear
 from virtbus.bus.runtime.process import notify
 from virtbus.nodeagent.agent_ports import AgentPorts
@@ -81,11 +81,18 @@ class NodeAgent:
 
     def _more_endpoints(self) -> list[Endpoint]:
         """Return the endpoints that concern all VMs of the agent."""
+        tools, vms = self._tools, self.vms
+        rebuild = Rebuild(tools, vms)
+        handlers: dict[str, Handler] = {
+            "command": Commands(tools, vms.actors, self._rpc.known).do,
+            "records": rebuild.records,
+            "join": rebuild.join,
+            "audit": self._auditor.answer,
+            "quarantine": QuarantineDesk(tools, self._auditor, vms).answer,
+        }
         return [
-            Commands(self._tools, self.vms.actors, self._rpc.known).endpoint(),
-            *Rebuild(self._tools, self.vms).endpoints(),
-            self._auditor.endpoint(),
-            QuarantineDesk(self._tools, self._auditor, self.vms).endpoint(),
+            Endpoint(f"agent-{verb}", subjects.rpc(tools.settings.node, "agent", verb), handler)
+            for verb, handler in handlers.items()
         ]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
@@ -95,7 +102,7 @@ class NodeAgent:
                 return await self._tools.hypervisor.list_domains()
             except VirtbusError as error:
                 log.warning("waiting for libvirt: %s", error, extra={"code": error.reason})
-                self._liveness.say(str(error))
+                self._liveness.report(NodeState.RECOVERING, str(error))
                 await asyncio.sleep(1.0)
 
     async def _resync(self, relist: Callable[[], None]) -> None:
@@ -112,6 +119,8 @@ class NodeAgent:
             held = sum(bool(actor.vm.reasons.held) for actor in vms.actors.values())
             if liveness.state is NodeState.RECOVERING:
                 log.info("ready: %d VM(s)", count, extra={"code": "ready"})
-            liveness.ready(f"{held} VM(s) here have no record on the bus" if held else "")
+            message = f"{held} VM(s) here have no record on the bus" if held else ""
+            liveness.report(NodeState.READY, message)
         else:
-            liveness.recovering(f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS)
+            message = f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS
+            liveness.report(NodeState.RECOVERING, message)

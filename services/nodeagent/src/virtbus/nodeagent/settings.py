@@ -8,8 +8,6 @@ from pydantic import Field
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.quantity import Bytes
 
-GIB = 1024**3
-
 
 class Settings(ServiceSettings):
     """Settings of `virtbus-nodeagent`."""
@@ -55,7 +53,7 @@ class Settings(ServiceSettings):
         0.25, gt=0, description="silence in seconds after which imaged and netd are asked"
     )
     min_free_bytes: Bytes = Field(
-        2 * GIB,
+        2 * 1024**3,
         ge=0,
         description=(
             "bytes of state_dir's disk below which this node gets no VM; records, logs and "

@@ -1,28 +1,16 @@
 """Connections from the node's host to its guests, for streams (ADR 0023)."""
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol
 
 from virtbus.bus.client.streams import ByteStream, carry
+from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.streams import Carry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import PortOpen
-
-
-class Displays(Protocol):
-    """Guests' displays, by libvirt."""
-
-    async def connect(self, uid: str) -> socket.socket:
-        """Return a connection to the guest's VNC server; the caller closes it."""
-
-    async def screenshot(self, uid: str) -> bytes:
-        """PNG."""
-
 
 CONNECT_S = 5.0
 CLOSE_S = 5.0
@@ -31,9 +19,9 @@ MAX_DATAGRAMS = 64
 
 
 class GuestConnections:
-    """The `Doors` port: connections from the host to its guests."""
+    """The `GuestStreams` port: connections from the host to its guests."""
 
-    def __init__(self, displays: Displays) -> None:
+    def __init__(self, displays: LibvirtDisplays) -> None:
         self._displays = displays
 
     @asynccontextmanager
@@ -52,11 +40,8 @@ class GuestConnections:
     async def screenshot(self, uid: str) -> bytes:
         return await self._displays.screenshot(uid)
 
-    @asynccontextmanager
-    async def port(self, address: str, want: PortOpen) -> AsyncIterator[Carry]:
-        opened = _udp(address, want.port) if want.protocol == "udp" else _tcp(address, want.port)
-        async with opened as carrying:
-            yield carrying
+    def port(self, address: str, want: PortOpen) -> AbstractAsyncContextManager[Carry]:
+        return _udp(address, want.port) if want.protocol == "udp" else _tcp(address, want.port)
 
 
 @asynccontextmanager

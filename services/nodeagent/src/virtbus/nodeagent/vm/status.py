@@ -223,6 +223,4 @@ class StatusWriter:
 
 
 def _same(one: VmStatus, other: VmStatus | None) -> bool:
-    if other is None:
-        return False
-    return one.model_copy(update={"updated_ns": other.updated_ns}) == other
+    return other is not None and one.model_copy(update={"updated_ns": other.updated_ns}) == other
