@@ -71,7 +71,8 @@ def _silent(address: str, port: int, why: str) -> VirtbusError:
 async def _close(writer: asyncio.StreamWriter) -> None:
     """Return when the connection is closed completely.
 
-    asyncio keeps a closed one until its whole buffer was sent, which a guest can prevent.
+    After a close, asyncio sends the rest of its buffer first. A guest that does not read would keep
+    the connection open for ever, so it is aborted after CLOSE_S.
     """
     writer.close()
     try:
@@ -86,12 +87,12 @@ class _Datagrams(asyncio.DatagramProtocol):
     """Received datagrams that are not sent on yet; over the limit the oldest are lost."""
 
     def __init__(self) -> None:
-        self.came: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
+        self.received: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
         self.wake = asyncio.Event()
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         del addr
-        self.came.append(data)
+        self.received.append(data)
         self.wake.set()
 
     def error_received(self, exc: Exception) -> None:
@@ -103,7 +104,7 @@ async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
     loop = asyncio.get_running_loop()
     remote = (address, port)
     try:
-        transport, came = await loop.create_datagram_endpoint(_Datagrams, remote_addr=remote)
+        transport, datagrams = await loop.create_datagram_endpoint(_Datagrams, remote_addr=remote)
     except OSError as error:  # no route
         raise _silent(address, port, str(error)) from None
 
@@ -113,10 +114,10 @@ async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
 
     async def back(stream: ByteStream) -> None:
         while True:
-            await came.wake.wait()
-            came.wake.clear()
-            while came.came:
-                await stream.write_datagram(came.came.popleft())
+            await datagrams.wake.wait()
+            datagrams.wake.clear()
+            while datagrams.received:
+                await stream.write_datagram(datagrams.received.popleft())
 
     try:
         yield lambda stream: stream.while_open(out(stream), back(stream))
