@@ -53,9 +53,9 @@ async def files(tmp_path: Path) -> AsyncIterator[server.ServerFiles]:
         connect(running.settings("controller"), name="controller") as controller,
         connect(running.settings("node-n1"), name="n1") as node,
         controller.serve(ServiceInfo("c", "0", "c"), [Endpoint("vm-get", api("vm", "get"), view)]),
-        AgentRpc(node, "n1", none, doors=GuestConnections(cast("LibvirtDisplays", None))).serve(
-            {UID: guest("127.0.0.1/8")}
-        ),
+        AgentRpc(
+            node, "n1", none, connections=GuestConnections(cast("LibvirtDisplays", None))
+        ).serve({UID: guest("127.0.0.1/8")}),
     ):
         yield files
 

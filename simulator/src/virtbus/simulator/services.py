@@ -139,12 +139,12 @@ class SimulatedNode:
 
     def release_disks(self, want: Release) -> ReleaseReply:
         """Release the VM's disks, except those to keep."""
-        there, entry = want.uid in self.disks, want.uid
+        existed, entry = want.uid in self.disks, want.uid
         while entry in self.kept:
             entry = f"{want.uid}.{int(entry.partition('.')[2] or 1) + 1}"
         self.disks.discard(want.uid)
         self._forget(want.uid)
-        if not there or want.keep is None or want.uid not in self.armed:
+        if not existed or want.keep is None or want.uid not in self.armed:
             return ReleaseReply(uid=want.uid)
         self.kept[entry] = want.keep
         return ReleaseReply(uid=want.uid, kept=entry)

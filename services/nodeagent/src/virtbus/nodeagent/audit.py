@@ -117,13 +117,13 @@ class Auditor:
             try:
                 subject = subjects.rpc(self._tools.settings.node, name, "inspect")
                 answer = await self._tools.bus.request(subject, Inspect(), timeout_s=ASK_S)
-                held = validate(HeldResources, answer)
+                resources = validate(HeldResources, answer)
                 things += [
-                    (kind, uid, what) for uid, these in held.things.items() for what in these
+                    (kind, uid, what) for uid, these in resources.things.items() for what in these
                 ]
                 faults += [
                     AuditFinding(kind="fault", uid=uid, what=what, repair=REPAIRS["fault"])
-                    for uid, these in held.faults.items()
+                    for uid, these in resources.faults.items()
                     for what in these
                 ]
             except (BusError, VirtbusError) as error:

@@ -48,7 +48,7 @@ class Heartbeat:
         self._message = self._blind = ""
         self.held = 0
         """VMs here without a record on the bus."""
-        self._tele: dict[str, ServiceReport] = {}
+        self._reports: dict[str, ServiceReport] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._images = ImageReport(bus, settings.node)
@@ -93,16 +93,16 @@ class Heartbeat:
         async with self._bus.subscribe(
             subjects.service_report_all(self._settings.node)
         ) as messages:
-            await hear(messages, ServiceReport, self._told)
+            await hear(messages, ServiceReport, self._take_report)
 
-    def _told(self, service_report: ServiceReport) -> None:
+    def _take_report(self, service_report: ServiceReport) -> None:
         if service_report.service not in SERVICES:
             return
-        before = self._tele.get(service_report.service)
-        self._tele[service_report.service] = service_report
+        before = self._reports.get(service_report.service)
+        self._reports[service_report.service] = service_report
         self._heard_s[service_report.service] = asyncio.get_running_loop().time()
         if service_report.service == "imaged":
-            self._images.told(service_report.image_keys)
+            self._images.set_keys(service_report.image_keys)
         if before is None or _urgent(before) != _urgent(service_report):
             self._wake.set()
 
@@ -125,7 +125,7 @@ class Heartbeat:
         state, message = self._said()
         services = {"agent": ServiceState(state=state, version=VERSION, message=message)}
         for name in SERVICES:
-            service_report = self._tele.get(name)
+            service_report = self._reports.get(name)
             if service_report is None or now_s - self._heard_s[name] > SILENT_S:
                 services[name] = ServiceState(message="does not answer")
             else:
@@ -135,11 +135,13 @@ class Heartbeat:
     def _record(self) -> NodeRecord:
         host, settings = self.host(), self._settings
         networks = [
-            network for service_report in self._tele.values() for network in service_report.networks
+            network
+            for service_report in self._reports.values()
+            for network in service_report.networks
         ]
         addresses = {
             address
-            for service_report in self._tele.values()
+            for service_report in self._reports.values()
             for address in service_report.addresses
         }
         return NodeRecord(
@@ -163,9 +165,11 @@ class Heartbeat:
             services=self._services(),
             versions=dict(host.versions),
             held=self.held,
-            quarantined=sum(service_report.quarantined for service_report in self._tele.values()),
+            quarantined=sum(
+                service_report.quarantined for service_report in self._reports.values()
+            ),
             quarantined_bytes=sum(
-                service_report.quarantined_bytes for service_report in self._tele.values()
+                service_report.quarantined_bytes for service_report in self._reports.values()
             ),
             started_ns=self._started_ns,
             time_ns=self._bus.sources.time_ns(),

@@ -97,7 +97,7 @@ class QuarantineDesk:
             raise _no_record(kept, self._node)
         else:
             epoch = max(self._tools.files.epoch(uid), found.record.epoch) + 1
-            record = _anew(_named(found.record, want), uid, self._node, epoch)
+            record = _stopped_here(_named(found.record, want), uid, self._node, epoch)
             await self._tools.files.write(record)
         await self._tools.files.bring_back(entry, uid)
         keep = QuarantineRequest(why=f"the disks of {entry} took their place", record=record)
@@ -177,7 +177,7 @@ def _named(record: VmRecord, want: QuarantineAsk) -> VmRecord:
     return record if want.name is None else record.model_copy(update={"name": want.name})
 
 
-def _anew(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
+def _stopped_here(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
     """Return the saved record for a stopped VM on this node."""
     requests = dict.fromkeys(("powered", "paused", "deleting", "evacuating"), False)
     place = {"uid": uid, "node": node, "epoch": epoch, "evacuation_target": None}

@@ -48,9 +48,9 @@ class Rebuild:
         """Return a page of this host's records."""
         want = validate(RecordsRead, request.data)
         self._nonce_of_bus()  # the host's state is known only then
-        known = {uid: g.vm.record for uid, g in self._vms.actors.items() if g.vm.phase not in LEFT}
-        left = sorted(uid for uid in known if uid > want.after)
-        page = list(_page((known[uid] for uid in left), want.limit))
+        here = {uid: g.vm.record for uid, g in self._vms.actors.items() if g.vm.phase not in LEFT}
+        remaining = sorted(uid for uid in here if uid > want.after)
+        page = list(_page((here[uid] for uid in remaining), want.limit))
         removed = {} if want.after else dict(self._files.removed())
         return KnownRecords(
             node=self._node,
@@ -58,7 +58,7 @@ class Rebuild:
             node_spec=self._files.node_spec(),
             records=tuple(page),
             removed=removed,
-            more=len(left) > len(page),
+            more=len(remaining) > len(page),
         )
 
     async def join(self, request: Request) -> JoinedBus:

@@ -29,12 +29,14 @@ class AgentRpc:
         node: str,
         console: Console,
         agents: GuestAgents | None = None,
-        doors: GuestStreams | None = None,
+        connections: GuestStreams | None = None,
     ) -> None:
-        """`agents` and `doors` None: guests are simulated."""
+        """`agents` and `connections` None: guests are simulated."""
         self._bus = bus
         self._node = node
-        self._streams = Streams(bus, node, console, doors, self._interfaces, known=self.known)
+        self._streams = Streams(
+            bus, node, console, connections, self._interfaces, check_here=self.check_here
+        )
         self._agents = agents
         self._guests: Mapping[str, VmActor] = {}
         self._recovering: Callable[[], bool] = lambda: True
@@ -73,7 +75,7 @@ class AgentRpc:
             }
         )
 
-    def known(self, uid: str, account: str = "") -> None:
+    def check_here(self, uid: str, account: str = "") -> None:
         """Raise 503 or 404 for a VM that is not here (yet), 403 for one of another bridge."""
         if uid not in self._guests and self._recovering():
             message = f"node {self._node} compares its host with the records; repeat in a moment"
@@ -90,7 +92,7 @@ class AgentRpc:
 
     async def _guest(self, request: Request) -> GuestInfo:
         want = validate(GuestAsk, request.data)
-        self.known(want.uid, request.account)
+        self.check_here(want.uid, request.account)
         if self._agents is None:
             message = f"the guests of node {self._node} are simulated: there is nobody to ask"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)

@@ -84,7 +84,7 @@ class NodeAgent:
         tools, vms = self._tools, self.vms
         rebuild = Rebuild(tools, vms)
         handlers: dict[str, Handler] = {
-            "command": Commands(tools, vms.actors, self._rpc.known).do,
+            "command": Commands(tools, vms.actors, self._rpc.check_here).do,
             "records": rebuild.records,
             "join": rebuild.join,
             "audit": self._auditor.answer,

@@ -241,12 +241,12 @@ class LibvirtHypervisor:
     async def _slot(self) -> AsyncIterator[None]:
         """Hold a slot for starts; it is released after SLOT_S even if the start takes longer."""
         await self._slots.acquire()
-        held = True
+        taken = True
 
         def give_back() -> None:
-            nonlocal held
-            if held:
-                held = False
+            nonlocal taken
+            if taken:
+                taken = False
                 self._slots.release()
 
         timer = self._loop.call_later(SLOT_S, give_back)

@@ -110,6 +110,6 @@ class LibvirtGuests:
 
     def _mark(self, uid: str, now_s: float) -> None:
         """Mark a guest as slow for a while; forget earlier marks that expired."""
-        known = self._slow_until_s.items()
-        self._slow_until_s = {one: until_s for one, until_s in known if until_s > now_s}
+        marks = self._slow_until_s.items()
+        self._slow_until_s = {one: until_s for one, until_s in marks if until_s > now_s}
         self._slow_until_s[uid] = now_s + SLOW_FOR_S

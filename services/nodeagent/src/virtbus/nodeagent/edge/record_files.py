@@ -189,25 +189,25 @@ class AgentFiles:
         await self._change(remove)
 
     async def keep_work(self, uid: str, entry: str) -> None:
-        there, kept = self.vms / check_uid(uid), self._kept(entry)
+        folder, kept = self.vms / check_uid(uid), self._kept(entry)
 
         def keep() -> None:
-            if not there.is_dir():
+            if not folder.is_dir():
                 return
             shutil.rmtree(kept, ignore_errors=True)
-            there.rename(kept)
+            folder.rename(kept)
             sync_dir(kept.parent)
             sync_dir(self.vms)
 
         await self._change(keep)
 
     async def bring_back(self, entry: str, uid: str) -> None:
-        kept, there = self._kept(entry), self.vms / check_uid(uid)
+        kept, folder = self._kept(entry), self.vms / check_uid(uid)
 
         def bring() -> None:
             for path in kept.glob("seed-*"):
-                path.rename(there / path.name)
-            sync_dir(there)
+                path.rename(folder / path.name)
+            sync_dir(folder)
             shutil.rmtree(kept, ignore_errors=True)
 
         await self._change(bring)
