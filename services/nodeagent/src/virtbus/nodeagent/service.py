@@ -1,4 +1,4 @@
-"""The nodeagent's loop: wires its parts, handles records and host events, sends heartbeats."""
+"""The nodeagent's loop: handles records and host events, and sends heartbeats."""
 
 import asyncio
 import logging
