@@ -60,7 +60,7 @@ class Heartbeat:
             self._wake.set()
 
     def report(self, state: NodeState, message: str = "") -> None:
-        """Set the node's state: ready once host and records are compared, and what is wrong."""
+        """Set the node's state, and a message about what keeps it from work or is wrong."""
         if (self.state, self._message) != (state, message):
             self.state, self._message = state, message
             self._wake.set()
