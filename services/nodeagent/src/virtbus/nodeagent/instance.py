@@ -1,4 +1,4 @@
-"""Holds the node's key on the bus: taken before the first read, then renewed.
+"""Holds the node's key on the bus, which gives one agent the right to act for the node.
 
 All holders of a node's credentials can pull from the node's consumers. So an agent first takes
 `$KV.st.<node>._instance`, by compare-and-set, and verifies it before each list. An agent that may
@@ -127,7 +127,7 @@ class Ownership:
         )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
-        """Return the key's holder; an empty one if the key is unreadable, or another node's."""
+        """Return the key's holder; one without an id if the key cannot be read or is wrong."""
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
         with suppress(VirtbusError):
@@ -238,7 +238,7 @@ class Ownership:
         """Handle a changed key: the bus lost it, or another life took it."""
         if entry is not None and holder is not None and holder.instance == self.me.instance:
             if entry.revision != self._revision:
-                self._lose(holder)  # a copy of this very life
+                self._lose(holder)  # a copy of this agent, with the same id, wrote the key
             await asyncio.sleep(STALE_READ_S)
             return
         signs = await self._signs(entry)
