@@ -164,10 +164,10 @@ async def test_node_joins_a_running_bus_and_runs_vms(tmp_path: Path, here: dict[
         again = await run(*joining(tmp_path), env=environment())
         assert again.code == 1
         assert f"(process {process.pid})" in again.err
-        os.kill(await until_service(process.pid, "nodeagent"), signal.SIGKILL)
+        os.kill(await until_service(process.pid, "simulator"), signal.SIGKILL)
         assert process.stdout is not None
         async with asyncio.timeout(15):
-            while b"nodeagent ended (SIGKILL)" not in await process.stdout.readline():
+            while b"simulator ended (SIGKILL)" not in await process.stdout.readline():
                 pass
         gone = await run("vm", "delete", *names, "--grace", "0", env=here)
         assert gone.code == 0, gone.err

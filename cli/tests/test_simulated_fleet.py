@@ -40,7 +40,7 @@ def test_the_command_becomes_the_simulation(
     program, argv, env = became
     assert program == sys.executable
     assert argv[1:] == [
-        *("-m", "virtbus.nodeagent.simulate", "--node", "sim", "--count", "200"),
+        *("-m", "virtbus.simulator", "--node", "sim", "--count", "200"),
         *("--run-dir", str(tmp_path), "--server", "nats://b1"),
     ]
     assert "VIRTBUS_CREDS" not in env

@@ -29,14 +29,13 @@ def test_services_get_their_own_credentials_and_not_the_users() -> None:
     assert env["VIRTBUS_CREDS"] == "/r/netd-n1.creds"
     assert "VIRTBUS_SERVER" not in env
     assert (env["VIRTBUS_PARENT_FD"], env["NOTIFY_SOCKET"], env["VIRTBUS_X"]) == ("7", "@a", "z")
-    assert "VIRTBUS_SIMULATE" not in env
 
 
-def test_simulation_runs_the_agent_alone() -> None:
+def test_simulation_runs_the_simulator_with_the_credentials_of_the_agent() -> None:
     place = Place(Path("/s"), Path("/r"), "n1", simulate=True)
-    assert place.services == ("controller", "nodeagent")
-    env = service_environment(place, "nodeagent", parent_fd=7, notify="@a", inherited={})
-    assert env["VIRTBUS_SIMULATE"] == "1"
+    assert place.services == ("controller", "simulator")
+    env = service_environment(place, "simulator", parent_fd=7, notify="@a", inherited={})
+    assert env["VIRTBUS_CREDS"] == "/r/node-n1.creds"
 
 
 def test_two_state_folders_on_one_host_have_a_wrapper_each() -> None:
@@ -175,7 +174,7 @@ async def until_service(pid: int, name: str) -> int:
 @pytest.mark.integration
 async def test_sigterm_stops_everything_and_keeps_the_data(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
-        await until_service(process.pid, "nodeagent")
+        await until_service(process.pid, "simulator")
         below = set(children(process.pid))
         process.terminate()
         out, _ = await process.communicate()
@@ -228,19 +227,19 @@ async def test_the_state_of_the_first_version_is_refused_untouched(tmp_path: Pat
 async def test_a_killed_service_is_restarted_with_a_message(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         assert process.stdout is not None
-        first = await until_service(process.pid, "nodeagent")
+        first = await until_service(process.pid, "simulator")
         os.kill(first, signal.SIGKILL)
-        while b"nodeagent ended (" not in await process.stdout.readline():
+        while b"simulator ended (" not in await process.stdout.readline():
             pass
         async with asyncio.timeout(15):
-            while await until_service(process.pid, "nodeagent") == first:
+            while await until_service(process.pid, "simulator") == first:
                 await asyncio.sleep(0.02)
 
 
 @pytest.mark.integration
 async def test_services_end_when_up_is_killed_and_the_next_up_takes_over(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
-        await until_service(process.pid, "nodeagent")
+        await until_service(process.pid, "simulator")
         below = {pid for pid, line in children(process.pid).items() if "virtbus." in line}
         process.kill()
         await process.communicate()

@@ -23,7 +23,7 @@ class Fault(StrEnum):
 
 
 SERVICES = ("controller", "imaged", "netd", "nodeagent", "nats-server")
-SIMULATED = ("controller", "nodeagent", "nats-server")
+SIMULATED = ("controller", "simulator", "nats-server")
 GUESTS = frozenset({Fault.KILL_GUEST, Fault.HANG_GUEST})
 LONG_S = 35.0
 """Longer than every lease: heartbeat 15 s, leader lease 15 s, silence 25 s (F41)."""

@@ -97,7 +97,7 @@ def test_an_agent_that_slept_longer_than_every_lease_acts_on_the_current_state(
 ) -> None:
     platform.create("stays")
     platform.create("goes")
-    pid = platform.pid("nodeagent")
+    pid = platform.pid("simulator")
     os.kill(pid, signal.SIGSTOP)
     begun = time.monotonic()
     try:
@@ -111,5 +111,5 @@ def test_an_agent_that_slept_longer_than_every_lease_acts_on_the_current_state(
         os.kill(pid, signal.SIGCONT)
     until(lambda: [vm["name"] for vm in platform.vms()] == ["stays"], "goes is gone")
     platform.wait_state("stays", "Running")
-    assert platform.pid("nodeagent") == pid
+    assert platform.pid("simulator") == pid
     platform.create("next")

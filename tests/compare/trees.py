@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parents[2]
 CACHE = HERE / "build-out" / "compare"
 RUN_S, END_S = 900.0, 60.0
-SOURCES = (".venv/lib", "bus", "cli", "schemas", "services", "tests")
+SOURCES = (".venv/lib", "bus", "cli", "schemas", "services", "simulator", "tests")
 
 
 @dataclass(frozen=True, slots=True)

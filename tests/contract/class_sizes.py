@@ -63,7 +63,6 @@ REASONS: dict[str, str] = {
     "nodeagent.instance.Ownership": (
         "one key on the bus: claim and renewal share its revision and its tokens"
     ),
-    "nodeagent.simulated_files.MemoryFiles": "has the methods of the port `RecordFiles`",
 }
 """Class → the reason why it stays in one piece."""
 

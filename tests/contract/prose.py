@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ALLOWED = Path(__file__).with_name("prose-allowed.txt")
 MAX_WORDS = 40
-SOURCES = ("schemas", "bus", "cli", "services", "tools/documents", "tests", "images")
+SOURCES = ("schemas", "bus", "cli", "services", "simulator", "tools/documents", "tests", "images")
 PAGES = ("*.md", "docs/**/*.md", "images/**/*.md")
 TABLES = "docs/reference/*.md"
 _DESCRIBES = frozenset({"said", "must"})

@@ -147,7 +147,7 @@ def test_code_without_effects_is_not_found(source: str) -> None:
 # --- YAML has one reader (ADR 0029) ------------------------------------------------------------
 SOURCES = sorted(
     path
-    for folder in ("schemas", "bus", "cli", "services/*")
+    for folder in ("schemas", "bus", "cli", "services/*", "simulator")
     for path in ROOT.glob(f"{folder}/src/virtbus/**/*.py")
 )
 YAML_DOOR = "yaml_text.py"

@@ -6,10 +6,10 @@ import pytest
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.imaged.service import VERBS
-from virtbus.nodeagent.simulated import SimulatedNode
-from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.simulator.images import SimulatedImages
+from virtbus.simulator.services import SimulatedNode
 
 DEBIAN = "https://images.example/debian.qcow2"
 PINNED = f"sha256:{'0' * 64}"

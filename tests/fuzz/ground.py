@@ -20,10 +20,10 @@ from tests.e2e.platform import Platform, until
 from tests.fuzz.pool import BRIDGE_PORT, IMAGES_PORT
 
 from virtbus.bus.errors import BusError
-from virtbus.nodeagent.edge.libvirt_test_driver import test_host
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
+from virtbus.simulator.test_driver import empty_host
 
 EVIL = "evil"
 """The node whose three credentials are hostile."""
@@ -58,7 +58,7 @@ class Ground(Platform):
             "VIRTBUS_CNI_BIN_DIRS": json.dumps([str(PLUGIN.parent), "/usr/lib/cni"]),
             "VIRTBUS_CNI_TIMEOUT_S": "2",
         }
-        uri = test_host(self.base / "test-host.xml")
+        uri = empty_host(self.base / "test-host.xml")
         self.environ["VIRTBUS_LIBVIRT_URI"] = uri
         self._evil: subprocess.Popen[bytes] | None = None
         self._bridge: subprocess.Popen[bytes] | None = None
@@ -124,7 +124,7 @@ class Ground(Platform):
 
     # --- inspection -----------------------------------------------------------------------
     def services(self) -> dict[str, int]:
-        """Return each of our services with its process; the second agent is `nodeagent-evil`."""
+        """Return each of our services with its process; the second agent is `simulator-evil`."""
         found = {name: pid for name, pid in self.pids().items() if name != "nats-server"}
         if self._bridge is not None and self._bridge.poll() is None:
             found["webhooks"] = self._bridge.pid

@@ -20,7 +20,8 @@ from virtbus.bus.client.connection import connect
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.provisioning import server
 from virtbus.nodeagent.edge.console import Consoles
-from virtbus.nodeagent.edge.guest_connections import Displays, GuestConnections
+from virtbus.nodeagent.edge.guest_connections import GuestConnections
+from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas.network import InterfaceStatus
@@ -52,9 +53,9 @@ async def files(tmp_path: Path) -> AsyncIterator[server.ServerFiles]:
         connect(running.settings("controller"), name="controller") as controller,
         connect(running.settings("node-n1"), name="n1") as node,
         controller.serve(ServiceInfo("c", "0", "c"), [Endpoint("vm-get", api("vm", "get"), view)]),
-        AgentRpc(node, "n1", none, doors=GuestConnections(cast("Displays", None))).serve(
-            {UID: guest("127.0.0.1/8")}
-        ),
+        AgentRpc(
+            node, "n1", none, connections=GuestConnections(cast("LibvirtDisplays", None))
+        ).serve({UID: guest("127.0.0.1/8")}),
     ):
         yield files
 

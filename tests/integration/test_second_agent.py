@@ -100,11 +100,10 @@ class Agent:
             "VIRTBUS_CREDS": str(self._creds),
             "VIRTBUS_STATE_DIR": str(self.state),
             "VIRTBUS_RUN_DIR": str(self.run),
-            "VIRTBUS_SIMULATE": "true",
         }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "virtbus.nodeagent"],
+                [sys.executable, "-m", "virtbus.simulator"],
                 env={**os.environ, **settings},
                 stdout=log,
                 stderr=log,

@@ -52,7 +52,7 @@ class Platform:
         self.nats = self._nats()
         self.controller = Service("controller", "virtbus.controller", self.folder)
         argv = ("--node", PREFIX, "--first", "0", "--count", str(nodes))
-        self.simulated = Service("simulated", "virtbus.nodeagent.simulate", self.folder, *argv)
+        self.simulated = Service("simulated", "virtbus.simulator", self.folder, *argv)
         self.bridge = self.another("bridge", at)
 
     def another(self, name: str, at: int = 0) -> Service:

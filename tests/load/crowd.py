@@ -18,10 +18,10 @@ from tests.bench.stage import IMAGE, Stage
 
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.nodeagent.edge.hypervisor import RESERVED_WORKERS, SLOT_S
-from virtbus.nodeagent.edge.libvirt_limits import LibvirtLimits
+from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS
 
 STARTS_AT_ONCE = 2 * (os.cpu_count() or 1)
-MOST_STARTS = LibvirtLimits().max_workers - RESERVED_WORKERS
+MOST_STARTS = MAX_WORKERS - RESERVED_WORKERS
 PHASE_S = 600.0
 """A phase that takes longer is stuck."""
 

@@ -147,5 +147,5 @@ async def serving(folder: Path, *, replicas: int, sync: str) -> AsyncIterator[Se
 
 
 def names(prefix: str, count: int) -> Sequence[str]:
-    """Return the ids that `virtbus.nodeagent.simulate` gives its nodes."""
+    """Return the ids that `virtbus.simulator` gives its nodes."""
     return [f"{prefix}-{number:03d}" for number in range(count)]

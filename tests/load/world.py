@@ -155,7 +155,7 @@ def services_of(shape: Shape, folder: Path) -> list[Service]:
         services.append(
             Service(
                 f"simulated-{number}",
-                "virtbus.nodeagent.simulate",
+                "virtbus.simulator",
                 folder,
                 *arguments,
                 yields=True,

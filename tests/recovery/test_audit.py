@@ -9,19 +9,18 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 from tests.recovery.test_rebuild import ask, controller, node_says
 
 from virtbus.bus.client.memory_bus import MemoryBus
-from virtbus.bus.client.ports import Request
 from virtbus.nodeagent import audit
 from virtbus.nodeagent.core.ports import DomainState
-from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudited, NodeFindings
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.node_rpc import HeldResources, Inspect, ReleaseReply
+from virtbus.schemas.node_rpc import HeldResources, Inspect, Release, ReleaseReply
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, validate
+from virtbus.simulator.services import SimulatedNode
 
 A, LEFT, FOREIGN = uid(1), uid(7), uid(8)
 
@@ -122,15 +121,15 @@ async def test_a_failed_removal_is_retried_soon(
     """The repair does not wait for the next full comparison, which is minutes away."""
     monkeypatch.setattr(audit, "RETRY_S", (0.05, 0.1))
     lost: list[str] = []
-    release = SimulatedNode._release
+    release = SimulatedNode.release
 
-    async def first_is_lost(self: SimulatedNode, request: Request) -> ReleaseReply:
+    def first_is_lost(self: SimulatedNode, want: Release) -> ReleaseReply:
         if not lost:
-            lost.append(request.subject)
+            lost.append(want.uid)
             raise VirtbusError(Code.UNAVAILABLE, "recovering", "not yet")
-        return await release(self, request)
+        return release(self, want)
 
-    monkeypatch.setattr(SimulatedNode, "_release", first_is_lost)
+    monkeypatch.setattr(SimulatedNode, "release", first_is_lost)
     node = Node(tmp_path)
     await node.join()
     async with node.agent():
@@ -150,12 +149,12 @@ async def test_missing_parts_of_a_network_are_reported_and_netd_repairs_them(
 ) -> None:
     faults = {A: ("tap0 is gone",), "": ("nftables virtbus: gone",)}
 
-    async def inspect(self: SimulatedNode, request: Request) -> HeldResources:
-        if validate(Inspect, request.data).mend:
+    def inspect(self: SimulatedNode, want: Inspect) -> HeldResources:
+        if want.mend:
             faults.clear()
         return HeldResources(things=dict.fromkeys(self.held, ("simulated",)), faults=faults)
 
-    monkeypatch.setattr(SimulatedNode, "_inspect", inspect)
+    monkeypatch.setattr(SimulatedNode, "inspect", inspect)
     node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)
     await node.join()
     async with node.agent(), controller(node) as client:

@@ -34,11 +34,11 @@ from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings as AgentSettings
-from virtbus.nodeagent.simulated_files import NoDisks
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
+from virtbus.simulator.memory_files import NoDisks
 
 NONCE = "the-one-bus"
 

@@ -6,6 +6,7 @@ from services.netd.tests.test_service import A, serving
 from tests.hostile import attack, unheard
 
 from virtbus.bus.client.memory_bus import MemoryServer
+from virtbus.netd.__main__ import host_ports
 from virtbus.netd.service import teardown
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -18,4 +19,4 @@ async def test_netd_survives_every_message(host: Host) -> None:
         await attack(server, heard_by=("rpc.netd.", "$SRV."))
         await desk.put(make_record(A))
         assert (await desk.ready()).error is None
-    await teardown(desk.settings)
+    await teardown(desk.settings, host_ports(desk.settings))

@@ -12,6 +12,7 @@ import pytest
 from services.netd.tests.pretended_host import Host, eventually, make_record
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.netd.__main__ import host_ports
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
@@ -102,7 +103,9 @@ async def serving(host: Host, server: MemoryServer) -> AsyncIterator[Desk]:
         tasks = [
             group.create_task(hear()),
             group.create_task(listen()),
-            group.create_task(Netd(MemoryBus(server, "netd"), desk.settings).run()),
+            group.create_task(
+                Netd(MemoryBus(server, "netd"), desk.settings, host_ports(desk.settings)).run()
+            ),
         ]
         await eventually(lambda: bool(desk.teles) and desk.teles[-1].state.state is NodeState.READY)
         try:
@@ -117,7 +120,7 @@ async def desk(host: Host) -> AsyncIterator[Desk]:
     before = host.census()
     async with serving(host, MemoryServer()) as made:
         yield made
-    await teardown(made.settings)
+    await teardown(made.settings, host_ports(made.settings))
     await eventually(lambda: host.census() == before)
 
 
@@ -265,5 +268,5 @@ async def test_networks_survive_the_service_and_are_reported_again(host: Host) -
     async with serving(host, server) as desk:
         assert await desk.ready() == first
         assert Path("/proc/sys/net/ipv4/ip_forward").read_text() == "1\n"
-    await teardown(settings_on(host))
+    await teardown(settings_on(host), host_ports(settings_on(host)))
     assert host.census()["netns"] == []

@@ -6,7 +6,7 @@ its functions is called or resumed. Code that runs at import counts nothing, and
 constructor that a dataclass generated. Modules that are called without a create in the same time
 (the heartbeat) are left out.
 
-Modules are of three kinds. Those behind ports: `edge`, and the doubles of a test. Leaves: `core`,
+Modules are of three kinds. Those behind ports: `edge`. Leaves: `core`,
 the state machine (both are under the contract "core decides, it does not do"), the bundle of ports,
 and the two modules in LEAVES. All others are the path.
 """
@@ -25,7 +25,7 @@ LEAVES = frozenset({"vm.machine", "agent_ports", "settings", "node_spec", "early
 def kind(module: str) -> str:
     """Return "port", "leaf" or "path"."""
     name = module.removeprefix(PACKAGE)
-    if name.startswith(("edge.", "simulated")):
+    if name.startswith("edge."):
         return "port"
     return "leaf" if name.startswith("core.") or name in LEAVES else "path"
 

@@ -27,13 +27,13 @@ from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import SimulatedNode
-from virtbus.nodeagent.simulated_files import NoDisks
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import encode, read
+from virtbus.simulator.memory_files import NoDisks
+from virtbus.simulator.services import SimulatedNode
 
 NODE = "n1"
 HOST = HostFacts("n1", 4, 8 << 30, 100 << 30, 2 << 30, 8, ("tcg",), {})

@@ -31,7 +31,7 @@ async def counted(node: Node, times: int) -> bool:
     return (await status(node)).reboots == times
 
 
-async def boots_anew(node: Node, times: int) -> None:
+async def reboot(node: Node, times: int) -> None:
     node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
     await eventually(lambda: counted(node, times))
 
@@ -113,7 +113,7 @@ async def test_a_watchdog_that_resets_its_guest_is_a_fact_and_no_end(node: Node)
     async with node.agent():
         await eventually(in_state(node, "Running"))
         node.domains.tell(DomainEvent(A, DomainChange.WATCHDOG_RESET))
-        await boots_anew(node, 1)
+        await reboot(node, 1)
         facts = await node.bus.history(subjects.event(NODE, A, EventKind.GUEST_WATCHDOG))
         assert [read(Envelope, fact.body).data["reason"] for fact in facts] == ["reset"]
         assert (await status(node)).last_exit is None
@@ -160,12 +160,12 @@ async def test_reboots_are_counted_for_each_run_and_outlive_the_agent(
 
     async with node.agent():
         await eventually(in_state(node, "Running"))
-        await boots_anew(node, 1)
-        await boots_anew(node, 2)
+        await reboot(node, 1)
+        await reboot(node, 2)
         assert (await status(node)).rebooted_ns is not None
     async with node.agent():
         await node.start_another()
-        await boots_anew(node, 3)
+        await reboot(node, 3)
         await node.put(record(power_epoch=1, restart_epoch=1))
         await eventually(lambda: counted(node, 0))
         assert (await status(node)).restarts == 0

@@ -6,8 +6,8 @@ import pytest
 from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, Ending
-from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.simulator.services import SimulatedNode
 
 A = uid(1)
 

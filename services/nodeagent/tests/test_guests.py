@@ -152,9 +152,9 @@ async def guests(host: Host) -> AsyncIterator[LibvirtGuests]:
     quick, slow = (
         LibvirtLinks("qemu:///system", threads, at_once=3, stuck_limit=4) for _ in range(2)
     )
-    made = LibvirtGuests(quick, slow)
-    yield made
-    made.close()
+    yield LibvirtGuests(quick, slow)
+    quick.close()
+    slow.close()
     threads.close()
 
 
@@ -292,7 +292,7 @@ async def test_displays_do_not_wait_for_guest_agents_nor_for_hung_displays(
     assert host.opened == [UIDS[0]], "tried once, however often it is asked for"
     (await displays.connect(UIDS[1])).close()
     host.let_go.set()
-    displays.close()
+    links.close()
     threads.close()
 
 

@@ -10,16 +10,15 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
-from virtbus.bus.client.ports import Request
 from virtbus.bus.errors import ConflictError, OutcomeUnknownError
 from virtbus.nodeagent.core.ports import DomainState
-from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.nodeagent.vm import status as statuses
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Fence, NodeSpec
-from virtbus.schemas.node_rpc import ReleaseReply
+from virtbus.schemas.node_rpc import Release, ReleaseReply
 from virtbus.schemas.wire import encode
+from virtbus.simulator.services import SimulatedNode
 
 A = uid(1)
 KEY = subjects.vm_record(NODE, A)
@@ -123,11 +122,11 @@ async def test_a_release_does_not_wait_for_parts_of_the_next_assignment(node: No
         await eventually(released(node))
     await node.bus.purge(subjects.vm_status(NODE, A))
 
-    async def taken_back(_self: SimulatedNode, _request: Request) -> ReleaseReply:
+    def taken_back(_self: SimulatedNode, _want: Release) -> ReleaseReply:
         raise VirtbusError(Code.CONFLICT, "stale_epoch", "it is held for epoch 2")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimulatedNode, "_release", taken_back)
+        patch.setattr(SimulatedNode, "release", taken_back)
         async with node.agent():
             await eventually(released(node))
             await node.put(record(epoch=2))

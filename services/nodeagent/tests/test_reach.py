@@ -23,9 +23,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reach(log: Path) -> ReadinessProbe:
-    reach = ReadinessProbe(lambda _uid: log)
-    reach.open()
-    return reach
+    return ReadinessProbe(lambda _uid: log)
 
 
 def interface(*addresses: str) -> InterfaceStatus:
@@ -96,7 +94,6 @@ async def test_a_flood_of_one_guests_replies_is_not_read_for_another(
     unanswered = struct.pack(">BBHHH", 8, 0, 0xFFFF, 0, 0)  # its checksum is wrong
     monkeypatch.setattr(reach_module, "_echo_request", lambda: unanswered)
     reach = ReadinessProbe(lambda _uid: log)
-    reach.open()
     flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD)
     try:
         await asyncio.sleep(0.5)

@@ -38,7 +38,7 @@ async def client() -> AsyncIterator[MemoryBus]:
         cast("Console", None),
         cast("GuestStreams", Painted()),
         lambda _uid: (),
-        known=lambda _uid, _account: None,
+        check_here=lambda _uid, _account: None,
     )
     info = ServiceInfo("agent", "0", "agent")
     async with asyncio.timeout(20), node.serve(info, served.endpoints()):

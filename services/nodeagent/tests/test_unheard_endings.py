@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from services.nodeagent.tests.pretended_node import Node, eventually, in_state, record, uid
-from services.nodeagent.tests.test_host_anew import STRATEGIES, started
+from services.nodeagent.tests.test_host_restart import STRATEGIES, started
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 

@@ -73,11 +73,11 @@ class ServiceSettings(BaseSettings):
 
     @property
     def bus_user(self) -> str:
-        """Return the user on the bus: `node-<id>` is the agent; its helpers have fewer rights."""
+        """Return the user on the bus; imaged and netd have fewer rights than the agent."""
         return f"{'node' if self.service == 'nodeagent' else self.service}-{self.node}"
 
     def bus(self) -> BusSettings:
-        """Return the connection: the file of `creds`, or the one that the embedded server wrote."""
+        """Return the connection's settings; without `creds`, from the file of `virtbus up`."""
         creds = self.creds or self.run_dir / f"{self.bus_user}.creds"
         return BusSettings(url=self.server, creds=creds)
 

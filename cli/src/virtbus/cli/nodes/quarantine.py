@@ -20,7 +20,7 @@ HEADER = ("ENTRY", "VM", "STATE", "SIZE", "SINCE", "WHY")
     cls=LazyGroup,
     verbs={
         "list": (f"{_HERE}:listing", "VMs and disks of a host that no record accounts for."),
-        "adopt": (f"{_HERE}:adopt", "Make a VM of an entry again."),
+        "adopt": (f"{_HERE}:adopt", "Turn an entry back into a VM."),
         "keep": (f"{_HERE}:keep", "End a VM without a record; its disks stay in quarantine."),
         "purge": (f"{_HERE}:purge", "Remove the disks of an entry for good."),
     },
@@ -79,10 +79,10 @@ def listing(invocation: Invocation, *, name: str) -> None:
 @click.option("--name", "new_name", metavar="NEW", help="Adopt it as a new VM of this name.")
 @verb
 def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None) -> None:
-    """Make a VM of the entry UID on the host NAME.
+    """Turn the entry UID on the host NAME back into a VM.
 
-    A held VM continues unchanged. Kept disks become their former VM, switched off. If that VM
-    exists again on this host, and is off, they replace its disks, which are kept.
+    A held VM continues unchanged. Kept disks become the VM that they were of, switched off. If this
+    host has that VM again, it must be off: it gets the kept disks, and its own are kept instead.
     """
     more = {"name": new_name} if new_name else {}
     answer = _do(invocation, "adopt", name, entry, **more)

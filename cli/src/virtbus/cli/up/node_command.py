@@ -68,9 +68,9 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     log_level: str,
     force: bool,
 ) -> None:
-    """Run this host's services on a remote bus: its VMs then run here too.
+    """Run this host's services on a remote bus, whose controllers then place VMs here too.
 
-    A controller of that bus joins the node as soon as it appears. Ctrl-C stops the services and
+    A controller adds the node as soon as it reports itself. Ctrl-C stops the services and
     leaves VMs running; the next `virtbus node up` adopts them. A service that dies is restarted,
     and an unreachable bus is awaited.
     """
@@ -101,10 +101,11 @@ def fleet(
     folder = Path(creds).absolute()
     if not simulate or not name or not folder.is_dir():
         raise usage(
-            "--count needs --simulate, --name, and in --creds the folder that has "
-            "node-NAME-000.creds and on; `virtbus up --nodes NAME-000,NAME-001` writes them"
+            "--count needs --simulate and --name, and --creds with the folder of "
+            "node-NAME-000.creds, node-NAME-001.creds and so on; "
+            "`virtbus up --nodes NAME-000,NAME-001` writes them"
         )
-    argv = [sys.executable, "-m", "virtbus.nodeagent.simulate", "--node", name]
+    argv = [sys.executable, "-m", "virtbus.simulator", "--node", name]
     argv += ["--count", str(count), "--run-dir", str(folder)]
     argv += ["--server", nats] if nats else []
     env = {key: value for key, value in os.environ.items() if key not in OURS_ALONE}

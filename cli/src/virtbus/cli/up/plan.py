@@ -8,7 +8,7 @@ from virtbus.cli.failures import usage
 
 CONTROLLER = "controller"
 REAL_SERVICES = ("imaged", "netd", "nodeagent")
-SIMULATED_SERVICES = ("nodeagent",)
+SIMULATED_SERVICES = ("simulator",)
 ALL, BUS_ONLY, NODE_ONLY = "all", "bus", "node"
 """The processes to run: all; a bus server and a controller; the node's services alone."""
 DEFAULT_STATE_DIR, DEFAULT_RUN_DIR = Path("/var/lib/virtbus"), Path("/run/virtbus")
@@ -44,7 +44,8 @@ class Place:
         """Return the path of a service's credentials."""
         if self.node_creds is not None:
             return self.node_creds
-        users = {CONTROLLER: CONTROLLER, "nodeagent": f"node-{self.node}"}
+        agent = f"node-{self.node}"
+        users = {CONTROLLER: CONTROLLER, "nodeagent": agent, "simulator": agent}
         return self.run_dir / f"{users.get(service, f'{service}-{self.node}')}.creds"
 
     @property
@@ -103,8 +104,6 @@ def environment(
     }
     if place.server:
         env["VIRTBUS_SERVER"] = place.server
-    if place.simulate and service == "nodeagent":
-        env["VIRTBUS_SIMULATE"] = "1"
     if place.wrapper_dir is not None and service == "netd":
         env.setdefault("VIRTBUS_WRAPPER_DIR", str(place.wrapper_dir))
     if place.wrapper_dir is not None and service == "nodeagent":

@@ -49,8 +49,8 @@ async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
             Exit.REFUSED,
             "denied",
             f"the bus at {place.server} refuses {place.node_creds}: {error}",
-            hint="is the file of this bus, and of now? Where the bus runs, make it anew and copy it"
-            " here",
+            hint="is the file of this bus, and current? Write a new one on the host of the bus, "
+            "and copy it here",
         ) from error
     except BusError as error:
         raise CliError(

@@ -15,6 +15,7 @@ _SERVICE_COLOURS = {
     "imaged": "34",
     "netd": "33",
     "nodeagent": "32",
+    "simulator": "32",
 }
 _LEVEL_COLOURS = {"DEBUG": "2", "WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 _WIDTH = max(map(len, _SERVICE_COLOURS))

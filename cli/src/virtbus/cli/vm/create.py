@@ -31,7 +31,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create -f vm.yaml --wait running -o json
         echo '{"name": "web", "image": "tiny"}' | virtbus vm create -f -
 
-        vm.yaml holds the same words, and may hold a whole spec:
+        vm.yaml has the same fields, and may have a whole spec:
         |   name: web
         |   image: tiny
         |   memory: 256MiB
@@ -90,7 +90,7 @@ def command(
     """Create the VM NAME from an image.
 
     Returns when the VM is accepted (stored durably), or with --wait when it runs. While waiting,
-    each step is shown with its time. Interrupting the wait does not undo the VM.
+    each step is shown with its time. An interrupted wait does not stop the create.
 
     If no node has the capacity now, the VM is Pending and is placed once one has. A VM that would
     not fit on any empty node is refused.
@@ -177,7 +177,7 @@ class _Create:
         answer = self._invocation.call(
             "vm", "create", self._wanted, timeout_s=timeout_s, headers=self._span.headers
         )
-        # a repeat under another uid would be refused, so this VM is ours
+        # An accepted repeat has the same uid, so this is our VM.
         self._uid = str((answer.get("vm") or {}).get("uid") or self._uid)
         return answer
 
@@ -192,7 +192,7 @@ class _Create:
 
     def _verdict(self, view: Mapping[str, Any] | None) -> bool:
         if view is None:
-            # a list without the VM before it was ever seen: the controller lags
+            # A list may lack a new VM: its controller has not read the record yet.
             if self._waiting.was_seen:
                 raise CliError(
                     Exit.REFUSED, "deleted", f"{self._wanted['name']} was deleted meanwhile"

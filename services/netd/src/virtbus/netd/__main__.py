@@ -7,8 +7,39 @@ from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.local_agent import LocalAgent, word_in
 from virtbus.bus.runtime import process, state_version
 from virtbus.bus.runtime.settings import load
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.edge.attachment_store import AttachmentStore
+from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.namespaces import Namespaces
+from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
+
+
+def host_ports(settings: Settings) -> HostPorts:
+    """Return the ports to this host."""
+    state = settings.state_dir / "netd"
+    return HostPorts(
+        namespaces=Namespaces(settings.netns_dir),
+        bridge=HostBridge(
+            settings.bridge,
+            settings.subnet,
+            state / "host.json",
+            settings.state_dir,
+            settings.reach(),
+        ),
+        files=AttachmentStore(state / "vms"),
+        cni=Cni(
+            settings.cni_conf_dir,
+            settings.cni_bin_dirs,
+            plugin_timeout_s=settings.cni_timeout_s,
+            openings=settings.network_namespaces,
+        ),
+        dhcp=DhcpServer(),
+        emulators=QemuProcesses(settings.emulator),
+    )
 
 
 async def serve(settings: Settings) -> None:
@@ -20,7 +51,7 @@ async def serve(settings: Settings) -> None:
             await agent.begin()
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.keep())
-                await Netd(bus, settings, tracing.span, agent.gate).run()
+                await Netd(bus, settings, host_ports(settings), tracing.span, agent.gate).run()
 
 
 def main() -> None:
@@ -29,7 +60,7 @@ def main() -> None:
     if "--teardown" in arguments:
         arguments.remove("--teardown")
         settings = load(Settings, arguments)
-        raise SystemExit(process.run(settings, lambda: teardown(settings)))
+        raise SystemExit(process.run(settings, lambda: teardown(settings, host_ports(settings))))
     settings = load(Settings, arguments)
     raise SystemExit(process.run(settings, lambda: serve(settings)))
 

@@ -21,13 +21,8 @@ from virtbus.bus.runtime import process
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.tenancy import namespaces_of
-from virtbus.netd.edge.attachment_store import AttachmentStore
-from virtbus.netd.edge.cni import Cni
-from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
-from virtbus.netd.edge.host_bridge import HostBridge
-from virtbus.netd.edge.namespaces import Namespaces, in_thread
-from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.network_worker import NetworkWorker
@@ -57,47 +52,28 @@ from virtbus.schemas.wire import invalid, validate
 log = logging.getLogger(__name__)
 
 
-def doors_of(settings: Settings) -> HostPorts:
-    """Return the ports to this host."""
-    state = settings.state_dir / "netd"
-    return HostPorts(
-        namespaces=Namespaces(settings.netns_dir),
-        bridge=HostBridge(
-            settings.bridge,
-            settings.subnet,
-            state / "host.json",
-            settings.state_dir,
-            settings.reach(),
-        ),
-        files=AttachmentStore(state / "vms"),
-        cni=Cni(
-            settings.cni_conf_dir,
-            settings.cni_bin_dirs,
-            plugin_timeout_s=settings.cni_timeout_s,
-            openings=settings.network_namespaces,
-        ),
-        dhcp=DhcpServer(),
-        emulators=QemuProcesses(settings.emulator),
-    )
-
-
 class Netd:
     """The service on one node."""
 
     def __init__(
-        self, bus: Bus, settings: Settings, span: SpanFactory = no_span, gate: Gate | None = None
+        self,
+        bus: Bus,
+        settings: Settings,
+        ports: HostPorts,
+        span: SpanFactory = no_span,
+        gate: Gate | None = None,
     ) -> None:
         self._bus = bus
         self._gate = gate
         self._settings = settings
         self._span = span
-        self._doors = doors_of(settings)
-        self._attachments = Attachments(self._doors, settings.site())
-        self._leftovers = OrphanAudit(self._doors, self._attachments)
+        self._ports = ports
+        self._attachments = Attachments(self._ports, settings.site())
+        self._leftovers = OrphanAudit(self._ports, self._attachments)
         self._facts = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
         self._listed: set[str] = set()
-        self._reach = ForbiddenAddresses(self._doors.bridge, settings)
+        self._reach = ForbiddenAddresses(self._ports.bridge, settings)
         self._addresses: tuple[str, ...] = ()
 
     async def run(self) -> None:
@@ -127,8 +103,8 @@ class Netd:
         finally:
             with contextlib.suppress(OSError):
                 await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
-            self._doors.dhcp.close()
-            self._doors.files.close()
+            self._ports.dhcp.close()
+            self._ports.files.close()
 
     def _install(self, handover: HandoverServer) -> None:
         install(
@@ -256,7 +232,7 @@ class Netd:
                 detail={"file": path.name},
                 namespaces=namespaces_of(name, self._settings.network_namespaces),
             )
-            for name, path in self._doors.cni.networks().items()
+            for name, path in self._ports.cni.networks().items()
         ]
         return ServiceReport(
             service="netd",
@@ -270,7 +246,7 @@ class Netd:
         subject = subjects.service_report(self._settings.node, "netd")
         while True:
             self._changed.clear()
-            self._addresses = await in_thread(self._doors.bridge.addresses)
+            self._addresses = await in_thread(self._ports.bridge.addresses)
             await self._bus.publish(subject, self._tele())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.report_interval_s):
@@ -300,19 +276,18 @@ def _record(entry: Entry) -> VmRecord | None:
     return record if isinstance(record, VmRecord) else None
 
 
-async def teardown(settings: Settings) -> None:
+async def teardown(settings: Settings, ports: HostPorts) -> None:
     """Remove every network of this host, attached or not; for an uninstall.
 
     Raises:
         VirtbusError: 409 `netd_running`; the error of a CNI plugin.
     """
-    doors = doors_of(settings)
-    attachments = Attachments(doors, settings.site())
+    attachments = Attachments(ports, settings.site())
     try:
         await attachments.recover()
         for uid in attachments.held():
             await attachments.release(uid, sys.maxsize)
         await attachments.tidy()
     finally:
-        doors.dhcp.close()
-        doors.files.close()
+        ports.dhcp.close()
+        ports.files.close()

@@ -4,17 +4,17 @@ import asyncio
 import logging
 import os
 import platform
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
-from virtbus.bus.runtime.tasks import background
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
-from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
+from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles
@@ -23,7 +23,6 @@ from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.identity import HostIdentity
 from virtbus.nodeagent.edge.kvm_probe import usable
-from virtbus.nodeagent.edge.libvirt_test_driver import test_host
 from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
@@ -32,8 +31,6 @@ from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import SimulatedNode
-from virtbus.nodeagent.simulated_files import NoDisks
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -43,72 +40,46 @@ QEMU = Path("/usr/bin/qemu-system-x86_64")
 
 async def _accelerators(settings: Settings) -> tuple[str, ...]:
     """Return the accelerators of this host, best first."""
-    if settings.simulate or settings.accelerator == "tcg":
+    if settings.accelerator == "tcg":
         return ("tcg",)
     if settings.accelerator == "kvm" or await usable(QEMU):
         return ("kvm", "tcg")
     return ("tcg",)
 
 
-def _chosen(accelerators: tuple[str, ...]) -> Callable[[VmRecord], str]:
-    def choose(record: VmRecord) -> str:
-        wanted = record.spec.domain.accelerator
-        return accelerators[0] if wanted == "auto" else wanted
-
-    return choose
-
-
-@asynccontextmanager
-async def _state(settings: Settings) -> AsyncIterator[AgentFiles]:
-    files = AgentFiles(settings.state_dir, settings.run_dir)
-    files.open(settings.node)
-    try:
-        yield files
-    finally:
-        files.close()
+def _chosen(accelerators: tuple[str, ...], record: VmRecord) -> str:
+    """Return the accelerator of a VM."""
+    wanted = record.spec.domain.accelerator
+    return accelerators[0] if wanted == "auto" else wanted
 
 
 async def serve(settings: Settings) -> None:
     """Connect to libvirt and the bus, and serve until cancelled."""
+    files = AgentFiles(settings.state_dir, settings.run_dir)
     async with AsyncExitStack() as stack:
-        files = await stack.enter_async_context(_state(settings))
+        stack.enter_context(closing(files))
+        files.open(settings.node)
         bus = await stack.enter_async_context(connection.connect(settings.bus(), name="nodeagent"))
         stack.enter_context(
             tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
         )
-        cores = os.cpu_count() or 1
-        uri = settings.libvirt_uri
-        if settings.simulate:
-            uri = test_host(settings.state_dir / "agent" / f"{settings.node}.xml")
         hypervisor = await stack.enter_async_context(
-            LibvirtHypervisor(uri, starts_at_once=2 * cores)
+            LibvirtHypervisor(settings.libvirt_uri, starts_at_once=2 * (os.cpu_count() or 1))
         )
         accelerators = await _accelerators(settings)
         facts = await _host(settings, hypervisor, accelerators)
         own = await _ownership(settings, bus, hypervisor)
-        if settings.simulate:
-            simulated = SimulatedNode(bus, settings.node)
-            await stack.enter_async_context(simulated.serve())
-            (await stack.enter_async_context(background())).start(simulated.tell())
-            # their services report nothing by themselves
-            settings = settings.model_copy(update={"ask_after_s": 0.001})
-            arm: NetdAdmin = simulated
-            ready: Readiness = simulated
-        else:
-            arm = AdminSocket(settings.run_dir / "netd" / "admin.sock")
-            ready = reach = ReadinessProbe(files.console_log)
-            reach.open()
         tools = AgentPorts(
             bus=bus,
             settings=settings,
             hypervisor=hypervisor,
             files=files,
             seeds=SeedIsos(files.vms),
-            disks=NoDisks() if settings.simulate else HostDiskFiles(settings.state_dir),
-            netd=arm,
-            reach=ready,
+            disks=HostDiskFiles(settings.state_dir),
+            netd=AdminSocket(settings.run_dir / "netd" / "admin.sock"),
+            reach=ReadinessProbe(files.console_log),
             facts=AgentEvents(bus, settings.node),
-            accelerator=_chosen(accelerators),
+            accelerator=partial(_chosen, accelerators),
             gate=own.prove,
         )
         agent = NodeAgent(
@@ -118,8 +89,8 @@ async def serve(settings: Settings) -> None:
                 bus,
                 settings.node,
                 Consoles(files.console_socket, files.console_log),
-                None if settings.simulate else hypervisor.guests,
-                None if settings.simulate else GuestConnections(hypervisor.displays),
+                hypervisor.guests,
+                GuestConnections(hypervisor.displays),
             ),
         )
         async with asyncio.TaskGroup() as group:

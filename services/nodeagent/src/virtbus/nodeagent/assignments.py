@@ -60,7 +60,7 @@ class Assignments:
         self.group: asyncio.TaskGroup | None = None
         self.relist: Callable[[], None] = lambda: None
         self._next: dict[str, VmRecord] = {}
-        self._early = EarlyEvents(lambda: asyncio.get_running_loop().time())
+        self._early = EarlyEvents()
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
@@ -137,11 +137,11 @@ class Assignments:
             return
         self.listings.hear(uid, "record")
         actor = self.actors.get(uid)
-        known = actor.vm.record if actor is not None else self.on_disk.get(uid)
-        if known is not None and overtaken(record, known):
+        host_record = actor.vm.record if actor is not None else self.on_disk.get(uid)
+        if host_record is not None and overtaken(record, host_record):
             extra = {"code": "stale_record", "uid": uid}
             log.warning("the bus has an older record than this host", extra=extra)
-            record = known
+            record = host_record
         for reaction in REACTIONS[self._holding(uid), self._word(record, actor)]:
             self._of_record[reaction](uid, record)
 
@@ -227,9 +227,9 @@ class Assignments:
         """Create an actor for a VM, and pass the existing domain to it."""
         assert self.group is not None  # noqa: S101  set before the watch begins
         facts = self.domains.pop(record.uid, None)
-        known = self.on_disk.pop(record.uid, None) is not None
+        was_on_disk = self.on_disk.pop(record.uid, None) is not None
         held = held or (self._node_spec.fence if self.join.trusted else COMPARING)
-        resumed = known or facts is not None
+        resumed = was_on_disk or facts is not None
         actor = VmActor(record, self._tools, resumed=resumed, held=held)
         self.actors[record.uid] = actor
         for part in self._early.take(record.uid):

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 
-from virtbus.bus.client.ports import Endpoint, Request
+from virtbus.bus.client.ports import Request
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.agent_ports import AgentPorts
@@ -59,13 +59,8 @@ class Auditor:
         self._tools = tools
         self._vms = vms
 
-    def endpoint(self) -> Endpoint:
-        """Return the endpoint for the agent's service."""
-        return Endpoint(
-            "agent-audit", subjects.rpc(self._tools.settings.node, "agent", "audit"), self._audit
-        )
-
-    async def _audit(self, request: Request) -> Audited:
+    async def answer(self, request: Request) -> Audited:
+        """Answer a request for findings, and repair them if it asks for that."""
         want = validate(Audit, request.data)
         found = await self.look(want.statuses)
         if want.repair and found:
@@ -88,14 +83,13 @@ class Auditor:
                     await self._vms.sweep_due.wait()
                     await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
             self._vms.sweep_due.clear()
-            found = await self.look(())
-            # netd repairs these itself
-            found = [finding for finding in found if finding.kind != "fault"]
-            uids = {finding.uid for finding in found if finding.repair}
-            since = {uid: since.get(uid, loop.time()) for uid in uids}
+            # netd repairs faults itself
+            found = [finding for finding in await self.look(()) if finding.kind != "fault"]
+            orphans = [finding for finding in found if finding.repair]
+            since = {one.uid: since.get(one.uid, loop.time()) for one in orphans}
             late = {uid for uid, at_s in since.items() if loop.time() - at_s >= grace_s}
-            due = [f for f in found if f.repair]
-            due = [f for f in due if f.uid in late or self._vms.listings.purged(f.uid) is not None]
+            purged = self._vms.listings.purged
+            due = [one for one in orphans if one.uid in late or purged(one.uid) is not None]
             repaired = await self.repair(due) if due else []
             if all(f.repaired for f in repaired) and all(f.kind != "service" for f in found):
                 pauses, wait_s = delays(*RETRY_S, self._tools.bus.sources), interval_s
@@ -123,13 +117,13 @@ class Auditor:
             try:
                 subject = subjects.rpc(self._tools.settings.node, name, "inspect")
                 answer = await self._tools.bus.request(subject, Inspect(), timeout_s=ASK_S)
-                held = validate(HeldResources, answer)
+                resources = validate(HeldResources, answer)
                 things += [
-                    (kind, uid, what) for uid, these in held.things.items() for what in these
+                    (kind, uid, what) for uid, these in resources.things.items() for what in these
                 ]
                 faults += [
                     AuditFinding(kind="fault", uid=uid, what=what, repair=REPAIRS["fault"])
-                    for uid, these in held.faults.items()
+                    for uid, these in resources.faults.items()
                     for what in these
                 ]
             except (BusError, VirtbusError) as error:

@@ -11,11 +11,10 @@ from weakref import WeakValueDictionary
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import refuse_late
-from virtbus.bus.client.ports import Endpoint, Request
+from virtbus.bus.client.ports import Request
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import UP
-from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
@@ -32,27 +31,22 @@ class Commands:
     """The handler; `guests` is the agent's own, live map."""
 
     def __init__(
-        self, tools: AgentPorts, guests: Mapping[str, VmActor], known: Callable[[str], None]
+        self, tools: AgentPorts, guests: Mapping[str, VmActor], check_here: Callable[[str], None]
     ) -> None:
-        """`known` raises for a VM that is not on this node."""
+        """`check_here` raises for a VM that is not on this node."""
         self._tools = tools
         self._guests = guests
-        self._known = known
+        self._check_here = check_here
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        hypervisor = tools.hypervisor
         self._acts: dict[str, Callable[[str], Awaitable[bool]]] = {
-            "reset": hypervisor.reset,
-            "soft-reboot": hypervisor.reboot,
+            "reset": tools.hypervisor.reset,
+            "soft-reboot": tools.hypervisor.reboot,
         }
-
-    def endpoint(self) -> Endpoint:
-        subject = subjects.rpc(self._tools.settings.node, "agent", "command")
-        return Endpoint("agent-command", subject, self.do)
 
     async def do(self, request: Request) -> Empty:
         """Run the command; raise VirtbusError if it did not run or the outcome is unknown."""
         want = validate(GuestCommand, request.data)
-        self._known(want.uid)
+        self._check_here(want.uid)
         lock = self._locks.setdefault(want.uid, asyncio.Lock())
         async with lock:
             with tracing.span(f"virtbus {want.verb} guest", uid=want.uid):
@@ -61,24 +55,24 @@ class Commands:
 
     async def _once(self, want: GuestCommand, deadline_s: float) -> None:
         files = self._tools.files
-        told = dict(await files.commands(want.uid))
-        if told.get(want.id) == DONE:
+        results = dict(await files.commands(want.uid))
+        if results.get(want.id) == DONE:
             return
-        if want.id in told:
+        if want.id in results:
             raise _unknown(want, "its agent died meanwhile")
         refuse_late(deadline_s)
         guest = self._fit(want)
-        told = dict(itertools.islice(told.items(), max(len(told) - KEPT + 1, 0), None))
-        await files.keep_commands(want.uid, told | {want.id: BEGUN})
+        results = dict(itertools.islice(results.items(), max(len(results) - KEPT + 1, 0), None))
+        await files.keep_commands(want.uid, results | {want.id: BEGUN})
         try:
             acted = await self._acts[want.verb](want.uid)
         except VirtbusError as error:
             raise _unknown(want, str(error)) from error
         if not acted:
-            await files.keep_commands(want.uid, told)
+            await files.keep_commands(want.uid, results)
             raise _not_running(guest)
         self._tools.facts.emit(KINDS[want.verb], guest.vm.record, reason="asked")
-        await files.keep_commands(want.uid, told | {want.id: DONE})
+        await files.keep_commands(want.uid, results | {want.id: DONE})
 
     def _fit(self, want: GuestCommand) -> VmActor:
         """Return the guest of the command; raise 409 or 503 if there is none now."""

@@ -1,7 +1,8 @@
 """Buffers ready events of VMs whose record this agent has not read yet."""
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.node_rpc import ImageReady, NetReady
@@ -21,8 +22,7 @@ KEPT_S = 60.0
 class EarlyEvents:
     """A buffer that is bounded per VM, in total and in time; the oldest are dropped first."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._parts: dict[str, tuple[float, deque[Part]]] = {}
 
     def add(self, part: Part) -> None:
@@ -30,7 +30,7 @@ class EarlyEvents:
         uid = check_uid(part.uid)
         if len(encode(part)) > PART_BYTES:
             return
-        now_s = self._clock()
+        now_s = asyncio.get_running_loop().time()
         _, parts = self._parts.pop(uid, (0.0, deque[Part](maxlen=PARTS_A_UID)))
         parts.append(part)
         self._parts[uid] = (now_s, parts)  # last in order: the youngest

@@ -41,30 +41,17 @@ class Heartbeat:
         self.state = NodeState.RECOVERING
         self._bus = bus
         self._settings = settings
-        self._host = host
+        self.host = host
         self._own = own
         self._instance = own.me.instance if own is not None else bus.sources.uuid7()
         self._started_ns = bus.sources.time_ns()
         self._message = self._blind = ""
         self.held = 0
         """VMs here without a record on the bus."""
-        self._tele: dict[str, ServiceReport] = {}
+        self._reports: dict[str, ServiceReport] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._images = ImageReport(bus, settings.node)
-
-    def host(self) -> HostFacts:
-        """Return the facts of the host for controllers."""
-        return self._host()
-
-    def say(self, message: str) -> None:
-        """Set why the node is not ready."""
-        self._message = message
-        self._wake.set()
-
-    def ready(self, message: str = "") -> None:
-        """Report that host and records have been compared; `message` lists remaining problems."""
-        self._be(NodeState.READY, message)
 
     def blind(self, why: str) -> None:
         """Mark the statuses of VMs as unverified, with the reason; empty: verified."""
@@ -72,11 +59,8 @@ class Heartbeat:
             self._blind = why
             self._wake.set()
 
-    def recovering(self, message: str) -> None:
-        """Report that the node takes no work, and why."""
-        self._be(NodeState.RECOVERING, message)
-
-    def _be(self, state: NodeState, message: str) -> None:
+    def report(self, state: NodeState, message: str = "") -> None:
+        """Set the node's state, and a message about what keeps it from work or is wrong."""
         if (self.state, self._message) != (state, message):
             self.state, self._message = state, message
             self._wake.set()
@@ -109,28 +93,18 @@ class Heartbeat:
         async with self._bus.subscribe(
             subjects.service_report_all(self._settings.node)
         ) as messages:
-            await hear(messages, ServiceReport, self._told)
+            await hear(messages, ServiceReport, self._take_report)
 
-    def _told(self, service_report: ServiceReport) -> None:
+    def _take_report(self, service_report: ServiceReport) -> None:
         if service_report.service not in SERVICES:
             return
-        changed = self._changed(service_report)
-        self._tele[service_report.service] = service_report
+        before = self._reports.get(service_report.service)
+        self._reports[service_report.service] = service_report
         self._heard_s[service_report.service] = asyncio.get_running_loop().time()
         if service_report.service == "imaged":
-            self._images.told(service_report.image_keys)
-        if changed:
+            self._images.set_keys(service_report.image_keys)
+        if before is None or _urgent(before) != _urgent(service_report):
             self._wake.set()
-
-    def _changed(self, service_report: ServiceReport) -> bool:
-        known = self._tele.get(service_report.service)
-        return (
-            known is None
-            or known.state.state is not service_report.state.state
-            or known.networks != service_report.networks
-            or known.quarantined_bytes != service_report.quarantined_bytes
-            or known.addresses != service_report.addresses
-        )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
         record = self._record()
@@ -151,7 +125,7 @@ class Heartbeat:
         state, message = self._said()
         services = {"agent": ServiceState(state=state, version=VERSION, message=message)}
         for name in SERVICES:
-            service_report = self._tele.get(name)
+            service_report = self._reports.get(name)
             if service_report is None or now_s - self._heard_s[name] > SILENT_S:
                 services[name] = ServiceState(message="does not answer")
             else:
@@ -159,13 +133,15 @@ class Heartbeat:
         return services
 
     def _record(self) -> NodeRecord:
-        host, settings = self._host(), self._settings
+        host, settings = self.host(), self._settings
         networks = [
-            network for service_report in self._tele.values() for network in service_report.networks
+            network
+            for service_report in self._reports.values()
+            for network in service_report.networks
         ]
         addresses = {
             address
-            for service_report in self._tele.values()
+            for service_report in self._reports.values()
             for address in service_report.addresses
         }
         return NodeRecord(
@@ -189,11 +165,18 @@ class Heartbeat:
             services=self._services(),
             versions=dict(host.versions),
             held=self.held,
-            quarantined=sum(service_report.quarantined for service_report in self._tele.values()),
+            quarantined=sum(
+                service_report.quarantined for service_report in self._reports.values()
+            ),
             quarantined_bytes=sum(
-                service_report.quarantined_bytes for service_report in self._tele.values()
+                service_report.quarantined_bytes for service_report in self._reports.values()
             ),
             started_ns=self._started_ns,
             time_ns=self._bus.sources.time_ns(),
             host=self._own.me.host if self._own is not None else None,
         )
+
+
+def _urgent(report: ServiceReport) -> tuple[object, ...]:
+    """Return the parts of a report that a heartbeat passes on at once if they change."""
+    return report.state.state, report.networks, report.quarantined_bytes, report.addresses

@@ -26,7 +26,7 @@ class ImageReport:
         self._keys: tuple[str, ...] | None = None
         self._wake = asyncio.Event()
 
-    def told(self, keys: tuple[str, ...]) -> None:
+    def set_keys(self, keys: tuple[str, ...]) -> None:
         """Set imaged's current images."""
         if keys != self._keys:
             self._keys = keys
@@ -39,7 +39,7 @@ class ImageReport:
             await self._wake.wait()
             self._wake.clear()
             try:
-                stored = await self._there() if stored is None else stored
+                stored = await self._read() if stored is None else stored
                 if self._keys is not None and self._keys != stored:
                     value = NodeImages(node=self._node, keys=self._keys)
                     await self._bus.put(subjects.node_images(self._node), encode(value))
@@ -52,7 +52,7 @@ class ImageReport:
                 self._wake.set()
             await asyncio.sleep(self._pause_s)
 
-    async def _there(self) -> tuple[str, ...]:
+    async def _read(self) -> tuple[str, ...]:
         entry = await self._bus.get(subjects.node_images(self._node))
         if entry is None or entry.kind is not EntryKind.PUT:
             return ()

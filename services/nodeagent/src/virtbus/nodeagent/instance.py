@@ -1,4 +1,4 @@
-"""Holds the node's key on the bus: taken before the first read, then renewed.
+"""Holds the node's key on the bus, which gives one agent the right to act for the node.
 
 All holders of a node's credentials can pull from the node's consumers. So an agent first takes
 `$KV.st.<node>._instance`, by compare-and-set, and verifies it before each list. An agent that may
@@ -78,7 +78,7 @@ class Ownership:
         """Tokens of writes that may have been stored after the last confirmed one."""
         self._quiet_since_s: float | None = None
         self._refused_s: float | None = None
-        self._told = ""
+        self._reported_why = ""
 
     # --- acquire ---------------------------------------------------------------------------------
     async def claim(self) -> None:
@@ -106,8 +106,8 @@ class Ownership:
     async def _try(self) -> tuple[InstanceAction, str]:
         """Check once, and take the key if allowed; ConflictError if it changed."""
         entry = await self._bus.get(self._key)
-        held = self._holder(entry)
-        if held is not None and held.token in self._sent:
+        holder = self._holder(entry)
+        if holder is not None and holder.token in self._sent:
             self._revision = entry.revision if entry else 0
             return InstanceAction.TAKE, ""
         step, why = judge(await self._signs(entry))
@@ -116,20 +116,24 @@ class Ownership:
         return step, why
 
     async def _signs(self, entry: Entry | None) -> InstanceSignals:
-        record = await self._host_record()
-        held = self._holder(entry)
-        heard = held is not None and await self._heard(held)
-        revision = entry.revision if entry else 0
-        return InstanceSignals(self.me, record, held, revision, heard, holding=self.held)
+        holder = self._holder(entry)
+        return InstanceSignals(
+            self.me,
+            record=await self._host_record(),
+            holder=holder,
+            revision=entry.revision if entry else 0,
+            heard=holder is not None and await self._heard(holder),
+            holding=self.held,
+        )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
-        """Return the key's holder; an empty one if the key is unreadable, or another node's."""
+        """Return the key's holder; one without an id if the key cannot be read or is wrong."""
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
         with suppress(VirtbusError):
-            held = read(Instance, entry.value)
-            if held.node == self._node:
-                return held
+            holder = read(Instance, entry.value)
+            if holder.node == self._node:
+                return holder
         return Instance(node=self._node, instance="", host=HostMarks(key=""))
 
     async def _host_record(self) -> HostRecord | None:
@@ -142,7 +146,7 @@ class Ownership:
             message = f"the node's host record cannot be read ({error}); a person's word mends it"
             raise UnavailableError(message) from error
 
-    async def _heard(self, held: Instance) -> bool:
+    async def _heard(self, holder: Instance) -> bool:
         """Return False if the holder has left, or had no heartbeat for `QUIET_S`."""
         entry = await self._bus.get(subjects.node_record(self._node))
         now_s = asyncio.get_running_loop().time()
@@ -150,7 +154,7 @@ class Ownership:
             self._quiet_since_s = None
             with suppress(VirtbusError):
                 last = read(NodeRecord, entry.value)
-                return last.instance != held.instance or last.state is not NodeState.LEFT
+                return last.instance != holder.instance or last.state is not NodeState.LEFT
             return True
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
@@ -165,13 +169,12 @@ class Ownership:
         self._sent = {token}
 
     def _instance(self, token: str, why: str = "") -> Instance:
-        me = self.me
         return Instance(
             node=self._node,
-            instance=me.instance,
-            host=me.host,
-            boot=me.boot,
-            folder=me.folder,
+            instance=self.me.instance,
+            host=self.me.host,
+            boot=self.me.boot,
+            folder=self.me.folder,
             hostname=self._hostname,
             since_ns=self._since_ns,
             token=token,
@@ -185,8 +188,8 @@ class Ownership:
         self._refused_s = now_s if self._refused_s is None else self._refused_s
         if step is InstanceAction.WAIT and now_s - self._refused_s < WAIT_TOLD_S:
             return
-        if why != self._told:
-            self._told = why
+        if why != self._reported_why:
+            self._reported_why = why
             other = "the host that runs it"
             text = WHY.format(node=self._node, why=why, other=other)
             log.error("%s", text, extra={"code": "second_instance"})
@@ -225,31 +228,31 @@ class Ownership:
                 entry = await self._bus.get(self._key)
             else:
                 return
-            held = self._holder(entry)
-            if entry is not None and held is not None and held.token in self._sent:
-                self._revision, self._sent = entry.revision, {held.token}
+            holder = self._holder(entry)
+            if entry is not None and holder is not None and holder.token in self._sent:
+                self._revision, self._sent = entry.revision, {holder.token}
                 return
-            await self._again(entry, held)
+            await self._again(entry, holder)
 
-    async def _again(self, entry: Entry | None, held: Instance | None) -> None:
+    async def _again(self, entry: Entry | None, holder: Instance | None) -> None:
         """Handle a changed key: the bus lost it, or another life took it."""
-        if entry is not None and held is not None and held.instance == self.me.instance:
+        if entry is not None and holder is not None and holder.instance == self.me.instance:
             if entry.revision != self._revision:
-                self._lose(held)  # a copy of this very life
+                self._lose(holder)  # a copy of this agent, with the same id, wrote the key
             await asyncio.sleep(STALE_READ_S)
             return
         signs = await self._signs(entry)
         step, _ = judge(signs)
         if step is not InstanceAction.TAKE:
-            self._lose(held)
+            self._lose(holder)
         if signs.damaged:
             log.error("unreadable %s: writing it again", self._key, extra={"code": "bad_record"})
         self._revision = entry.revision if entry else 0
 
-    def _lose(self, held: Instance | None) -> None:
+    def _lose(self, holder: Instance | None) -> None:
         self.held = False
         self._lives.disown()
-        other = held.hostname if held is not None and held.hostname else "another host"
+        other = holder.hostname if holder is not None and holder.hostname else "another host"
         message = f"node {self._node} is run by an agent of {other} now; this one ends"
         self._lives.tell("", message)
         raise VirtbusError(Code.CONFLICT, "second_instance", message)

@@ -40,11 +40,11 @@ class JoinCheck:
 
     def synced(self) -> bool:
         """Decide at the end of a list if the bus is trusted; report if it is not."""
-        known = self._files.nonce()
-        if known == "" and self.nonce:
+        joined = self._files.nonce()
+        if joined == "" and self.nonce:
             self._files.set_nonce(self.nonce)
-            known = self.nonce
-        self.trusted = known == self.nonce
+            joined = self.nonce
+        self.trusted = joined == self.nonce
         if not self.trusted:
             why = "it has another join record" if self.nonce else "its list has no join record"
             log.error("%s (%s)", OTHER_BUS, why, extra={"code": "other_bus"})

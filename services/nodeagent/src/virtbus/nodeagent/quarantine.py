@@ -7,7 +7,7 @@ held here. The requester writes its record to the bus, and then the VM continues
 import asyncio
 import logging
 
-from virtbus.bus.client.ports import Endpoint, Request
+from virtbus.bus.client.ports import Request
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.audit import Auditor
@@ -52,12 +52,8 @@ class QuarantineDesk:
         """Return True for a VM that the joined bus does not have."""
         return self._vms.join.trusted and self._vms.listings[uid] in ABSENT
 
-    def endpoint(self) -> Endpoint:
-        """Return the endpoint for the agent's service."""
-        subject = subjects.rpc(self._node, "agent", "quarantine")
-        return Endpoint("agent-quarantine", subject, self._answer)
-
-    async def _answer(self, request: Request) -> Quarantine:
+    async def answer(self, request: Request) -> Quarantine:
+        """Carry out one decision; return the entries that remain, or the adopted one."""
         want = validate(QuarantineAsk, request.data)
         if want.do == "list":
             return await self._list()
@@ -101,7 +97,7 @@ class QuarantineDesk:
             raise _no_record(kept, self._node)
         else:
             epoch = max(self._tools.files.epoch(uid), found.record.epoch) + 1
-            record = _anew(_named(found.record, want), uid, self._node, epoch)
+            record = _stopped_here(_named(found.record, want), uid, self._node, epoch)
             await self._tools.files.write(record)
         await self._tools.files.bring_back(entry, uid)
         keep = QuarantineRequest(why=f"the disks of {entry} took their place", record=record)
@@ -134,10 +130,8 @@ class QuarantineDesk:
         elif guest is not None and (overtaken or not want.below_epoch):
             why = "moved elsewhere" if overtaken else "ended by hand"
             log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
-            if overtaken:  # the other copy may run by now: no grace here (I1)
-                guest.terminate(MOVED, at_once=True)
-            else:
-                guest.terminate(BY_HAND)
+            # no grace for a VM that was moved: the other copy may run by now (I1)
+            guest.terminate(MOVED if overtaken else BY_HAND, at_once=overtaken)
             await self._gone(uid, until_s)
 
     async def _gone(self, uid: str, until_s: float) -> None:
@@ -183,19 +177,11 @@ def _named(record: VmRecord, want: QuarantineAsk) -> VmRecord:
     return record if want.name is None else record.model_copy(update={"name": want.name})
 
 
-def _anew(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
+def _stopped_here(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
     """Return the saved record for a stopped VM on this node."""
-    update = {
-        "uid": uid,
-        "node": node,
-        "epoch": epoch,
-        "powered": False,
-        "paused": False,
-        "deleting": False,
-        "evacuating": False,
-        "evacuation_target": None,
-    }
-    return record.model_copy(update=update)
+    requests = dict.fromkeys(("powered", "paused", "deleting", "evacuating"), False)
+    place = {"uid": uid, "node": node, "epoch": epoch, "evacuation_target": None}
+    return record.model_copy(update=place | requests)
 
 
 def _no_record(kept: QuarantineEntry, node: str) -> VirtbusError:

@@ -3,11 +3,10 @@
 import logging
 from collections.abc import Iterable, Iterator
 
-from virtbus.bus.client.ports import Endpoint, Request
+from virtbus.bus.client.ports import Request
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.vm.machine import VmPhase
-from virtbus.schemas import subjects
 from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import JoinBus, JoinedBus, KnownRecords, RecordsRead
@@ -39,26 +38,19 @@ class Rebuild:
         self._files = tools.files
         self._vms = vms
 
-    def endpoints(self) -> list[Endpoint]:
-        """Return the endpoints for the agent's service."""
-        handlers = {"records": self._records, "join": self._join}
-        return [
-            Endpoint(f"agent-{verb}", subjects.rpc(self._node, "agent", verb), handler)
-            for verb, handler in handlers.items()
-        ]
-
     def _nonce_of_bus(self) -> str:
         if not self._vms.listed:
             message = f"node {self._node} has not read this bus yet; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000)
         return self._vms.join.nonce
 
-    async def _records(self, request: Request) -> KnownRecords:
+    async def records(self, request: Request) -> KnownRecords:
+        """Return a page of this host's records."""
         want = validate(RecordsRead, request.data)
         self._nonce_of_bus()  # the host's state is known only then
-        known = {uid: g.vm.record for uid, g in self._vms.actors.items() if g.vm.phase not in LEFT}
-        left = sorted(uid for uid in known if uid > want.after)
-        page = list(_page((known[uid] for uid in left), want.limit))
+        here = {uid: g.vm.record for uid, g in self._vms.actors.items() if g.vm.phase not in LEFT}
+        remaining = sorted(uid for uid in here if uid > want.after)
+        page = list(_page((here[uid] for uid in remaining), want.limit))
         removed = {} if want.after else dict(self._files.removed())
         return KnownRecords(
             node=self._node,
@@ -66,10 +58,10 @@ class Rebuild:
             node_spec=self._files.node_spec(),
             records=tuple(page),
             removed=removed,
-            more=len(left) > len(page),
+            more=len(remaining) > len(page),
         )
 
-    async def _join(self, request: Request) -> JoinedBus:
+    async def join(self, request: Request) -> JoinedBus:
         """Accept the bus as ours; a nonce that differs from the listed one is another bus'."""
         want = validate(JoinBus, request.data)
         if want.nonce != self._nonce_of_bus() and want.nonce != self._files.nonce():

@@ -1,6 +1,6 @@
 """`node.<id>.rpc.agent.*`: inspect, guest agent queries, and streams (`streams.py`)."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from virtbus.bus.client.owners import check_owner
@@ -29,12 +29,14 @@ class AgentRpc:
         node: str,
         console: Console,
         agents: GuestAgents | None = None,
-        doors: GuestStreams | None = None,
+        connections: GuestStreams | None = None,
     ) -> None:
-        """`agents` and `doors` None: guests are simulated."""
+        """`agents` and `connections` None: guests are simulated."""
         self._bus = bus
         self._node = node
-        self._streams = Streams(bus, node, console, doors, self._interfaces, known=self.known)
+        self._streams = Streams(
+            bus, node, console, connections, self._interfaces, check_here=self.check_here
+        )
         self._agents = agents
         self._guests: Mapping[str, VmActor] = {}
         self._recovering: Callable[[], bool] = lambda: True
@@ -50,15 +52,7 @@ class AgentRpc:
         self._guests = guests
         self._recovering = recovering
         info = ServiceInfo("virtbus-nodeagent", VERSION, "domains", {"node": self._node})
-        async with self._bus.serve(info, [*self._endpoints(), *self._streams.endpoints(), *more]):
-            yield
-
-    def _endpoints(self) -> list[Endpoint]:
-        handlers: dict[str, Callable[[Request], Awaitable[object]]] = {
-            "inspect": self._inspect,
-            "guest": self._guest,
-        }
-        return [
+        endpoints = [
             Endpoint(
                 f"agent-{verb}",
                 subjects.rpc(self._node, "agent", verb),
@@ -66,8 +60,10 @@ class AgentRpc:
                 limit=ASKED_AT_ONCE,
                 backlog=0,
             )
-            for verb, handler in handlers.items()
+            for verb, handler in (("inspect", self._inspect), ("guest", self._guest))
         ]
+        async with self._bus.serve(info, [*endpoints, *self._streams.endpoints(), *more]):
+            yield
 
     async def _inspect(self, request: Request) -> HeldResources:
         want = validate(Inspect, request.data)
@@ -79,7 +75,7 @@ class AgentRpc:
             }
         )
 
-    def known(self, uid: str, account: str = "") -> None:
+    def check_here(self, uid: str, account: str = "") -> None:
         """Raise 503 or 404 for a VM that is not here (yet), 403 for one of another bridge."""
         if uid not in self._guests and self._recovering():
             message = f"node {self._node} compares its host with the records; repeat in a moment"
@@ -96,7 +92,7 @@ class AgentRpc:
 
     async def _guest(self, request: Request) -> GuestInfo:
         want = validate(GuestAsk, request.data)
-        self.known(want.uid, request.account)
+        self.check_here(want.uid, request.account)
         if self._agents is None:
             message = f"the guests of node {self._node} are simulated: there is nobody to ask"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)

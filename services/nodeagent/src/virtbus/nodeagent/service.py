@@ -1,10 +1,10 @@
-"""The nodeagent's loop: wires its parts, handles records and host events, sends heartbeats."""
+"""The nodeagent's loop: handles records and host events, and sends heartbeats."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.client.ports import Endpoint, WatchMark
+from virtbus.bus.client.ports import Endpoint, Handler, WatchMark
 from virtbus.bus.client.subscriptions import hear
 from virtbus.bus.runtime.process import notify
 from virtbus.nodeagent.agent_ports import AgentPorts
@@ -46,8 +46,7 @@ class NodeAgent:
         self._liveness = liveness
         self._rpc = rpc
         self.vms = Assignments(tools, liveness.host)
-        # the resources of simulated guests are no host's
-        self._auditor = None if tools.settings.simulate else Auditor(tools, self.vms)
+        self._auditor = Auditor(tools, self.vms)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -71,8 +70,7 @@ class NodeAgent:
                 group.create_task(self._resync(watch.relist))
                 group.create_task(watched.look(tools.settings.compare_s))
                 group.create_task(watched.stay_healthy())
-                if self._auditor is not None:
-                    group.create_task(self._auditor.sweep())
+                group.create_task(self._auditor.sweep())
                 async for item in watch:
                     first = not vms.listed
                     vms.take(item)
@@ -83,12 +81,19 @@ class NodeAgent:
 
     def _more_endpoints(self) -> list[Endpoint]:
         """Return the endpoints that concern all VMs of the agent."""
-        commands = Commands(self._tools, self.vms.actors, self._rpc.known)
-        more = [commands.endpoint(), *Rebuild(self._tools, self.vms).endpoints()]
-        if self._auditor is not None:
-            quarantine = QuarantineDesk(self._tools, self._auditor, self.vms)
-            more += [self._auditor.endpoint(), quarantine.endpoint()]
-        return more
+        tools, vms = self._tools, self.vms
+        rebuild = Rebuild(tools, vms)
+        handlers: dict[str, Handler] = {
+            "command": Commands(tools, vms.actors, self._rpc.check_here).do,
+            "records": rebuild.records,
+            "join": rebuild.join,
+            "audit": self._auditor.answer,
+            "quarantine": QuarantineDesk(tools, self._auditor, vms).answer,
+        }
+        return [
+            Endpoint(f"agent-{verb}", subjects.rpc(tools.settings.node, "agent", verb), handler)
+            for verb, handler in handlers.items()
+        ]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
         """Return libvirt's domains; wait for libvirt, without which nothing is known."""
@@ -97,7 +102,7 @@ class NodeAgent:
                 return await self._tools.hypervisor.list_domains()
             except VirtbusError as error:
                 log.warning("waiting for libvirt: %s", error, extra={"code": error.reason})
-                self._liveness.say(str(error))
+                self._liveness.report(NodeState.RECOVERING, str(error))
                 await asyncio.sleep(1.0)
 
     async def _resync(self, relist: Callable[[], None]) -> None:
@@ -114,6 +119,8 @@ class NodeAgent:
             held = sum(bool(actor.vm.reasons.held) for actor in vms.actors.values())
             if liveness.state is NodeState.RECOVERING:
                 log.info("ready: %d VM(s)", count, extra={"code": "ready"})
-            liveness.ready(f"{held} VM(s) here have no record on the bus" if held else "")
+            message = f"{held} VM(s) here have no record on the bus" if held else ""
+            liveness.report(NodeState.READY, message)
         else:
-            liveness.recovering(f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS)
+            message = f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS
+            liveness.report(NodeState.RECOVERING, message)

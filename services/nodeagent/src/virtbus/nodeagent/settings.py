@@ -8,8 +8,6 @@ from pydantic import Field
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.quantity import Bytes
 
-GIB = 1024**3
-
 
 class Settings(ServiceSettings):
     """Settings of `virtbus-nodeagent`."""
@@ -55,7 +53,7 @@ class Settings(ServiceSettings):
         0.25, gt=0, description="silence in seconds after which imaged and netd are asked"
     )
     min_free_bytes: Bytes = Field(
-        2 * GIB,
+        2 * 1024**3,
         ge=0,
         description=(
             "bytes of state_dir's disk below which this node gets no VM; records, logs and "
@@ -64,9 +62,6 @@ class Settings(ServiceSettings):
     )
     min_free_ratio: float = Field(
         0.01, ge=0, lt=1, description="the same as a share of the disk; the larger value applies"
-    )
-    simulate: bool = Field(
-        False, description="libvirt's test driver, recorded netd and imaged; needs no root"
     )
     fast_start: bool = Field(
         False,
@@ -77,7 +72,5 @@ class Settings(ServiceSettings):
     )
 
     def disk_reserve_bytes(self, disk_bytes: int) -> int:
-        """Return the disk space to keep free; VMs of a simulated node use none."""
-        if self.simulate:
-            return 0
+        """Return the disk space to keep free."""
         return max(self.min_free_bytes, int(disk_bytes * self.min_free_ratio))

@@ -59,21 +59,21 @@ class Streams:
         bus: Bus,
         node: str,
         console: Console,
-        doors: GuestStreams | None,
+        guests: GuestStreams | None,
         interfaces: Callable[[str], Sequence[InterfaceStatus]],
         *,
-        known: Callable[[str, str], None],
+        check_here: Callable[[str, str], None],
     ) -> None:
-        """`known` raises for a VM that is not here, or that the account may not touch.
+        """`check_here` raises for a VM that is not here, or that the account may not touch.
 
-        `doors` None: guests are simulated.
+        `guests` None: they are simulated.
         """
         self._bus = bus
         self._node = node
         self._console = console
-        self._doors = doors
+        self._guests = guests
         self._interfaces = interfaces
-        self._known = known
+        self._check_here = check_here
 
     def endpoints(self) -> list[Endpoint]:
         """Return an endpoint for each kind of stream; over the limit the answer is 429 at once."""
@@ -97,7 +97,7 @@ class Streams:
 
     async def _view(self, request: Request) -> None:
         want = validate(ConsoleOpen, request.data)
-        self._known(want.uid, request.account)
+        self._check_here(want.uid, request.account)
         console = self._console.attach(
             want.uid, write=want.write, tail_bytes=want.tail_bytes, owner=want.owner
         )
@@ -106,11 +106,11 @@ class Streams:
 
     async def _connect(self, request: Request) -> None:
         want = validate(PortOpen, request.data)
-        self._known(want.uid, request.account)
-        doors = self._real()
+        self._check_here(want.uid, request.account)
+        guests = self._real_guests()
         udp = want.protocol == "udp"
         async with (
-            doors.port(_address(self._interfaces(want.uid)), want) as carry,
+            guests.port(_address(self._interfaces(want.uid)), want) as carry,
             accepting(self._bus, request, want, datagrams=udp) as stream,
         ):
             await carry(stream)
@@ -118,9 +118,9 @@ class Streams:
 
     async def _watch(self, request: Request) -> None:
         want = validate(StreamOpen, request.data)
-        self._known(want.uid, request.account)
+        self._check_here(want.uid, request.account)
         async with (
-            self._real().display(want.uid) as carry,
+            self._real_guests().display(want.uid) as carry,
             accepting(self._bus, request, want) as stream,
         ):
             await carry(stream)
@@ -128,8 +128,8 @@ class Streams:
 
     async def _shoot(self, request: Request) -> None:
         want = validate(StreamOpen, request.data)
-        self._known(want.uid, request.account)
-        picture = await self._real().screenshot(want.uid)
+        self._check_here(want.uid, request.account)
+        picture = await self._real_guests().screenshot(want.uid)
         async with accepting(self._bus, request, want) as stream:
             try:
                 async with asyncio.timeout(PICTURE_S):
@@ -137,15 +137,15 @@ class Streams:
             except TimeoutError:
                 stream.end(NOT_TAKEN)
 
-    def _real(self) -> GuestStreams:
-        if self._doors is None:
+    def _real_guests(self) -> GuestStreams:
+        if self._guests is None:
             message = f"the guests of node {self._node} are simulated: there is nothing to connect"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
-        return self._doors
+        return self._guests
 
     async def _read(self, request: Request) -> None:
         want = validate(LogsRead, request.data)
-        self._known(want.uid, request.account)
+        self._check_here(want.uid, request.account)
         async with accepting(self._bus, request, want) as stream:
             await stream.while_open(self._tell_log(want, stream))
 

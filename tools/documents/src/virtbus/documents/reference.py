@@ -99,7 +99,7 @@ def errors(root: Path) -> str:
 def _sources(root: Path) -> list[Path]:
     return sorted(
         path
-        for folder in ("schemas", "bus", "services/*")
+        for folder in ("schemas", "bus", "services/*", "simulator")
         for path in root.glob(f"{folder}/src/**/*.py")
     )
 

@@ -62,7 +62,9 @@ def settled(
     taken: Collection[str],
     conflists: Mapping[str, dict[str, Any]],
 ) -> Attachment:
-    """Return the plan with an address per built-in interface and a conflist per other one.
+    """Return the plan with an address or a conflist for each interface.
+
+    Interfaces of the built-in network get an address, those of CNI networks get a conflist.
 
     Raises:
         VirtbusError: 429 if no address is left.
@@ -82,7 +84,7 @@ def settled(
 
 
 def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interface | None:
-    """Return the interface's earlier address, if the subnet is unchanged and it is free."""
+    """Return the interface's earlier address, if it is free and the subnet is unchanged."""
     for text in nic.addresses:
         address = IPv4Interface(text)
         free = str(address.ip) not in used and address.ip != gateway.ip

@@ -10,11 +10,11 @@ MAX_INTERFACES = 8
 
 OWNER_PREFIX = "virtbus:"
 _MAX_ALIAS_BYTES = 254
-"""The kernel takes 255, and pyroute2 sends a NUL with them."""
+"""The kernel accepts 255 bytes, of which the last is the NUL that pyroute2 appends."""
 
 
 def owner_mark(state_dir: str) -> str:
-    """The alias of a host bridge: whose it is. A path too long for an alias becomes its hash."""
+    """Return the alias of a host bridge, which names its owner: the state folder, or its hash."""
     mark = f"{OWNER_PREFIX}{state_dir}"
     if len(mark.encode()) <= _MAX_ALIAS_BYTES:
         return mark
@@ -22,41 +22,42 @@ def owner_mark(state_dir: str) -> str:
 
 
 def netns(uid: str) -> str:
-    """The network namespace of a VM."""
+    """Return the name of a VM's network namespace."""
     return f"vb-{uid}"
 
 
 def uid_of_netns(name: str) -> str | None:
-    """The uid in a namespace's name, None when the name is not one of ours."""
+    """Return the uid in the name of a namespace; None if virtbus did not make it."""
     match = _NETNS.match(name)
     return match.group(1) if match else None
 
 
 def host_link(uid: str, index: int) -> str:
-    """The host's end of interface `index`: 48 bits of hash in the 15 bytes a link name has.
+    """Return the name of the host's end of interface `index`.
 
-    The link's alias holds the uid, so that a collision is seen, not adopted (NET-01).
+    A link's name has at most 15 bytes, so it contains 48 bits of a hash of the uid. The link's
+    alias is the whole uid, so netd never adopts the link of another VM with this hash (NET-01).
     """
     return f"vb{hashlib.sha256(uid.encode()).hexdigest()[:12]}{index}"
 
 
 def is_host_link(name: str) -> bool:
-    """True for the form that `host_link` gives."""
+    """Return True if `host_link` can have made this name."""
     return _HOST_LINK.match(name) is not None
 
 
 def eth(index: int) -> str:
-    """The attachment inside the namespace."""
+    """Return the name of the link to the network, inside the VM's namespace."""
     return f"eth{index}"
 
 
 def bridge(index: int) -> str:
-    """The bridge that joins `eth` and `tap`."""
+    """Return the name of the bridge that connects `eth` with `tap`."""
     return f"br{index}"
 
 
 def tap(index: int) -> str:
-    """The tap that QEMU opens."""
+    """Return the name of the tap that QEMU opens."""
     return f"tap{index}"
 
 
@@ -66,25 +67,25 @@ def _hashed_mac(*parts: str) -> str:
 
 
 def guest_mac(uid: str, index: int) -> str:
-    """The MAC of an interface whose spec names none: stable, locally administered."""
+    """Return the MAC of a guest's interface without one in its spec; it never changes."""
     return _hashed_mac("guest", uid, str(index))
 
 
 def wire_mac(uid: str, index: int) -> str:
-    """The MAC of `eth<index>`, never the guest's: two ports of one bridge must differ."""
+    """Return the MAC of `eth<index>`. It differs from the guest's, which is on the same bridge."""
     return _hashed_mac("wire", uid, str(index))
 
 
 def bridge_mac(subnet: str) -> str:
-    """The MAC of the host bridge, fixed: guests keep it in their ARP caches."""
+    """Return the MAC of the host bridge. It never changes, because guests cache it (ARP)."""
     return _hashed_mac("bridge", subnet)
 
 
 def mac_bytes(mac: str) -> bytes:
-    """The six bytes of `aa:bb:…`."""
+    """Return the six bytes of a MAC such as `aa:bb:…`."""
     return bytes.fromhex(mac.replace(":", ""))
 
 
 def server_mac(uid: str, index: int) -> str:
-    """The source of netd's DHCP answers when the guest's network has no gateway."""
+    """Return the MAC from which netd answers DHCP if the guest's network has no gateway."""
     return _hashed_mac("dhcp", uid, str(index))

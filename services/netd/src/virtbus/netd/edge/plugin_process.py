@@ -83,7 +83,7 @@ class PluginProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> tuple[str, list[bytes]]:
-        """Return its output once both pipes are closed and it ended, or why it must be killed."""
+        """Return why the plugin must be killed, or "" after its end, and what it printed."""
         limit_s = time.monotonic() + self._timeout_s
         texts = [b"", b""]
         with selectors.DefaultSelector() as selector:
@@ -111,7 +111,8 @@ class PluginProcess:
 def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
     """Kill plugins that an earlier netd had started for `uids`; return their pids.
 
-    They would run concurrently with their removal: an ADD that ends after its DEL leaks everything.
+    Such a plugin may still attach a VM (ADD) while this netd detaches it (DEL). An ADD that ends
+    after the DEL leaves its links and addresses behind.
     """
     left = [pid for pid, (uid, path) in _plugins() if uid in uids and path.parent == netns_dir]
     for pid in left:

@@ -11,7 +11,7 @@ from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.vm import VmRecord
 
 
-def no_room(record: VmRecord, held: Iterable[VmRecord], host: HostFacts) -> str:
+def no_room(record: VmRecord, others: Iterable[VmRecord], host: HostFacts) -> str:
     """Return why the host cannot take it, as in "n1 has …"; empty if it can.
 
     Only impossible VMs are refused: more guest memory than the host has in total, or more vCPUs
@@ -22,7 +22,7 @@ def no_room(record: VmRecord, held: Iterable[VmRecord], host: HostFacts) -> str:
     wanted = record.spec.domain.cpu.vcpus
     if host.max_vcpus and wanted > host.max_vcpus:
         return f"runs at most {host.max_vcpus} vCPUs in a VM, {wanted} asked"
-    promised = sum(one.spec.domain.memory.guest for one in held if one.powered)
+    promised = sum(one.spec.domain.memory.guest for one in others if one.powered)
     free = max(host.memory_bytes - promised, 0)
     guest = record.spec.domain.memory.guest
     if guest > free:

@@ -53,11 +53,6 @@ def disk_name(volume: str) -> str:
     return f"{volume}.qcow2"
 
 
-def hex_of(digest: str) -> str:
-    """Return the file name of an image in the store."""
-    return digest.removeprefix("sha256:")
-
-
 def disk_sources(
     state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
 ) -> dict[str, DiskSource]:
@@ -78,7 +73,8 @@ def disk_sources(
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
         # text: as pathlib's joins these would cost 20 us a volume
-        below = f"{state_dir}/{IMAGES}/{DATA}/{hex_of(disk.digest)}" if disk.digest else ""
+        image = disk.digest.removeprefix("sha256:")
+        below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
         sources[volume.name] = DiskSource(
             path=f"{state_dir}/{DISKS}/{record.uid}/{disk_name(volume.name)}",
             backing_path=below,

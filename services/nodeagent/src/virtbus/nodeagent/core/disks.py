@@ -55,6 +55,7 @@ def disk_elements(
 def _disk(
     disk: Disk, file: DiskSource | None, target: str, order: int | None, address: Element
 ) -> Element:
+    """Return the element of a disk; `file` None is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
     device = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
@@ -69,7 +70,7 @@ def _disk(
     return el(
         "disk",
         driver,
-        *_contents(file),
+        *(() if file is None else (el("source", file=file.path), _backing(file))),
         el("target", dev=target, bus=str(disk.bus)),
         el("serial", disk.serial) if disk.serial else None,
         el("readonly") if readonly else None,
@@ -78,11 +79,6 @@ def _disk(
         type="file",
         device=device,
     )
-
-
-def _contents(file: DiskSource | None) -> tuple[Element, ...]:
-    """Return nothing for an empty CD-ROM drive."""
-    return () if file is None else (el("source", file=file.path), _backing(file))
 
 
 def _backing(file: DiskSource) -> Element:

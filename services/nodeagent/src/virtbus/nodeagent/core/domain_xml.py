@@ -17,13 +17,12 @@ from virtbus.nodeagent.core.pcie import PcieAllocator
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
 
-DOMAIN_PREFIX = "vb-"
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
 
 def domain_name(uid: str) -> str:
     """Return libvirt's name of a VM, a function of its uid."""
-    return f"{DOMAIN_PREFIX}{uid}"
+    return f"vb-{uid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,12 @@ def render(inputs: DomainInputs) -> str:
         el("on_reboot", "restart"),
         el("on_crash", "destroy"),
         _devices(inputs),
-        _qemu_capabilities() if inputs.skip_cpu_queries else None,
         type="kvm" if inputs.accelerator == "kvm" else "qemu",
     )
     if inputs.skip_cpu_queries:
         domain.set("xmlns:qemu", QEMU_NAMESPACE)
+        skipped = el("qemu:del", capability="cpu-unavailable-features")
+        domain.append(el("qemu:capabilities", skipped))
     return to_text(domain)
 
 
@@ -148,7 +148,3 @@ def _bootable(spec: VmSpec) -> str:
     if any(disk.boot_order for disk in spec.domain.devices.disks):
         return ""
     return next((volume.name for volume in spec.volumes if volume.image_ref), "")
-
-
-def _qemu_capabilities() -> Element:
-    return el("qemu:capabilities", el("qemu:del", capability="cpu-unavailable-features"))

@@ -23,13 +23,13 @@ class InstanceAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """This life of the agent. `known` are the earlier lives in this state folder."""
+    """This life of the agent. `earlier_lives` are those that this state folder remembers."""
 
     instance: str
     host: HostMarks
     boot: str
     folder: str
-    known: frozenset[str] = frozenset()
+    earlier_lives: frozenset[str] = frozenset()
 
 
 class InstanceSignals(NamedTuple):
@@ -37,7 +37,7 @@ class InstanceSignals(NamedTuple):
 
     me: Me
     record: HostRecord | None
-    held: Instance | None
+    holder: Instance | None
     """The holder of the key; None if there is none."""
     revision: int
     """The revision of the key, even if it was purged; 0: it never existed."""
@@ -49,7 +49,7 @@ class InstanceSignals(NamedTuple):
     @property
     def unreadable(self) -> bool:
         """The key has a value that names no instance."""
-        return self.held is not None and not self.held.instance
+        return self.holder is not None and not self.holder.instance
 
     @property
     def damaged(self) -> bool:
@@ -58,7 +58,7 @@ class InstanceSignals(NamedTuple):
         A void takeover counts, too: then a person decides again.
         """
         word = self.record.takeover if self.record is not None else None
-        own = {self.me.instance, *self.me.known}
+        own = {self.me.instance, *self.me.earlier_lives}
         return self.holding and self.unreadable and (word is None or word.instance in own)
 
     @property
@@ -72,30 +72,30 @@ class InstanceSignals(NamedTuple):
         """Return True if the node was given to, or is held by, another host."""
         owners = (
             self.record.host if self.record is not None else None,
-            self.held.host if self.held is not None and not self.unreadable else None,
+            self.holder.host if self.holder is not None and not self.unreadable else None,
         )
         return any(owner is not None and not owner.same(self.me.host) for owner in owners)
 
     @property
     def stranger(self) -> bool:
         """Return True if this state folder does not know the holder: the folder is a copy."""
-        return self.held is not None and self.held.instance not in self.me.known
+        return self.holder is not None and self.holder.instance not in self.me.earlier_lives
 
     @property
     def same_boot(self) -> bool:
         """Return True if the holder lived in this boot of the host."""
-        return self.held is not None and bool(self.me.boot) and self.held.boot == self.me.boot
+        return self.holder is not None and bool(self.me.boot) and self.holder.boot == self.me.boot
 
     @property
     def copied(self) -> bool:
         """Return True if the holder lived in this boot and in another folder."""
-        return self.same_boot and self.held is not None and self.held.folder != self.me.folder
+        return self.same_boot and self.holder is not None and self.holder.folder != self.me.folder
 
 
 ROWS: tuple[tuple[Callable[[InstanceSignals], bool], InstanceAction, str], ...] = (
     (lambda s: s.granted, InstanceAction.TAKE, ""),
     (lambda s: s.other_host, InstanceAction.REFUSE, "it belongs to another host"),
-    (lambda s: s.held is None, InstanceAction.TAKE, ""),
+    (lambda s: s.holder is None, InstanceAction.TAKE, ""),
     (lambda s: s.damaged, InstanceAction.TAKE, ""),
     (lambda s: s.unreadable, InstanceAction.REFUSE, "its key on the bus cannot be read"),
     (

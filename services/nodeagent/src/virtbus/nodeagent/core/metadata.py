@@ -9,7 +9,6 @@ from virtbus.schemas.wire import spec_hash
 
 NAMESPACE = "https://virtbus.dev/domain/1"
 ET.register_namespace("virtbus", NAMESPACE)
-_FIELDS = ("uid", "namespace", "name", "node", "spec_hash", "domain_hash", "traceparent")
 
 
 def domain_hash(record: VmRecord) -> str:
@@ -50,11 +49,11 @@ def parse(text: str) -> DomainMetadata | None:
     found = {child.tag.rpartition("}")[2]: child.text or "" for child in root}
     try:
         return DomainMetadata(
+            uid=found["uid"],
             epoch=int(found["epoch"]),
-            generation=int(found["generation"]),
+            domain_hash=found["domain_hash"],
             power_epoch=int(found.get("power_epoch", -1)),
             pause_epoch=int(found.get("pause_epoch", 0)),
-            **{name: found[name] for name in _FIELDS},
         )
     except (KeyError, ValueError):
         return None

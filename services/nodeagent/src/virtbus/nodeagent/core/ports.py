@@ -59,17 +59,11 @@ class DomainFacts:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """The content of the domain's own metadata."""
+    """The part of the domain's own metadata that the agent reads."""
 
     uid: str
-    namespace: str
-    name: str
-    node: str
     epoch: int
-    generation: int
-    spec_hash: str
     domain_hash: str
-    traceparent: str = ""
     power_epoch: int = -1
     """The power epoch that the domain was last defined for; -1: an older agent defined it."""
     pause_epoch: int = 0
@@ -115,12 +109,18 @@ class Hypervisor(Protocol):
     def healthy(self) -> bool:
         """Return False if so many calls hang that the agent should be restarted."""
 
-    async def list_domains(self) -> list[DomainFacts]: ...
+    async def list_domains(self) -> list[DomainFacts]:
+        """Return all domains of virtbus, running or not."""
+
     async def uses(self, uid: str, folder: Path) -> bool:
         """Return True if the domain uses files below `folder`: another agent's does not."""
 
-    async def facts(self, uid: str) -> DomainFacts | None: ...
-    async def define(self, xml: str) -> None: ...
+    async def facts(self, uid: str) -> DomainFacts | None:
+        """Return the VM's domain as it is now; None if there is none."""
+
+    async def define(self, xml: str) -> None:
+        """Define the domain; replace an earlier definition."""
+
     async def start(self, uid: str, *, paused: bool = False) -> None:
         """Return when the guest runs, or is paused before its first instruction (`paused`).
 
@@ -148,7 +148,8 @@ class Hypervisor(Protocol):
     async def undefine(self, uid: str) -> None:
         """Remove the domain; no effect if none is defined."""
 
-    def events(self) -> AbstractAsyncContextManager[AsyncIterator[DomainEvent]]: ...
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[DomainEvent]]:
+        """Open an iterator of lifecycle events; a later read of a domain misses nothing."""
 
 
 class RecordFiles(Protocol):
@@ -184,7 +185,7 @@ class RecordFiles(Protocol):
     async def commands(self, uid: str) -> Mapping[str, str]:
         """Return the results of the VM's last commands, by id, in order."""
 
-    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
+    async def keep_commands(self, uid: str, results: Mapping[str, str]) -> None:
         """Durable on return."""
 
     def epoch(self, uid: str) -> int:
@@ -205,16 +206,23 @@ class RecordFiles(Protocol):
     def nonce(self) -> str:
         """Return the bus incarnation that this node joined; empty before the first join."""
 
-    def set_nonce(self, nonce: str) -> None: ...
+    def set_nonce(self, nonce: str) -> None:
+        """Join this incarnation of the bus; durable on return."""
+
     def node_spec(self) -> NodeSpec | None:
         """Return the last desired state of this node on the joined bus; None if there is none."""
 
-    def set_node_spec(self, node_spec: NodeSpec | None) -> None: ...
+    def set_node_spec(self, node_spec: NodeSpec | None) -> None:
+        """Keep the desired state of this node; a failure is logged."""
+
     async def new_boot(self, uid: str) -> None:
         """Rotate the console log, so that it contains only the current boot."""
 
-    def console_socket(self, uid: str) -> Path: ...
-    def console_log(self, uid: str) -> Path: ...
+    def console_socket(self, uid: str) -> Path:
+        """Return the path of the VM's serial console."""
+
+    def console_log(self, uid: str) -> Path:
+        """Return the path of the log that libvirt writes of the console."""
 
 
 class Seeds(Protocol):
@@ -222,7 +230,9 @@ class Seeds(Protocol):
 
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
-    ) -> None: ...
+    ) -> None:
+        """Write all seeds of the VM; raises VirtbusError 503 `state_write`."""
+
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
         """Return seed file by volume name."""
 
@@ -273,7 +283,8 @@ class ConsoleViewer(Protocol):
     def output(self) -> AsyncIterator[bytes | str]:
         """Return the guest's output as bytes, and notes about the session as text."""
 
-    async def write(self, data: bytes) -> None: ...
+    async def write(self, data: bytes) -> None:
+        """Send input to the guest; wait while it does not read."""
 
 
 class Console(Protocol):

@@ -20,10 +20,10 @@ def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
     return next((why for pair in pairs if (why := _of_interface(*pair))), "")
 
 
-def _of_interface(wanted: Interface, told: InterfaceStatus) -> str:
+def _of_interface(wanted: Interface, reported: InterfaceStatus) -> str:
     try:
-        mac = check_mac(told.mac)
-        addresses = [ipaddress.ip_interface(address).ip for address in told.addresses]
+        mac = check_mac(reported.mac)
+        addresses = [ipaddress.ip_interface(address).ip for address in reported.addresses]
     except ValueError as error:
         return f"interface {wanted.name}: {error}"
     if wanted.mac_address is not None and mac != wanted.mac_address:

@@ -34,33 +34,30 @@ class Viewer:
         self._port = port
         self._position = 0
         self._notes: list[str] = []
-        self._wake = asyncio.Event()
+        self.wake = asyncio.Event()
+        """Set when there may be more to read."""
 
     def begin(self, tail_bytes: int, live: int) -> None:
         """Start from `tail_bytes` before the position `live`."""
         self._position = max(self._port.kept.start, live - tail_bytes)
-        self._wake.set()
+        self.wake.set()
 
     def tell(self, note: str) -> None:
         """Insert a note for the viewer into the output."""
         self._notes.append(note)
         del self._notes[:-1]  # only the last is true
-        self._wake.set()
-
-    def wake(self) -> None:
-        """Report that there may be more to read."""
-        self._wake.set()
+        self.wake.set()
 
     def end(self, why: str) -> None:
         """End the view; the first reason is kept."""
         self.closed = self.closed or why
-        self._wake.set()
+        self.wake.set()
 
     async def output(self) -> AsyncIterator[bytes | str]:
         """Return the guest's output as bytes, and notes about the session as text."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self.wake.wait()
+            self.wake.clear()
             while self._notes:
                 yield self._notes.pop()
             while data := self._port.kept.read(self._position, CHUNK_BYTES):
@@ -177,7 +174,7 @@ class ConsolePort(asyncio.Protocol):
 
     def _wake(self) -> None:
         for viewer in self.viewers:
-            viewer.wake()
+            viewer.wake.set()
 
 
 class Consoles:

@@ -1,28 +1,16 @@
 """Connections from the node's host to its guests, for streams (ADR 0023)."""
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol
 
 from virtbus.bus.client.streams import ByteStream, carry
+from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.streams import Carry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import PortOpen
-
-
-class Displays(Protocol):
-    """Guests' displays, by libvirt."""
-
-    async def connect(self, uid: str) -> socket.socket:
-        """Return a connection to the guest's VNC server; the caller closes it."""
-
-    async def screenshot(self, uid: str) -> bytes:
-        """PNG."""
-
 
 CONNECT_S = 5.0
 CLOSE_S = 5.0
@@ -31,9 +19,9 @@ MAX_DATAGRAMS = 64
 
 
 class GuestConnections:
-    """The `Doors` port: connections from the host to its guests."""
+    """The `GuestStreams` port: connections from the host to its guests."""
 
-    def __init__(self, displays: Displays) -> None:
+    def __init__(self, displays: LibvirtDisplays) -> None:
         self._displays = displays
 
     @asynccontextmanager
@@ -52,11 +40,8 @@ class GuestConnections:
     async def screenshot(self, uid: str) -> bytes:
         return await self._displays.screenshot(uid)
 
-    @asynccontextmanager
-    async def port(self, address: str, want: PortOpen) -> AsyncIterator[Carry]:
-        opened = _udp(address, want.port) if want.protocol == "udp" else _tcp(address, want.port)
-        async with opened as carrying:
-            yield carrying
+    def port(self, address: str, want: PortOpen) -> AbstractAsyncContextManager[Carry]:
+        return _udp(address, want.port) if want.protocol == "udp" else _tcp(address, want.port)
 
 
 @asynccontextmanager
@@ -86,7 +71,8 @@ def _silent(address: str, port: int, why: str) -> VirtbusError:
 async def _close(writer: asyncio.StreamWriter) -> None:
     """Return when the connection is closed completely.
 
-    asyncio keeps a closed one until its whole buffer was sent, which a guest can prevent.
+    After a close, asyncio sends the rest of its buffer first. A guest that does not read would keep
+    the connection open for ever, so it is aborted after CLOSE_S.
     """
     writer.close()
     try:
@@ -101,12 +87,12 @@ class _Datagrams(asyncio.DatagramProtocol):
     """Received datagrams that are not sent on yet; over the limit the oldest are lost."""
 
     def __init__(self) -> None:
-        self.came: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
+        self.received: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
         self.wake = asyncio.Event()
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         del addr
-        self.came.append(data)
+        self.received.append(data)
         self.wake.set()
 
     def error_received(self, exc: Exception) -> None:
@@ -118,7 +104,7 @@ async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
     loop = asyncio.get_running_loop()
     remote = (address, port)
     try:
-        transport, came = await loop.create_datagram_endpoint(_Datagrams, remote_addr=remote)
+        transport, datagrams = await loop.create_datagram_endpoint(_Datagrams, remote_addr=remote)
     except OSError as error:  # no route
         raise _silent(address, port, str(error)) from None
 
@@ -128,10 +114,10 @@ async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
 
     async def back(stream: ByteStream) -> None:
         while True:
-            await came.wake.wait()
-            came.wake.clear()
-            while came.came:
-                await stream.write_datagram(came.came.popleft())
+            await datagrams.wake.wait()
+            datagrams.wake.clear()
+            while datagrams.received:
+                await stream.write_datagram(datagrams.received.popleft())
 
     try:
         yield lambda stream: stream.while_open(out(stream), back(stream))

@@ -9,11 +9,6 @@ from pathlib import Path
 from virtbus.nodeagent.core.ports import HostFacts
 
 
-def memory_bytes() -> int:
-    """Return the host's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def host_facts(
     state_dir: Path,
     *,
@@ -30,7 +25,7 @@ def host_facts(
     return HostFacts(
         hostname=platform.node(),
         cpus=os.cpu_count() or 1,
-        memory_bytes=memory_bytes(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         disk_bytes=disk.total,
         disk_free_bytes=disk.free,
         disk_reserve_bytes=reserve(disk.total),

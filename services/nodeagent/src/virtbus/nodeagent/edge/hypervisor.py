@@ -15,12 +15,12 @@ from typing import Self, TypeVar
 import libvirt
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
-from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, LibvirtCalls, Threads
+from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours, on_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
-from virtbus.nodeagent.edge.libvirt_limits import LibvirtLimits, read_limits
+from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -51,21 +51,24 @@ _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 class LibvirtHypervisor:
     """The `Hypervisor` port on libvirt. Use as an async context manager."""
 
-    def __init__(self, uri: str, *, starts_at_once: int, calls: LibvirtCalls | None = None) -> None:
+    def __init__(self, uri: str, *, starts_at_once: int, calls: Threads | None = None) -> None:
         self._uri = uri
         self._starts_at_once = starts_at_once
         self._loop = asyncio.get_running_loop()
         self._threads = calls or Threads("libvirt")
         self._queue: asyncio.Queue[DomainEvent | None] = asyncio.Queue(EVENT_BACKLOG)
         self._starting: set[str] = set()
-        self.limits = LibvirtLimits()
-        self._make_links()
+        self._make_links(MAX_WORKERS)
 
-    def _make_links(self) -> None:
+    def _make_links(self, max_workers: int) -> None:
+        self._links: list[LibvirtLinks] = []
+
         def links(at_once: int, stuck_limit: int = STUCK_LIMIT) -> LibvirtLinks:
-            return LibvirtLinks(self._uri, self._threads, at_once=at_once, stuck_limit=stuck_limit)
+            made = LibvirtLinks(self._uri, self._threads, at_once=at_once, stuck_limit=stuck_limit)
+            self._links.append(made)
+            return made
 
-        starts = max(self.limits.max_workers - RESERVED_WORKERS, 1)
+        starts = max(max_workers - RESERVED_WORKERS, 1)
         self._slots = asyncio.Semaphore(min(self._starts_at_once, starts))
         self._reads = links(READS_AT_ONCE, STUCK_LIMIT_TO_MEND)
         self._in_process = self._uri.startswith("test:///")
@@ -84,15 +87,12 @@ class LibvirtHypervisor:
 
     async def __aenter__(self) -> Self:
         start_event_loop()
-        self.limits = await read_limits(self._uri)
-        self._make_links()
+        self._make_links(await read_max_workers(self._uri))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for links in {self._reads, self._changes, self._starts, self._ends, self._events}:
+        for links in self._links:
             links.close()
-        self.guests.close()
-        self.displays.close()
         self._threads.close()
 
     @property
@@ -110,13 +110,14 @@ class LibvirtHypervisor:
 
     async def uses(self, uid: str, folder: Path) -> bool:
         """Return True if the domain uses files below `folder`; another instance's does not."""
-
-        def run(domain: libvirt.virDomain) -> bool:
-            return f"{folder}/" in domain.XMLDesc()
-
-        return bool(
-            await on_ours(self._reads, uid, run, "read the domain", timeout_s=READ_TIMEOUT_S)
+        found = await on_ours(
+            self._reads,
+            uid,
+            lambda domain: f"{folder}/" in domain.XMLDesc(),
+            "read the domain",
+            timeout_s=READ_TIMEOUT_S,
         )
+        return bool(found)
 
     async def facts(self, uid: str) -> DomainFacts | None:
         return await on_ours(
@@ -161,34 +162,21 @@ class LibvirtHypervisor:
             raise VirtbusError(Code.NOT_FOUND, "no_domain", message)
 
     async def shutdown(self, uid: str) -> bool:
-        def run(domain: libvirt.virDomain) -> bool:
-            if not domain.isActive():
-                return False
+        def power_off(domain: libvirt.virDomain) -> object:
             if self._in_process:
-                domain.shutdown()  # the test driver supports no flags
-            else:
-                domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
-            return True
+                return domain.shutdown()  # the test driver supports no flags
+            return domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
 
-        return bool(await self._ask(uid, run, "ask the guest to power off"))
+        return await self._if_active(uid, power_off, "ask the guest to power off")
 
     async def reset(self, uid: str) -> bool:
-        def run(domain: libvirt.virDomain) -> bool:
-            active = bool(domain.isActive())
-            if active:
-                domain.reset(0)
-            return active
-
-        return bool(await self._ask(uid, run, "reset the guest"))
+        return await self._if_active(uid, lambda domain: domain.reset(0), "reset the guest")
 
     async def reboot(self, uid: str) -> bool:
-        def run(domain: libvirt.virDomain) -> bool:
-            active = bool(domain.isActive())
-            if active:
-                domain.reboot(0)  # by the guest's agent if there is one, otherwise by ACPI
-            return active
-
-        return bool(await self._ask(uid, run, "ask the guest to reboot"))
+        """Ask by the guest's agent if there is one, otherwise by ACPI."""
+        return await self._if_active(
+            uid, lambda domain: domain.reboot(0), "ask the guest to reboot"
+        )
 
     async def suspend(self, uid: str) -> None:
         """Pause the guest's CPUs; no effect if none runs."""
@@ -231,6 +219,19 @@ class LibvirtHypervisor:
             timeout_s=CHANGE_TIMEOUT_S,
         )
 
+    async def _if_active(
+        self, uid: str, work: Callable[[libvirt.virDomain], object], doing: str
+    ) -> bool:
+        """Run `work` on an active domain; return False if there is none."""
+
+        def run(domain: libvirt.virDomain) -> bool:
+            active = bool(domain.isActive())
+            if active:
+                work(domain)
+            return active
+
+        return bool(await self._ask(uid, run, doing))
+
     async def _ask(
         self, uid: str, work: Callable[[libvirt.virDomain], Result], doing: str
     ) -> Result | None:
@@ -240,12 +241,12 @@ class LibvirtHypervisor:
     async def _slot(self) -> AsyncIterator[None]:
         """Hold a slot for starts; it is released after SLOT_S even if the start takes longer."""
         await self._slots.acquire()
-        held = True
+        taken = True
 
         def give_back() -> None:
-            nonlocal held
-            if held:
-                held = False
+            nonlocal taken
+            if taken:
+                taken = False
                 self._slots.release()
 
         timer = self._loop.call_later(SLOT_S, give_back)
@@ -258,14 +259,14 @@ class LibvirtHypervisor:
     # --- the host -------------------------------------------------------------------------
     async def versions(self) -> dict[str, str]:
         """Return versions of libvirt and of the hypervisor, as `9.0.0`."""
-
-        def run(connection: libvirt.virConnect) -> dict[str, str]:
-            return {
+        return await self._reads.run(
+            lambda connection: {
                 "libvirt": _dotted(connection.getLibVersion()),
                 "hypervisor": _dotted(connection.getVersion()),
-            }
-
-        return await self._reads.run(run, "read versions", timeout_s=READ_TIMEOUT_S)
+            },
+            "read versions",
+            timeout_s=READ_TIMEOUT_S,
+        )
 
     async def max_vcpus(self) -> int:
         """Return the most vCPUs a domain may have here."""

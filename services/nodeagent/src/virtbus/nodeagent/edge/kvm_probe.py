@@ -74,10 +74,11 @@ async def boots_in_s(qemu: Path, accelerator: str) -> float | None:
 
 
 def _command(qemu: Path, accelerator: str, disk: str) -> list[str]:
-    machine = ["-machine", f"pc,accel={accelerator}", "-m", "16"]
-    quiet = ["-nodefaults", "-display", "none", "-no-reboot"]
-    drive = ["-drive", f"file={disk},format=raw,if=ide,snapshot=on"]
-    ending = ["-device", f"isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1"]
-    # coreutils' timeout ends the probe even if the agent is killed
-    limit = ["timeout", "--signal=KILL", str(PROBE_S + 1)]
-    return [*limit, str(qemu), *quiet, *machine, *drive, *ending]
+    return [
+        # coreutils' timeout ends the probe even if the agent is killed
+        *("timeout", "--signal=KILL", str(PROBE_S + 1)),
+        *(str(qemu), "-nodefaults", "-display", "none", "-no-reboot"),
+        *("-machine", f"pc,accel={accelerator}", "-m", "16"),
+        *("-drive", f"file={disk},format=raw,if=ide,snapshot=on"),
+        *("-device", f"isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1"),
+    ]

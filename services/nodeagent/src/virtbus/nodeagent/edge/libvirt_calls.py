@@ -9,7 +9,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -21,64 +22,16 @@ STUCK_LIMIT = 4
 IDLE_THREADS = 4
 
 
+@dataclass(slots=True)
 class LibvirtCall:
     """One call in a thread. `settled` runs once: when it ends or its deadline passes."""
 
-    def __init__(
-        self,
-        work: Callable[[], Any],
-        settled: Callable[[], None] | None,
-        ended: Callable[[], None] | None,
-    ) -> None:
-        self.work = work
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.stuck = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.settled = settled
-        self.ended = ended
-
-
-class LibvirtCalls(Protocol):
-    """Runs libvirt's calls; `Threads` documents the methods."""
-
-    stuck: int
-
-    async def call(
-        self,
-        work: Callable[[], Result],
-        *,
-        timeout_s: float,
-        settled: Callable[[], None] | None = None,
-        ended: Callable[[], None] | None = None,
-    ) -> Result: ...
-
-    def close(self) -> None: ...
-
-
-class Inline:
-    """Runs calls on the loop itself: for libvirt's test driver, which never blocks."""
-
-    stuck = 0
-
-    async def call(
-        self,
-        work: Callable[[], Result],
-        *,
-        timeout_s: float,
-        settled: Callable[[], None] | None = None,
-        ended: Callable[[], None] | None = None,
-    ) -> Result:
-        """Return the result of `work`, or its exception; `settled` and `ended` run after it."""
-        del timeout_s
-        try:
-            return work()
-        finally:
-            for after in (settled, ended):
-                if after is not None:
-                    after()
-
-    def close(self) -> None:
-        """Do nothing."""
+    work: Callable[[], Any]
+    settled: Callable[[], None] | None
+    ended: Callable[[], None] | None
+    answer: asyncio.Future[Any]
+    timer: asyncio.TimerHandle | None = None
+    stuck: bool = False
 
 
 class Threads:
@@ -106,7 +59,7 @@ class Threads:
         Raises:
             VirtbusError: 503 `libvirt_stuck` if it takes longer than `timeout_s`.
         """
-        call = LibvirtCall(work, settled, ended)
+        call = LibvirtCall(work, settled, ended, self._loop.create_future())
         call.timer = self._loop.call_later(timeout_s, self._give_up, call, timeout_s)
         inbox = self._idle.pop() if self._idle else self._thread()
         inbox.put(call)

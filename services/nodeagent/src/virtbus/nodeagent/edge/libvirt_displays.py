@@ -26,15 +26,11 @@ Result = TypeVar("Result")
 
 
 class LibvirtDisplays:
-    """The `Displays` port. A hanging QEMU occupies at most one of `links`."""
+    """Guests' displays. A hanging QEMU occupies at most one of `links`."""
 
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
         self._one_each = SerialCalls()
-
-    def close(self) -> None:
-        """Close the unused connections."""
-        self._links.close()
 
     async def connect(self, uid: str) -> socket.socket:
         """Return a new connection to the guest's VNC server, made by QEMU.

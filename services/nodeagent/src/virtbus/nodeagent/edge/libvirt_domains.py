@@ -51,7 +51,7 @@ def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
 
 
 def state_of(state: int, reason: int) -> tuple[DomainState, Ending]:
-    """Return our state for libvirt's, and how the guest ended if it did."""
+    """Translate libvirt's state and reason: the state of the domain, and the end of its guest."""
     kind = _STATES.get(state, DomainState.RUNNING)
     if kind is DomainState.PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_STARTING_UP:
         return DomainState.STARTING, Ending.UNKNOWN

@@ -47,7 +47,7 @@ def is_down(error: libvirt.libvirtError) -> bool:
 
 
 def cause(text: str) -> str:
-    """Return the line of libvirt's message with the cause, if possible the emulator's last one."""
+    """Return the last line of libvirt's message, where the emulator names the cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "libvirt gave no reason"

@@ -3,12 +3,11 @@
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import libvirt
 
-from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent
+from virtbus.nodeagent.edge.libvirt_domains import is_ours
 
 _CHANGES: dict[int, DomainChange] = {
     libvirt.VIR_DOMAIN_EVENT_STARTED: DomainChange.STARTED,
@@ -52,42 +51,26 @@ def start_event_loop() -> None:
 
 def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
     """Call `hear` in libvirt's thread for events of our domains and their watchdogs."""
+    changes_of: dict[int, Callable[..., DomainChange | None]] = {
+        libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE: change_of,
+        libvirt.VIR_DOMAIN_EVENT_ID_REBOOT: lambda: DomainChange.REBOOTED,
+        libvirt.VIR_DOMAIN_EVENT_ID_WATCHDOG: _WATCHDOGS.get,
+    }
 
-    def lifecycle(
-        _connection: libvirt.virConnect,
-        domain: libvirt.virDomain,
-        event: int,
-        detail: int,
-        _opaque: Any,
+    def arrived(
+        _connection: libvirt.virConnect, domain: libvirt.virDomain, *details_and_kind: int
     ) -> None:
-        change = change_of(event, detail)
-        uid = domain.UUIDString()
-        if change is not None and domain.name() == domain_name(uid):
-            hear(DomainEvent(uid, change))
+        *details, kind = details_and_kind
+        change = changes_of[kind](*details)
+        if change is not None and is_ours(domain):
+            hear(DomainEvent(domain.UUIDString(), change))
 
-    def reboot(_connection: libvirt.virConnect, domain: libvirt.virDomain, _opaque: Any) -> None:
-        uid = domain.UUIDString()
-        if domain.name() == domain_name(uid):
-            hear(DomainEvent(uid, DomainChange.REBOOTED))
-
-    def watchdog(
-        _connection: libvirt.virConnect, domain: libvirt.virDomain, action: int, _opaque: Any
-    ) -> None:
-        uid = domain.UUIDString()
-        change = _WATCHDOGS.get(action)
-        if change is not None and domain.name() == domain_name(uid):
-            hear(DomainEvent(uid, change))
-
-    for kind, told in (
-        (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, lifecycle),
-        (libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, reboot),
-        (libvirt.VIR_DOMAIN_EVENT_ID_WATCHDOG, watchdog),
-    ):
-        connection.domainEventRegisterAny(None, kind, told, None)
+    for kind in changes_of:
+        connection.domainEventRegisterAny(None, kind, arrived, kind)
 
 
 def change_of(event: int, detail: int) -> DomainChange | None:
-    """Return the change of an event; None for irrelevant ones."""
+    """Return the change of a lifecycle event; None for irrelevant ones."""
     if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
         return _STOPS.get(detail, DomainChange.ENDED)
     panicked = libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED

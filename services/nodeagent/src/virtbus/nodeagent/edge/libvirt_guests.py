@@ -29,7 +29,6 @@ _TYPES = {
     GuestQuestion.FILESYSTEMS: libvirt.VIR_DOMAIN_GUEST_INFO_FILESYSTEM,
     GuestQuestion.INTERFACES: libvirt.VIR_DOMAIN_GUEST_INFO_INTERFACES,
 }
-_ALL_IT_KNOWS = 0
 _MOST_S = 10
 """libvirt's maximum wait for each answer, for any caller."""
 
@@ -95,7 +94,7 @@ class LibvirtGuests:
         def run(domain: libvirt.virDomain) -> Mapping[str, object]:
             began_s.append(time.monotonic())
             domain.agentSetResponseTimeout(max(math.ceil(patience_s), 1))
-            return domain.guestInfo(types or _ALL_IT_KNOWS)
+            return domain.guestInfo(types)  # 0: all that it knows
 
         def ended() -> None:
             self._one_each.end(uid)
@@ -111,11 +110,6 @@ class LibvirtGuests:
 
     def _mark(self, uid: str, now_s: float) -> None:
         """Mark a guest as slow for a while; forget earlier marks that expired."""
-        known = self._slow_until_s.items()
-        self._slow_until_s = {one: until_s for one, until_s in known if until_s > now_s}
+        marks = self._slow_until_s.items()
+        self._slow_until_s = {one: until_s for one, until_s in marks if until_s > now_s}
         self._slow_until_s[uid] = now_s + SLOW_FOR_S
-
-    def close(self) -> None:
-        """Close the unused connections."""
-        self._quick.close()
-        self._slow.close()

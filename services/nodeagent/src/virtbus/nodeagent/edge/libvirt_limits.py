@@ -3,29 +3,20 @@
 import asyncio
 import contextlib
 import os
-from dataclasses import dataclass
 
+MAX_WORKERS = 20
+"""The number in an unchanged libvirtd.conf."""
 TIMEOUT_S = 3.0
 _DAEMONS = ("libvirtd", "virtqemud")
 
 
-@dataclass(frozen=True, slots=True)
-class LibvirtLimits:
-    """The limits; the defaults are those of an unchanged libvirtd.conf."""
-
-    max_workers: int = 20
-    known: bool = False
-
-
-async def read_limits(uri: str) -> LibvirtLimits:
-    """Return the limits of the daemon at `uri`; the defaults if unknown."""
-    if uri != "qemu:///system":
-        return LibvirtLimits()
-    for daemon in _DAEMONS:
+async def read_max_workers(uri: str) -> int:
+    """Return the worker threads of the daemon at `uri`; MAX_WORKERS if unknown."""
+    for daemon in _DAEMONS if uri == "qemu:///system" else ():
         workers = await _max_workers(daemon)
         if workers is not None:
-            return LibvirtLimits(workers, known=True)
-    return LibvirtLimits()
+            return workers
+    return MAX_WORKERS
 
 
 async def _max_workers(daemon: str) -> int | None:

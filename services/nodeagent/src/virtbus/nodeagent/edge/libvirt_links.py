@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import libvirt
 
-from virtbus.nodeagent.edge.libvirt_calls import LibvirtCalls
+from virtbus.nodeagent.edge.libvirt_calls import Threads
 from virtbus.nodeagent.edge.libvirt_errors import is_down, translated
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -45,7 +45,7 @@ class LibvirtLinks:
     Calls are refused while `stuck_limit` of all kinds hang.
     """
 
-    def __init__(self, uri: str, threads: LibvirtCalls, *, at_once: int, stuck_limit: int) -> None:
+    def __init__(self, uri: str, threads: Threads, *, at_once: int, stuck_limit: int) -> None:
         self._uri = uri
         self._threads = threads
         self._places = asyncio.Semaphore(at_once)
@@ -174,17 +174,13 @@ class LibvirtLinks:
             self.drop(link)
 
     async def _idle_one(self) -> LibvirtLink:
-        found = self._free()
-        if found is None:
-            async with self._opening:
-                found = self._free() or await self._open(LibvirtLink())
-        return found
+        if (found := self._free()) is not None:
+            return found
+        async with self._opening:
+            return self._free() or await self._open(LibvirtLink())
 
     def _free(self) -> LibvirtLink | None:
-        for link in self._links:
-            if self._in_process or link.calls == 0:
-                return link
-        return None
+        return next((one for one in self._links if self._in_process or one.calls == 0), None)
 
     def _left(self, link: LibvirtLink) -> None:
         link.calls -= 1

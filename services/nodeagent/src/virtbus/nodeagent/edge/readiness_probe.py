@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
 
 from virtbus.schemas.network import InterfaceStatus
 
@@ -27,11 +26,9 @@ class ReadinessProbe:
 
     def __init__(self, console_log: Callable[[str], Path]) -> None:
         self._console_log = console_log
-        self._may_ping = False
         self._request = _echo_request()
-
-    def open(self) -> None:
-        """Check if the process may ping; if not, only the console counts."""
+        self._may_ping = False
+        """Without this right of the process only the console counts."""
         with contextlib.suppress(PermissionError), _raw():
             self._may_ping = True
 
@@ -47,7 +44,7 @@ class ReadinessProbe:
         if rebooted:
             console.skip()
         delay_s = INTERVAL_S[0]
-        with _Pings(self._request) as pings:
+        with contextlib.closing(_Pings(self._request)) as pings:
             while True:
                 if console.says_ready():
                     return "GuestSaysReady"
@@ -71,12 +68,6 @@ class _Pings:
         self._address = ""
         self._woken: asyncio.Future[bool] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self._close()
-
     async def ping(self, address: str, wait_s: float) -> bool:
         """Send one echo request; return True after an answer, otherwise False after `wait_s`."""
         loop = asyncio.get_running_loop()
@@ -86,7 +77,7 @@ class _Pings:
         try:
             self._send(address)
         except OSError:
-            self._close()
+            self.close()
         try:
             return await woken
         finally:
@@ -94,7 +85,7 @@ class _Pings:
 
     def _send(self, address: str) -> None:
         if address != self._address:
-            self._close()
+            self.close()
         if self._socket is None and address:
             self._socket, self._address = _raw(), address
             self._socket.connect((address, 0))
@@ -109,7 +100,8 @@ class _Pings:
             if source == self._address and self._woken:  # otherwise it came before the connect
                 _settle(self._woken, True)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the socket, if one is open."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()

@@ -16,20 +16,20 @@
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, sync_dir, writing
-from virtbus.nodeagent.edge.command_file import read_commands, write_commands
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.ids import check_uid
+from virtbus.schemas.ids import check_uid, is_uid
 from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.quarantine import ENTRY
@@ -38,6 +38,7 @@ from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
 
+COMMANDS = "commands"
 LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
 
 
@@ -51,7 +52,9 @@ class AgentFiles:
         self.vms = state_dir / "vms"
         self._consoles = state_dir / "consoles"
         self._quarantine = state_dir / "quarantine"
-        self._ledger = EpochLedger(self._agent / "ledger")
+        ledger = self._ledger = EpochLedger(self._agent / "ledger")
+        self.epoch, self.left, self.refused = ledger.epoch, ledger.left, ledger.refused
+        self.removed, self.seen = ledger.all_removed, ledger.seen
         self._lock: int | None = None
 
     def open(self, node: str) -> None:
@@ -96,21 +99,6 @@ class AgentFiles:
             )
             raise VirtbusError(Code.CONFLICT, "other_node", message)
 
-    def epoch(self, uid: str) -> int:
-        return self._ledger.epoch(uid)
-
-    def left(self, uid: str) -> int:
-        return self._ledger.left(uid)
-
-    def refused(self, uid: str) -> int:
-        return self._ledger.refused(uid)
-
-    def removed(self) -> dict[str, int]:
-        return self._ledger.all_removed()
-
-    def seen(self, time_ns: int) -> None:
-        self._ledger.seen(time_ns)
-
     # --- records --------------------------------------------------------------------------
     async def write(self, record: VmRecord) -> None:
         """Write durably, with its epoch; a ledger entry without a record is harmless."""
@@ -126,8 +114,12 @@ class AgentFiles:
             if not _holds(folder / "record", data):
                 replace(folder / "record", data)
 
+        await self._change(save)
+
+    async def _change(self, work: Callable[[], None]) -> None:
+        """Run `work`, which writes; raises VirtbusError 503 `state_write`."""
         with writing(self._state):
-            await in_thread(save)
+            await in_thread(work)
 
     async def list(self) -> dict[str, VmRecord]:
         def load() -> dict[str, VmRecord]:
@@ -153,16 +145,33 @@ class AgentFiles:
             for path in (*paths, *self._consoles.iterdir()):
                 uid = path.name.partition(".")[0]
                 found[uid] = (*found.get(uid, ()), str(path))
-            return {uid: these for uid, these in found.items() if _is_uid(uid)}
+            return {uid: these for uid, these in found.items() if is_uid(uid)}
 
         return await in_thread(find)
 
     async def commands(self, uid: str) -> dict[str, str]:
-        return await in_thread(lambda: read_commands(self.vms / check_uid(uid)))
+        path = self.vms / check_uid(uid) / COMMANDS
 
-    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
-        with writing(self._state):
-            await in_thread(lambda: write_commands(self.vms / check_uid(uid), told))
+        def load() -> dict[str, str]:
+            try:
+                results = json.loads(path.read_bytes())
+                return {str(one): str(state) for one, state in results.items()}
+            except FileNotFoundError:
+                return {}
+            except (OSError, ValueError, AttributeError) as error:
+                log.error("unreadable commands: %s", error, extra={"code": "bad_command_file"})
+                return {}
+
+        return await in_thread(load)
+
+    async def keep_commands(self, uid: str, results: Mapping[str, str]) -> None:
+        path = self.vms / check_uid(uid) / COMMANDS
+
+        def save() -> None:
+            if path.parent.is_dir():  # otherwise the VM is not on this host any more
+                replace(path, json.dumps(dict(results)).encode())
+
+        await self._change(save)
 
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
@@ -177,39 +186,35 @@ class AgentFiles:
             for path in self._consoles.glob(f"{uid}.log*"):
                 path.unlink(missing_ok=True)
 
-        with writing(self._state):
-            await in_thread(remove)
+        await self._change(remove)
 
     async def keep_work(self, uid: str, entry: str) -> None:
-        there, kept = self.vms / check_uid(uid), self._kept(entry)
+        folder, kept = self.vms / check_uid(uid), self._kept(entry)
 
         def keep() -> None:
-            if not there.is_dir():
+            if not folder.is_dir():
                 return
             shutil.rmtree(kept, ignore_errors=True)
-            there.rename(kept)
+            folder.rename(kept)
             sync_dir(kept.parent)
             sync_dir(self.vms)
 
-        with writing(self._state):
-            await in_thread(keep)
+        await self._change(keep)
 
     async def bring_back(self, entry: str, uid: str) -> None:
-        kept, there = self._kept(entry), self.vms / check_uid(uid)
+        kept, folder = self._kept(entry), self.vms / check_uid(uid)
 
         def bring() -> None:
             for path in kept.glob("seed-*"):
-                path.rename(there / path.name)
-            sync_dir(there)
+                path.rename(folder / path.name)
+            sync_dir(folder)
             shutil.rmtree(kept, ignore_errors=True)
 
-        with writing(self._state):
-            await in_thread(bring)
+        await self._change(bring)
 
     async def purge_kept(self, entry: str) -> None:
         kept = self._kept(entry)
-        with writing(self._state):
-            await in_thread(lambda: shutil.rmtree(kept, ignore_errors=True))
+        await self._change(lambda: shutil.rmtree(kept, ignore_errors=True))
 
     def _kept(self, entry: str) -> Path:
         if not ENTRY.fullmatch(entry):
@@ -224,8 +229,7 @@ class AgentFiles:
             sync_dir(self.vms)
             self._ledger.save(uid)
 
-        with writing(self._state):
-            await in_thread(remove)
+        await self._change(remove)
 
     # --- the joined bus --------------------------------------------------------------------------
     def nonce(self) -> str:
@@ -275,13 +279,6 @@ def _holds(path: Path, data: bytes) -> bool:
     try:
         return path.read_bytes() == data
     except OSError:
-        return False
-
-
-def _is_uid(text: str) -> bool:
-    try:
-        return check_uid(text) == text
-    except ValueError:
         return False
 
 

@@ -116,13 +116,13 @@ class Tasks:
         `over` is set once the goal was reached by other means; then the step is not repeated.
         """
         over = over or asyncio.Event()
-        delay_s, told = RETRY_S[0], ""
+        delay_s, reported = RETRY_S[0], ""
         while not over.is_set():
             try:
                 await work()
             except* (VirtbusError, BusError) as group:
                 error = group.exceptions[0]
-                vm.observed.message = told = f"tried again: {error}"
+                vm.observed.message = reported = f"tried again: {error}"
                 report()
                 extra = {"code": "step_retry", "uid": self._uid}
                 log.warning("retry in %.1f s: %s", delay_s, error, extra=extra)
@@ -132,7 +132,7 @@ class Tasks:
                 async with asyncio.timeout(delay_s):
                     await over.wait()
             delay_s = min(delay_s * 2, RETRY_S[1])
-        if told and vm.observed.message == told:  # the problem is solved
+        if reported and vm.observed.message == reported:  # the problem is solved
             vm.observed.message = ""
             report()
 
@@ -278,7 +278,7 @@ class Actions:
         if seen.ready:
             return  # adopted, and it was ready before
         record = vm.record
-        seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.boots_anew)
+        seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.rebooted)
         seen.ready_ns = self._tools.bus.sources.time_ns()
         self._tools.facts.emit(EventKind.GUEST_READY, record, reason=seen.ready)
         self._report()

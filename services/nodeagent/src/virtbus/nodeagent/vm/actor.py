@@ -224,21 +224,21 @@ class VmActor:
 
         `decisive`: the status decides whether the guest is started, so retry until it is read.
         """
-        told, readable = await self._status.told_before(self.vm.record, insist=decisive)
+        last_status, readable = await self._status.read_last(self.vm.record, insist=decisive)
         vm, ended = self.vm, None
         if decisive:
-            ended = observation.ended_before(told, vm.record, self._first, readable=readable)
+            ended = observation.ended_before(last_status, vm.record, self._first, readable=readable)
         if ended is not None:
             vm.applied = Applied(vm.record.power_epoch, vm.record.generation, powered=True)
             self.post(ended)
-        if told is not None:
-            observation.recall_end(told, vm.observed)
-        if told is None or ended is not None or told.state not in observation.WAS_UP:
+        if last_status is not None:
+            observation.recall_end(last_status, vm.observed)
+        if last_status is None or ended is not None or last_status.state not in observation.WAS_UP:
             return
-        if told.epoch == vm.record.epoch:
+        if last_status.epoch == vm.record.epoch:
             # the domain does not contain it
-            vm.applied.pause_epoch = max(vm.applied.pause_epoch, told.pause_epoch)
-        observation.recall_run(told, vm.observed)
+            vm.applied.pause_epoch = max(vm.applied.pause_epoch, last_status.pause_epoch)
+        observation.recall_run(last_status, vm.observed)
 
     async def _take(self, event: MachineEvent) -> None:
         self._queued_requests -= event in REQUESTS

@@ -136,7 +136,7 @@ def grace_s(record: VmRecord) -> int:
     return record.spec.termination_grace_s if asked is None else asked
 
 
-def overtaken(record: VmRecord, known: VmRecord) -> bool:
+def overtaken(record: VmRecord, latest: VmRecord) -> bool:
     """Return True for a record that is older than one that this host has seen (I15)."""
     epochs = record.epoch, record.generation, record.power_epoch, record.pause_epoch
-    return epochs < (known.epoch, known.generation, known.power_epoch, known.pause_epoch)
+    return epochs < (latest.epoch, latest.generation, latest.power_epoch, latest.pause_epoch)

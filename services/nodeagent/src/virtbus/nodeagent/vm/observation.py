@@ -63,12 +63,12 @@ class Observed:
     restarts: int = 0
     reboots: int = 0
     rebooted_ns: int | None = None
-    boots_anew: bool = False
+    rebooted: bool = False
     """A reboot was reported: earlier console output is no sign of readiness."""
     last_exit: GuestExit | None = None
     fault: Literal["", "panicked", "watchdog"] = ""
     """The failure after which this run's end counts as a crash."""
-    end_told: bool = False
+    end_reported: bool = False
     """An earlier agent reported the guest's end: finding it again emits no event."""
     attempt: int = 0
     ready: str = ""
@@ -100,7 +100,7 @@ def note(
 ) -> None:
     """Update `seen` after a step of the table, and emit the step's event if it has one."""
     if phase in {"preparing", "starting"}:
-        seen.reboots, seen.rebooted_ns, seen.boots_anew = 0, None, False
+        seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
     elif phase in {"stopped", "releasing"}:
         seen.recovered()
@@ -129,7 +129,7 @@ def _note_ending(
     how = (event == "crashed" and seen.fault) or HOW[event]
     words = WORDS.get(how, how)
     tools.facts.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
-    if before != "new" or not seen.end_told:
+    if before != "new" or not seen.end_reported:
         at_ns = tools.bus.sources.time_ns()
         seen.last_exit = GuestExit(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
     if phase == "waiting":
@@ -151,7 +151,7 @@ def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
     if again:
         return False
     seen.reboots += 1
-    seen.ready, seen.boots_anew = "", True
+    seen.ready, seen.rebooted = "", True
     tools.facts.emit(EventKind.GUEST_REBOOTED, record)
     return True
 
@@ -189,7 +189,7 @@ def missed(phase: VmPhase, facts: DomainFacts | None) -> MachineEvent | None:
 
 
 def ended_before(
-    told: VmStatus | None, record: VmRecord, first: MachineEvent | None, *, readable: bool
+    last_status: VmStatus | None, record: VmRecord, first: MachineEvent | None, *, readable: bool
 ) -> MachineEvent | None:
     """Return how the guest ended, from its last status, if its domain does not show it.
 
@@ -204,26 +204,26 @@ def ended_before(
         return None
     if not readable:
         return "crashed" if once else None
-    if told is None or told.power_epoch != record.power_epoch:
+    if last_status is None or last_status.power_epoch != record.power_epoch:
         return None
-    if told.state is VmState.SUCCEEDED:
+    if last_status.state is VmState.SUCCEEDED:
         return "shut down"
-    if told.state in WAS_UP and first in ENDINGS:
+    if last_status.state in WAS_UP and first in ENDINGS:
         return first
-    return "crashed" if once and (told.ended or told.state in WAS_UP) else None
+    return "crashed" if once and (last_status.ended or last_status.state in WAS_UP) else None
 
 
-def recall_end(told: VmStatus, seen: Observed) -> None:
+def recall_end(last_status: VmStatus, seen: Observed) -> None:
     """Restore how the last run ended, from the last status."""
-    seen.last_exit = told.last_exit
-    seen.end_told = told.last_exit is not None and told.state not in WAS_UP
+    seen.last_exit = last_status.last_exit
+    seen.end_reported = last_status.last_exit is not None and last_status.state not in WAS_UP
 
 
-def recall_run(told: VmStatus, seen: Observed) -> None:
+def recall_run(last_status: VmStatus, seen: Observed) -> None:
     """Restore the state of a guest that was up, from the last status."""
-    seen.reboots, seen.rebooted_ns = told.reboots, told.rebooted_ns
-    seen.started_ns, seen.restarts = told.started_ns, told.restarts
-    seen.accelerator = told.accelerator
-    for condition in told.conditions:
+    seen.reboots, seen.rebooted_ns = last_status.reboots, last_status.rebooted_ns
+    seen.started_ns, seen.restarts = last_status.started_ns, last_status.restarts
+    seen.accelerator = last_status.accelerator
+    for condition in last_status.conditions:
         if condition.type == READY and condition.status:
             seen.ready, seen.ready_ns = condition.reason, condition.since_ns

@@ -122,7 +122,7 @@ class StatusWriter:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._latest: VmStatus | None = None
-        self._told: VmStatus | None = None
+        self._written: VmStatus | None = None
         self._up = False
         """The bus says that the guest is up."""
         self._revision = 0
@@ -160,7 +160,7 @@ class StatusWriter:
             await self._dirty.wait()
             self._dirty.clear()
             status = self._latest
-            if status is None or _same(status, self._told):
+            if status is None or _same(status, self._written):
                 continue
             try:
                 async with self.putting:
@@ -176,7 +176,7 @@ class StatusWriter:
                 delay_s = min(delay_s * 2, RETRY_S[1])
                 self._dirty.set()
                 continue
-            self._told, self._up, delay_s = status, status.state in WAS_UP, RETRY_S[0]
+            self._written, self._up, delay_s = status, status.state in WAS_UP, RETRY_S[0]
 
     async def _put(self, status: VmStatus) -> int:
         """Put it over any value: only this process writes statuses of a VM on this node."""
@@ -184,16 +184,16 @@ class StatusWriter:
         try:
             return await self._bus.put(key, body, expect=self._revision)
         except ConflictError:
-            await self._there(key)
+            await self._read(key)
             return await self._bus.put(key, body, expect=self._revision)
 
-    async def _there(self, key: str) -> bytes:
+    async def _read(self, key: str) -> bytes:
         """Return the value at `key`; later puts are over its revision."""
         entry = await self._bus.get(key)
         self._revision = entry.revision if entry is not None else 0
         return entry.value if entry is not None else b""
 
-    async def told_before(self, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
+    async def read_last(self, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
         """Return the last status of a VM, and True if it was readable.
 
         With `insist` the bus is asked until it answers.
@@ -202,7 +202,7 @@ class StatusWriter:
         for delay_s in delays(*RETRY_S, self._bus.sources):
             try:
                 key = subjects.vm_status(record.node, record.uid)
-                body = await self._there(key)
+                body = await self._read(key)
                 return self._recalled(read_stored(VmStatus, key, body) if body else None), True
             except VirtbusError as error:
                 log.warning("an earlier status is unreadable: %s", error, extra=extra)
@@ -214,15 +214,13 @@ class StatusWriter:
             await asyncio.sleep(delay_s)
         return None, False
 
-    def _recalled(self, told: VmStatus | None) -> VmStatus | None:
+    def _recalled(self, last: VmStatus | None) -> VmStatus | None:
         """Return the last status. If it shows a running guest, replace it at once."""
-        self._up = told is not None and told.state in WAS_UP
+        self._up = last is not None and last.state in WAS_UP
         if self._up and self._latest is not None:
             self._tell()
-        return told
+        return last
 
 
 def _same(one: VmStatus, other: VmStatus | None) -> bool:
-    if other is None:
-        return False
-    return one.model_copy(update={"updated_ns": other.updated_ns}) == other
+    return other is not None and one.model_copy(update={"updated_ns": other.updated_ns}) == other

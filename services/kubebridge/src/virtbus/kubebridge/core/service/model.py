@@ -1,6 +1,6 @@
-"""Declares the fields of Services and EndpointSlices that rules read, and guests as members.
+"""Declares the fields that rules read of Services and EndpointSlices, and the guests behind them.
 
-A guest has the labels of KubeVirt's pods, and its addresses from virtbus.
+Services select a guest by the labels of KubeVirt's pods. Its addresses come from virtbus.
 """
 
 import ipaddress

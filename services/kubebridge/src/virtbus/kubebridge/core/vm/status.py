@@ -34,7 +34,7 @@ MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodSc
 class Pair:
     """A VM and its VMI. `starts`: the VMI is about to be created; `stops`: to be deleted.
 
-    `failures` is the new number of failed starts in a row; None is the one in the status.
+    `failures` is the new number of failed starts in a row; None: as in the status.
     """
 
     vm: Vm
@@ -189,7 +189,7 @@ def _alive(vmi: Vmi | None) -> bool:
 
 
 def restart_required(vm: Vm, vmi: Vmi) -> bool:
-    """Return True if the VM's template now makes another guest than its VMI has."""
+    """Return True if a changed template has no effect before the guest's next start."""
     if not _alive(vmi) or vmi.made_of == str(vm.generation):
         return False
     return changed(_lasting(defaulted_template(vm.raw).get("spec")), _lasting(vmi.spec), VMI)
@@ -214,6 +214,6 @@ def _is_behind(vm: Vm, vmi: Vmi) -> bool:
 
 
 def _lasting(spec: Object | None) -> Object:
-    """Return the spec without the fields that a stop or a paused start changes in the VMI alone."""
+    """Return the spec without fields that the verbs start and stop change in the VMI only."""
     own = {"terminationGracePeriodSeconds", "startStrategy"}
     return {key: value for key, value in (spec or {}).items() if key not in own}

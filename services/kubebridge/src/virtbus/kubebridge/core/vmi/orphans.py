@@ -34,7 +34,7 @@ from virtbus.schemas.vm_status import VmView
 GRACE_S = 10.0
 """Longer than the delay between the creation of a VMI and its watch event."""
 LOOK_AGAIN_S = 300.0
-"""Time between two checks of a kept VM. The API server may be restored once more."""
+"""Time between two checks of a kept VM: a restored API server may have its VMI again."""
 NO_VMI = "its cluster has no VirtualMachineInstance for it, and reported no delete"
 OTHER_VMI = "its cluster has another VirtualMachineInstance of its name, and reported no delete"
 HELD = (
@@ -69,7 +69,10 @@ def hold(view: VmView, why: str) -> BusCall:
 
 
 class Orphans:
-    """The suspects, and the VMs that are kept for a person. Listeners get the names of the kept."""
+    """The suspects, and the VMs that are kept until a person decides.
+
+    Listeners get the name of each VM that is kept, or not kept any more.
+    """
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class Orphans:
         return Controller(BUS_VM, self.reconcile, watches, self._references, workers=4)
 
     def _suspicious(self, key: Key) -> Iterable[Key]:
-        """Return the key if a VM of the name is or was without its VMI, or is marked."""
+        """Return the key if it has a suspect, or a VM that is marked or has no VMI."""
         path = key.path
         uid = self._vmis.uid(path)
         odd = any(one != uid or self._views.marked(one) for one in self._views.named(path))

@@ -12,7 +12,7 @@ from virtbus.bus.client.fair_shares import FairShares
 from virtbus.bus.runtime.tasks import Background, background
 
 MOST = 1024
-"""Most connections, at some 60 KB each. A console is one of them, from an API server."""
+"""Maximum number of connections, each of some 60 KB. Each open console uses one."""
 GREET_S = 10.0
 """Timeout of the TLS handshake."""
 FIRST_S = 10.0
@@ -42,7 +42,7 @@ class Connections:
         self._open: dict[asyncio.BaseTransport, _Open] = {}
 
     def asked(self, transport: asyncio.BaseTransport | None) -> None:
-        """Note a request on this connection, which may be idle from now on."""
+        """Note a request on this connection: from now on it may be idle without a time limit."""
         if transport is not None and (one := self._open.get(transport)) is not None:
             one.asked = True
 

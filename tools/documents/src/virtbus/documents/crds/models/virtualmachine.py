@@ -1,4 +1,4 @@
-"""Model of a VirtualMachine: it creates instances of its template as its run strategy says."""
+"""Model of a VirtualMachine, whose run strategy decides when an instance is created."""
 
 from virtbus.documents.crds.models.datavolumes import DataVolumeTemplate
 from virtbus.documents.crds.models.devices import Disk
@@ -14,9 +14,7 @@ from virtbus.documents.crds.models.volumes import Claim, DataVolumeVolume
 class Matcher(Part):
     """A reference to an instance type or a preference."""
 
-    inferFromVolume: str | None = said(
-        "Name of the volume that names the instance type or preference."
-    )
+    inferFromVolume: str | None = said("Name of the volume from which the reference is inferred.")
     inferFromVolumeFailurePolicy: str | None = said(
         "Action if the volume names none: Reject (the default) or Ignore."
     )
@@ -57,10 +55,10 @@ class RevisionReference(Part):
 
 
 class MatcherStatus(Part):
-    """An instance type or preference as it was found."""
+    """The resolved reference to an instance type or a preference."""
 
     controllerRevisionRef: RevisionReference | None = said("ControllerRevision with its content.")
-    inferFromVolume: str | None = said("Name of the volume that names it.")
+    inferFromVolume: str | None = said("Name of the volume from which the reference was inferred.")
     inferFromVolumeFailurePolicy: str | None = said(
         "Action if the volume names none: Reject or Ignore."
     )

@@ -10,7 +10,8 @@ import pytest
 from virtbus.bus.client.flow_control import FlowControl
 from virtbus.bus.client.streams import ByteStream
 from virtbus.nodeagent.edge import guest_connections
-from virtbus.nodeagent.edge.guest_connections import Displays, GuestConnections
+from virtbus.nodeagent.edge.guest_connections import GuestConnections
+from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.streams import Carry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamData
@@ -64,7 +65,7 @@ async def test_a_guest_that_reads_nothing_keeps_no_connection(
     monkeypatch.setattr(guest_connections, "CLOSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as guest:
         want = PortOpen(uid=UID, port=guest.getsockname()[1])
-        async with GuestConnections(cast("Displays", None)).port("127.0.0.1", want) as carry:
+        async with GuestConnections(cast("LibvirtDisplays", None)).port("127.0.0.1", want) as carry:
             connected = await left_in_the_midst(carry)
         await gone(connected)
 
@@ -75,7 +76,7 @@ async def test_a_display_that_reads_nothing_keeps_no_connection(
     monkeypatch.setattr(guest_connections, "CLOSE_S", 0.05)
     display = Display()
     with display.qemus:
-        async with GuestConnections(cast("Displays", display)).display(UID) as carry:
+        async with GuestConnections(cast("LibvirtDisplays", display)).display(UID) as carry:
             connected = await left_in_the_midst(carry)
         await gone(connected)
 
@@ -83,7 +84,7 @@ async def test_a_display_that_reads_nothing_keeps_no_connection(
 async def test_accepted_input_of_a_client_that_leaves_still_reaches_the_guest() -> None:
     display = Display()
     with display.qemus:
-        async with GuestConnections(cast("Displays", display)).display(UID) as carry:
+        async with GuestConnections(cast("LibvirtDisplays", display)).display(UID) as carry:
             stream = ByteStream(say, FlowControl(1024))
             stream.heard(StreamData(data=b"the last words", eof=True))
             stream.heard(StreamData(closed="detached"))
@@ -95,6 +96,6 @@ async def test_accepted_input_of_a_client_that_leaves_still_reaches_the_guest() 
 async def test_an_unreachable_datagram_address_is_refused_like_a_silent_port() -> None:
     want = PortOpen(uid=UID, port=53, protocol="udp")
     with pytest.raises(VirtbusError) as refused:
-        async with GuestConnections(cast("Displays", None)).port("255.255.255.255", want):
+        async with GuestConnections(cast("LibvirtDisplays", None)).port("255.255.255.255", want):
             pass
     assert (refused.value.code, refused.value.reason) == (Code.UNAVAILABLE, "port_silent")

@@ -33,13 +33,8 @@ class SimulatedImages:
         """Return the images that were pulled and not deleted."""
         return tuple(self._info(digest) for digest in sorted(set(self._digests.values())))
 
-    def make_disks(self, record: VmRecord) -> None:
-        """Add the images of a VM."""
-        refs = [volume.image_ref for volume in record.spec.volumes if volume.image_ref]
-        self._disks[record.uid] = frozenset(self._add(ref) for ref in refs)
-
-    def disks(self, record: VmRecord) -> dict[str, MadeDisk]:
-        """Return the images of a VM's disks, by volume."""
+    def make_disks(self, record: VmRecord) -> dict[str, MadeDisk]:
+        """Add the images of a VM's disks; return the disks by volume."""
         made = {}
         for volume in record.spec.volumes:
             if not volume.is_iso:
@@ -48,6 +43,7 @@ class SimulatedImages:
                 made[volume.name] = MadeDisk(
                     virtual_size_bytes=0, digest=digest, image_format=image_format
                 )
+        self._disks[record.uid] = frozenset(disk.digest for disk in made.values() if disk.digest)
         return made
 
     def release(self, uid: str) -> None:

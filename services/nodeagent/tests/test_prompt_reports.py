@@ -9,11 +9,11 @@ from services.nodeagent.tests.pretended_node import HOST, NODE, Node, eventually
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Entry
 from virtbus.nodeagent.heartbeat import Heartbeat
-from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.vm_status import VmStatus
 from virtbus.schemas.wire import read
+from virtbus.simulator.services import SimulatedNode
 
 A = uid(1)
 
@@ -72,6 +72,6 @@ async def test_a_change_during_a_heartbeat_is_reported_at_once(tmp_path: Path) -
         running = group.create_task(liveness.run())
         await asyncio.sleep(0.01)
         assert not put.is_set()
-        liveness.ready()
+        liveness.report(NodeState.READY)
         await eventually(ready, 2.0)
         running.cancel()

@@ -33,11 +33,11 @@ async def test_a_heartbeat_is_as_small_with_many_images_as_with_none(tmp_path: P
             service="imaged", state=ServiceState(state=NodeState.READY), image_keys=MANY
         )
 
-        async def told() -> bool:
+        async def reported() -> bool:
             await node.bus.publish(subjects.service_report(NODE, "imaged"), service_report)
             return (await stored(node.bus))[0] == MANY
 
-        await eventually(told)
+        await eventually(reported)
         beat = await node.bus.get(subjects.node_record(NODE))
         assert beat is not None
         assert len(beat.value) < 2 * 1024
@@ -50,8 +50,8 @@ async def test_a_heartbeat_is_as_small_with_many_images_as_with_none(tmp_path: P
 async def test_the_key_is_written_when_the_images_change_and_only_then() -> None:
     bus = MemoryBus(MemoryServer(), "agent")
 
-    async def tell(told: ImageReport, keys: tuple[str, ...]) -> None:
-        told.told(keys)
+    async def tell(image_report: ImageReport, keys: tuple[str, ...]) -> None:
+        image_report.set_keys(keys)
 
         async def there() -> bool:
             return (await stored(bus))[0] == keys
@@ -59,15 +59,15 @@ async def test_the_key_is_written_when_the_images_change_and_only_then() -> None
         await eventually(there)
 
     async with background() as tasks:
-        tasks.start((told := ImageReport(bus, NODE, pause_s=0)).run())
+        tasks.start((image_report := ImageReport(bus, NODE, pause_s=0)).run())
         for keys in (MANY[:1], MANY[:1], MANY[:2]):
-            await tell(told, keys)
+            await tell(image_report, keys)
     _, revision = await stored(bus)
     assert revision == 2
     async with background() as tasks:  # a restarted agent
-        tasks.start((told := ImageReport(bus, NODE, pause_s=0)).run())
-        await tell(told, MANY[:2])
-        await tell(told, MANY[:3])
+        tasks.start((image_report := ImageReport(bus, NODE, pause_s=0)).run())
+        await tell(image_report, MANY[:2])
+        await tell(image_report, MANY[:3])
     assert (await stored(bus))[1] == revision + 1
 
 
@@ -84,10 +84,10 @@ async def test_an_unreadable_value_is_overwritten_and_a_missing_bus_is_retried()
     server = MemoryServer()
     await MemoryBus(server, "other").put(KEY, b"\xc1garbage")
     bus = Flaky(server, "agent")
-    told = ImageReport(bus, NODE, pause_s=0)
+    image_report = ImageReport(bus, NODE, pause_s=0)
     async with background() as tasks:
-        tasks.start(told.run())
-        told.told(())
+        tasks.start(image_report.run())
+        image_report.set_keys(())
 
         async def there() -> bool:
             entry = await bus.get(KEY)

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
+from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.node_rpc import (
-    MadeDisk,
-)
+from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
@@ -20,18 +19,15 @@ class MemoryFiles:
 
     def __init__(self) -> None:
         self._records: dict[str, VmRecord] = {}
-        self._epochs: dict[str, int] = {}
-        self._left: dict[str, int] = {}
-        self._refused: dict[str, int] = {}
+        ledger = self._ledger = EpochLedger(Path())  # not opened: it writes nothing
+        self.epoch, self.left, self.refused = ledger.epoch, ledger.left, ledger.refused
+        self.removed, self.seen = ledger.all_removed, ledger.seen
         self._commands: dict[str, Mapping[str, str]] = {}
         self._node_spec: NodeSpec | None = None
         self._nonce = ""
 
-    def epoch(self, uid: str) -> int:
-        return self._epochs.get(uid, 0)
-
     async def write(self, record: VmRecord) -> None:
-        self._epochs[record.uid] = max(self.epoch(record.uid), record.epoch)
+        self._ledger.acted(record.uid, record.epoch)
         self._records[record.uid] = record
 
     async def list(self) -> Mapping[str, VmRecord]:
@@ -43,8 +39,8 @@ class MemoryFiles:
     async def commands(self, uid: str) -> Mapping[str, str]:
         return self._commands.get(uid, {})
 
-    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
-        self._commands[uid] = told
+    async def keep_commands(self, uid: str, results: Mapping[str, str]) -> None:
+        self._commands[uid] = results
 
     async def remove_work(self, uid: str) -> None:
         self._commands.pop(uid, None)
@@ -59,22 +55,8 @@ class MemoryFiles:
         """Do nothing: there are no seeds."""
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
-        if refused_epoch:
-            self._refused[uid] = refused_epoch
-        if self._records.pop(uid, None) is not None:
-            self._left[uid] = self.epoch(uid)
-
-    def left(self, uid: str) -> int:
-        return 0 if uid in self._records else self._left.get(uid, 0)
-
-    def refused(self, uid: str) -> int:
-        return self._refused.get(uid, 0)
-
-    def removed(self) -> Mapping[str, int]:
-        return self._left
-
-    def seen(self, time_ns: int) -> None:
-        """Do nothing: no state survives the process."""
+        self._ledger.removed(uid, refused_epoch)
+        self._records.pop(uid, None)
 
     def nonce(self) -> str:
         return self._nonce

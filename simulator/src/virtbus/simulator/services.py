@@ -1,0 +1,215 @@
+"""imaged, netd and the admin socket of a simulated node.
+
+They answer on the bus like the real ones, and record requests for tests.
+"""
+
+import asyncio
+import functools
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.model import Model
+from virtbus.schemas.network import InterfaceStatus, NetworkInfo
+from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.node_rpc import (
+    Arm,
+    Ensure,
+    ForgetImage,
+    HeldImages,
+    HeldResources,
+    ImageReady,
+    Inspect,
+    ListImages,
+    NetPhase,
+    NetReady,
+    PullImage,
+    Release,
+    ReleaseReply,
+    ServiceReport,
+)
+from virtbus.schemas.quarantine import (
+    Quarantine,
+    QuarantineEntry,
+    QuarantineRequest,
+    QuarantineWork,
+)
+from virtbus.schemas.version import VERSION
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import validate
+from virtbus.simulator.images import SimulatedImages
+
+REPORT_S = (0.5, 5.0)
+"""Intervals: soon again, because the agent may not listen yet; then every 5 s of the allowed 12."""
+READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
+DEFAULT = NetworkInfo(name="default", kind="builtin")
+Answer = tuple[type[Model], Callable[[Any], Model]]
+"""The model of a request, and the function that answers it."""
+
+
+class SimulatedNode:
+    """imaged, netd and the admin socket of one simulated node."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+        self.held: dict[str, int] = {}
+        self.images = SimulatedImages()
+        self.armed: list[str] = []
+        self.disks: set[str] = set()
+        self.kept: dict[str, QuarantineRequest] = {}
+        """Quarantine by entry; a disk counts as written once its guest was started."""
+
+    def answers_of(self, service: str) -> Mapping[str, Answer]:
+        """Return the answers of imaged or netd, by verb."""
+        if service == "netd":
+            return {
+                "ensure": (Ensure, self.net),
+                "release": (Release, self.release),
+                "inspect": (Inspect, self.inspect),
+            }
+        return {
+            "ensure": (Ensure, self.image),
+            "release": (Release, self.release_disks),
+            "inspect": (Inspect, self.inspect),
+            "quarantine": (QuarantineWork, self.quarantine),
+            "pull": (PullImage, lambda want: self.images.pull(want.ref)),
+            "delete": (ForgetImage, lambda want: self.images.forget(want.ref)),
+            "list": (ListImages, self._list),
+        }
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[None]:
+        """Answer while the context is open."""
+        async with AsyncExitStack() as stack:
+            for service in ("imaged", "netd"):
+                endpoints = [
+                    Endpoint(
+                        f"{service}-{verb}",
+                        subjects.rpc(self._node, service, verb),
+                        functools.partial(_handle, *answer),
+                    )
+                    for verb, answer in self.answers_of(service).items()
+                ]
+                info = ServiceInfo(f"virtbus-{service}", VERSION, "simulated", {"node": self._node})
+                await stack.enter_async_context(self._bus.serve(info, endpoints))
+            yield
+
+    async def report(self) -> None:
+        """Report imaged and netd as ready, like the real ones; never returns by itself."""
+        reports = [
+            ServiceReport(service="imaged", state=READY),
+            ServiceReport(service="netd", state=READY, networks=(DEFAULT,)),
+        ]
+        for pause_s in itertools.chain(REPORT_S[:1] * 4, itertools.repeat(REPORT_S[1])):
+            for each in reports:
+                await self._bus.publish(subjects.service_report(self._node, each.service), each)
+            await asyncio.sleep(pause_s)
+
+    def image(self, want: Ensure) -> ImageReady:
+        """Return imaged's answer for a record."""
+        record = want.record
+        self.held[record.uid] = record.epoch
+        self.disks.add(record.uid)
+        return ImageReady(uid=record.uid, epoch=record.epoch, disks=self.images.make_disks(record))
+
+    def net(self, want: Ensure) -> NetReady:
+        """Return netd's answer for a record."""
+        record = want.record
+        return NetReady(
+            uid=record.uid,
+            epoch=record.epoch,
+            phase=NetPhase.READY,
+            interfaces=_interfaces(record),
+        )
+
+    def release(self, want: Release) -> ReleaseReply:
+        """Release the VM's network."""
+        self._forget(want.uid)
+        return ReleaseReply(uid=want.uid)
+
+    def _forget(self, uid: str) -> None:
+        self.held.pop(uid, None)
+        self.images.release(uid)
+
+    def release_disks(self, want: Release) -> ReleaseReply:
+        """Release the VM's disks, except those to keep."""
+        existed, entry = want.uid in self.disks, want.uid
+        while entry in self.kept:
+            entry = f"{want.uid}.{int(entry.partition('.')[2] or 1) + 1}"
+        self.disks.discard(want.uid)
+        self._forget(want.uid)
+        if not existed or want.keep is None or want.uid not in self.armed:
+            return ReleaseReply(uid=want.uid)
+        self.kept[entry] = want.keep
+        return ReleaseReply(uid=want.uid, kept=entry)
+
+    def quarantine(self, want: QuarantineWork) -> Quarantine:
+        """Return imaged's answer about its quarantine."""
+        if want.do == "list":
+            entries = tuple(_kept(entry, keep) for entry, keep in sorted(self.kept.items()))
+            return Quarantine(entries=entries, total=len(entries))
+        entry = want.entry or ""
+        keep = self.kept.get(entry)
+        if keep is None:
+            raise VirtbusError(Code.NOT_FOUND, "no_entry", f"there is no {entry} in quarantine")
+        if want.do == "restore":
+            uid = want.uid or entry
+            self.release_disks(Release(uid=uid, epoch=0, keep=want.keep))
+            self.disks.add(uid)
+            self.armed.append(uid)
+        if want.do != "get":
+            del self.kept[entry]
+        return Quarantine(entries=(_kept(entry, keep),), total=1, record=keep.record)
+
+    def inspect(self, _want: Inspect) -> HeldResources:
+        """Return the VMs with resources."""
+        return HeldResources(things=dict.fromkeys(self.held, ("simulated",)))
+
+    def _list(self, want: ListImages) -> HeldImages:
+        return HeldImages(images=tuple(i for i in self.images.list() if i.digest > want.after))
+
+    async def answers(
+        self,
+        uid: str,
+        interfaces: Callable[[], Sequence[InterfaceStatus]],
+        *,
+        rebooted: bool = False,
+    ) -> str:
+        """Return at once: a simulated guest is ready when it runs."""
+        del uid, interfaces, rebooted
+        return "Simulated"
+
+    async def arm(self, arm: Arm) -> None:
+        self.armed.append(arm.uid)
+
+
+async def _handle(model: type[Model], answer: Callable[[Any], Model], request: Request) -> Model:
+    return answer(validate(model, request.data))
+
+
+def _kept(entry: str, keep: QuarantineRequest) -> QuarantineEntry:
+    record = keep.record
+    return QuarantineEntry(
+        entry=entry,
+        uid=entry.partition(".")[0],
+        why=keep.why,
+        name=record.name if record else "",
+        namespace=record.namespace if record else "",
+        adoptable=record is not None,
+    )
+
+
+def _interfaces(record: VmRecord) -> tuple[InterfaceStatus, ...]:
+    found = []
+    for index, nic in enumerate(record.spec.domain.devices.interfaces):
+        octets = hashlib.sha256(f"{record.uid}/{index}".encode()).digest()
+        mac = nic.mac_address or "02:" + ":".join(f"{octet:02x}" for octet in octets[:5])
+        address = f"10.{octets[5]}.{octets[6]}.{octets[7] % 254 + 1}/8"
+        found.append(InterfaceStatus(name=nic.name, mac=mac, addresses=(address,)))
+    return tuple(found)
