@@ -1,9 +1,13 @@
 """Shares: no account can use all of a shared resource, and queues are bounded in bytes."""
 
+import asyncio
 import random
 
 from virtbus.bus.client.fair_shares import FairQueue, FairShares
 from virtbus.bus.client.mailbox import Mailbox
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.schemas.errors import VirtbusError
 
 
 def _greedy(shares: FairShares, caller: str) -> int:
@@ -73,3 +77,42 @@ def test_a_mailbox_over_its_bytes_drops_the_oldest_and_reports_it() -> None:
     for _ in range(2000):
         box.put(b"")
     assert len(box) == 1000
+
+
+async def test_parked_requests_keep_slots_and_run_no_handler() -> None:
+    parked: list[asyncio.Future[None]] = []
+    running, most = 0, 0
+
+    async def handler(request: Request) -> asyncio.Future[None]:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0.001)
+        await request.stream({"begun": True})
+        running -= 1
+        parked.append(asyncio.get_running_loop().create_future())
+        return parked[-1]
+
+    async def begun(bus: MemoryBus) -> str:
+        try:
+            async with bus.request_stream("virtbus.try", {}, idle_timeout_s=5) as replies:
+                await anext(replies)
+        except VirtbusError as error:
+            return error.reason
+        return "begun"
+
+    server = MemoryServer()
+    service, client = MemoryBus(server, "service"), MemoryBus(server, "client")
+    endpoint = Endpoint("try", "virtbus.try", handler, limit=20, running=3, backlog=0)
+    async with service.serve(ServiceInfo("a", "1.0.0"), [endpoint]), asyncio.TaskGroup() as group:
+        asked = [group.create_task(begun(client)) for _ in range(25)]
+        async with asyncio.timeout(5):
+            while not all(task.done() for task in asked):
+                await asyncio.sleep(0.001)
+        assert most == 3
+        answers = [task.result() for task in asked]
+        assert (answers.count("begun"), answers.count("busy")) == (20, 5)
+        parked[0].cancel()
+        await asyncio.sleep(0.01)
+        assert await begun(client) == "begun"
+        for one in parked:
+            one.cancel()

@@ -120,6 +120,9 @@ class EndpointServer:
         self._slots = FairShares(endpoint.limit)
         self._places = FairShares(endpoint.backlog)
         self._backlog: FairQueue[_Asked] = FairQueue()
+        self._runnable: FairQueue[_Asked] = FairQueue()
+        """Requests with a slot that wait until fewer handlers run."""
+        self._running = 0
         self.tally = Tally(endpoint.name, endpoint.subject, endpoint.queue or "")
 
     def receive(self, raw: Raw) -> None:
@@ -145,16 +148,24 @@ class EndpointServer:
         if not self._held.take(account, size_bytes):
             return False
         if self._slots.take(account):
-            self._tasks.start(self._work(asked))
+            self._start(asked)
         elif self._endpoint.displace(account):
             self._slots.exceed(account)
-            self._tasks.start(self._work(asked))
+            self._start(asked)
         elif self._places.take(account):
             self._backlog.add(account, asked)
         else:
             self._held.release(account, size_bytes)
             return False
         return True
+
+    def _start(self, asked: _Asked) -> None:
+        """Run the handler of a request with a slot, or let it wait."""
+        if self._running < (self._endpoint.running or self._endpoint.limit):
+            self._running += 1
+            self._tasks.start(self._work(asked))
+        else:
+            self._runnable.add(asked.account, asked)
 
     async def _busy(self, raw: Raw, after_ms: int) -> None:
         error = VirtbusError(
@@ -166,24 +177,27 @@ class EndpointServer:
         await self._refuse(Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
-        """Process this request, then queued ones, until no account may use the slot."""
+        """Process this request, then waiting ones, until none may run."""
         asked: _Asked | None = first
-        while asked is not None:
-            parked = False
-            try:
-                parked = await self._one(asked)
-            finally:
-                if not parked:
-                    self._release(asked)
-            asked = self._next() if self._places.held else None
+        try:
+            while asked is not None:
+                parked = False
+                try:
+                    parked = await self._one(asked)
+                finally:
+                    if not parked:
+                        self._release(asked)
+                asked = self._runnable.next() or self._next()
+        finally:
+            self._running -= 1
 
     def _release(self, asked: _Asked) -> None:
         self._slots.release(asked.account)
         self._held.release(asked.account, asked.size_bytes)
 
     def _next(self) -> _Asked | None:
-        """Return the next request in turn, with a slot."""
-        for account in self._backlog.callers():
+        """Return the next request in turn that waits for a slot, with one."""
+        for account in self._backlog.callers() if self._backlog else ():
             if self._slots.take(account):
                 self._places.release(account)
                 return self._backlog.take(account)
@@ -224,9 +238,9 @@ class EndpointServer:
             self.tally.done(took_s, "")
         elif isinstance(error, Exception):
             self._tasks.start(self._unparked(answers, error, took_s))
-        waiting = self._next() if self._places.held else None
+        waiting = self._next()
         if waiting is not None:
-            self._tasks.start(self._work(waiting))
+            self._start(waiting)
 
     async def _unparked(self, answers: Answers, error: Exception, took_s: float) -> None:
         self.tally.done(took_s, await self._failed(answers, error))

@@ -159,10 +159,12 @@ class Endpoint:
     A handler may answer by `Request.stream` and return a future. The request is parked then: it
     keeps its slot until the future is done, and costs no task.
 
-    A request has at most `most_values` values. `limit` requests run at once. Up to `backlog` more
-    wait; beyond that the answer is 429 with `after_ms`. One account has at most three quarters of
-    either (`fair_shares`). `displace` ends a parked request of an account that has no slot left, so
-    that a new one of it takes the slot; it returns False if none may be ended.
+    A request has at most `most_values` values. `limit` requests have a slot, and at most `running`
+    of their handlers run at once (None: all); parked ones run none. Up to `backlog` more wait for a
+    slot; beyond that the answer is 429 with `after_ms`. One account has at most three quarters of
+    the slots, and of the backlog (`fair_shares`). `displace` ends a parked request of an account
+    that has no slot left, so that a new one of it takes the slot; it returns False if none may be
+    ended.
     """
 
     name: str
@@ -170,6 +172,7 @@ class Endpoint:
     handler: Handler
     queue: str | None = "q"
     limit: int = 64
+    running: int | None = None
     backlog: int = 1024
     most_values: int = MAX_NODES
     displace: Callable[[str], bool] = lambda _account: False

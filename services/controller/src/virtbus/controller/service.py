@@ -42,15 +42,16 @@ from virtbus.schemas.wire import CLIENT_VALUES
 log = logging.getLogger(__name__)
 
 READS_AT_ONCE = {
-    ("vm", "list"): 32,
-    ("vm", "events"): 16,
-    ("node", "list"): 16,
+    ("vm", "list"): 8,
+    ("vm", "events"): 4,
+    ("node", "list"): 8,
     ("image", "list"): 4,
-    ("network", "list"): 16,
+    ("network", "list"): 8,
     ("bus", "status"): 4,
 }
 """Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
-WATCHERS_INTERVAL_S = 5.0
+WATCHES_BEGUN_AT_ONCE = 16
+"""Each costs a task and a page until its list is sent; lists are sent in turns anyway."""
 READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
 """Verbs that store nothing on the bus; all others go through the storage guard.
 
@@ -215,6 +216,7 @@ class ControllerService:
             limit=self._settings.watches_at_once,
             backlog=0,
             most_values=CLIENT_VALUES,
+            running=WATCHES_BEGUN_AT_ONCE,
             displace=self._watches.displace,
         )
         return [*endpoints, watch]
