@@ -66,9 +66,10 @@ class NetworkReporter:
                 )
             )
 
-    def failed(self, record: VmRecord, error: VirtbusError) -> None:
+    def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
         """Emit a failure; one event for each reason of a generation."""
-        why = {"reason": error.reason, "message": str(error)}
+        detail = {"attempt": str(attempt)}
+        why = {"reason": error.reason, "message": str(error), "detail": detail}
         self._events.emit(self._events.about(EventKind.NETWORK_FAILED, record, **why))
 
     def released(self, uid: str, epoch: int) -> None:
