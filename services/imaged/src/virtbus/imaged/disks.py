@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from weakref import WeakValueDictionary
 
+from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.core import expiry, overlay
 from virtbus.imaged.core.disk_requests import DiskRequest, overlay_size, wanted_disks
 from virtbus.imaged.core.expiry import expired
@@ -78,7 +78,7 @@ class Disks:
         """Set when the quarantine changed, and at the start."""
         self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = KeyedLock()
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._released: OrderedDict[str, int] = OrderedDict()
 
@@ -100,7 +100,7 @@ class Disks:
         """
         wanted = wanted_disks(record.spec, self._max_virtual_bytes)
         self._fence(record)
-        async with self._serial(record.uid):
+        async with self._locks.of(record.uid):
             self._fence(record)
             asker = Asker(listener, record.uid, record.namespace)
             found = await self._all(record.uid, wanted, asker, logins)
@@ -210,7 +210,7 @@ class Disks:
         Raises:
             VirtbusError: 409 `stale_epoch`: the VM was assigned again since; 503 `store_error`.
         """
-        async with self._serial(uid):
+        async with self._locks.of(uid):
             if epoch < self._epochs.get(uid, 0):
                 raise _stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
@@ -238,7 +238,7 @@ class Disks:
 
     async def restore(self, entry: str, uid: str, keep: QuarantineRequest) -> None:
         """Restore the disks of an entry for a VM that does not run; errors as `release`, 404."""
-        async with self._serial(uid):
+        async with self._locks.of(uid):
             instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
             await self._threads.run(self._quarantine.restore, entry, uid, instead)
             self.recount.set()
@@ -313,12 +313,6 @@ class Disks:
         if epoch < self._epochs.get(uid, 0):
             raise _stale(epoch, self._epochs[uid])
         _remember(self._epochs, uid, epoch)
-
-    @contextlib.asynccontextmanager
-    async def _serial(self, uid: str) -> AsyncIterator[None]:
-        lock = self._locks.setdefault(uid, asyncio.Lock())
-        async with lock:
-            yield
 
 
 def _told(found: Overlay, digest: str) -> MadeDisk:

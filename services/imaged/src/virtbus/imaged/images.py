@@ -1,15 +1,14 @@
 """From a reference to an image in the store: resolve, fetch once, verify, adopt, link."""
 
 import asyncio
-import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 from virtbus.bus.client.tracing import SpanFactory, no_span
+from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.core import qcow2
 from virtbus.imaged.core.clusters import check_clusters
 from virtbus.imaged.core.header import inspect
@@ -107,7 +106,7 @@ class Images:
         self._changed = changed
         self._turns = PullSlots(limits, max_pulls)
         self._flights: Flights[tuple[ImageInfo, Fetched]] = Flights(group)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._part_locks = KeyedLock()
 
     def stop(self) -> None:
         """Record that the service stops, so that partial downloads are kept."""
@@ -246,7 +245,7 @@ class Images:
                 # A container's pin is of its manifest, and was held against that.
                 return await self._adopt(url, of_file, part, known, fetched), fetched
 
-        async with self._part_lock(key):
+        async with self._part_locks.of(key):  # an abandoned transfer may still be ending
             return await self._turns.run(_host_of(url), flight, in_turn)
 
     async def _fetch(
@@ -298,13 +297,6 @@ class Images:
             "image_lost",
             f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it",
         )
-
-    @contextlib.asynccontextmanager
-    async def _part_lock(self, key: str) -> AsyncIterator[None]:
-        """Lock a part for one user: an abandoned transfer may still be ending."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            yield
 
 
 def _host_of(url: str) -> str:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
+from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.netd.builder import Builder, HostPorts
 from virtbus.netd.core import names
 from virtbus.netd.core.address_assignment import (
@@ -25,7 +26,6 @@ from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
 from virtbus.netd.core.finding import NetworkFinding, lost, mended
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge.namespaces import in_thread
-from virtbus.netd.keyed_lock import KeyedLock
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
@@ -80,7 +80,7 @@ class Attachments:
         self._builder = Builder(doors, site)
         self._held: dict[str, _Held] = {}
         self._released = ReleasedEpochs()
-        self._turns = KeyedLock()
+        self._locks = KeyedLock()
         self._bridge_seen = 0
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
         self._host_side = asyncio.Lock()
@@ -102,7 +102,7 @@ class Attachments:
         """
         self._refuse_while_recovering()
         plan = plan_of(record)
-        async with self._turns.of(plan.uid):
+        async with self._locks.of(plan.uid):
             held = self._held.get(plan.uid)
             known = held.attachment if held is not None else None
             check_epoch(plan.uid, plan.epoch, known)
@@ -202,7 +202,7 @@ class Attachments:
                 stays, so that a further release tries again).
         """
         self._refuse_while_recovering()
-        async with self._turns.of(uid):
+        async with self._locks.of(uid):
             held = self._held.get(uid)
             check_epoch(uid, epoch, held.attachment if held is not None else None)
             self._released.add(uid, epoch)
@@ -281,7 +281,7 @@ class Attachments:
         findings = []
         running = await in_thread(lambda: self._doors.emulators.running(self._held))
         for uid in list(self._held):
-            async with self._turns.of(uid):
+            async with self._locks.of(uid):
                 held = self._held.get(uid)
                 if held is None or held.phase is not NetPhase.READY or not held.attachment.nics:
                     continue
