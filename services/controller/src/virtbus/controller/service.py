@@ -41,6 +41,8 @@ from virtbus.schemas.wire import CLIENT_VALUES
 
 log = logging.getLogger(__name__)
 
+REQUESTS_AT_ONCE = 256
+"""Requests of one kind in work at once; more wait, then get 429."""
 READS_AT_ONCE = {
     ("vm", "list"): 8,
     ("vm", "events"): 4,
@@ -164,7 +166,6 @@ class ControllerService:
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about
         power, commands = self._power, self._commands
-        limit = self._settings.requests_at_once
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -204,7 +205,7 @@ class ControllerService:
                 f"{resource}-{verb}",
                 subjects.api(resource, verb),
                 self._when_ready(handler if verb in READS else self._storage.guarded(handler)),
-                limit=min(limit, READS_AT_ONCE.get((resource, verb), limit)),
+                limit=READS_AT_ONCE.get((resource, verb), REQUESTS_AT_ONCE),
                 most_values=CLIENT_VALUES,
             )
             for (resource, verb), handler in handlers.items()

@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 VERBS = ("ensure", "release", "inspect", "quarantine", "pull", "delete", "list")
 CROWDED = 1.1
-"""Names beyond this factor of the limit are removed without waiting for `gc_interval_s`."""
+"""Names beyond this factor of the limit are removed without waiting for GC_INTERVAL_S."""
+GC_INTERVAL_S = 3600.0
+GC_GRACE_S = 3600.0
+"""Time that an image without a name and disks is kept."""
 
 
 class Imaged:
@@ -205,12 +208,12 @@ class Imaged:
         self, disks: Disks, work: RecordWorker[ImageReady], refs: Mapping[str, frozenset[str]]
     ) -> None:
         while True:
-            await wait_for_event(self._crowded, self._settings.gc_interval_s)
+            await wait_for_event(self._crowded, GC_INTERVAL_S)
             self._crowded.clear()
             try:
                 if work.synced:
                     await self._expire_names(disks, frozenset[str]().union(*refs.values()))
-                digests = await disks.collect_garbage(self._settings.gc_grace_s)
+                digests = await disks.collect_garbage(GC_GRACE_S)
             except OSError as error:
                 log.warning("garbage collection failed: %s", error, extra={"code": "gc_failed"})
                 continue

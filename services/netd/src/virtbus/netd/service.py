@@ -40,6 +40,9 @@ from virtbus.schemas.wire import valid_uid, validate
 
 log = logging.getLogger(__name__)
 
+COMPILER: str | None = "gcc"
+"""Builds vmwrapper, which saves 10 ms of CPU a start; None: the Python version."""
+
 
 class Netd:
     """The service on one node."""
@@ -105,7 +108,7 @@ class Netd:
             handover.wrapper_path,
             emulator=self._settings.emulator,
             memo=self._settings.state_dir / "netd" / "wrapper.json",
-            compiler=self._settings.wrapper_compiler or None,
+            compiler=COMPILER,
         )
 
     def _handed_over(self, done: Handover) -> None:
