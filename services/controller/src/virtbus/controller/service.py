@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Handler, Request, ServiceInfo
@@ -13,7 +14,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.bus_storage import BusStorageGuard
-from virtbus.controller.edge.client_spans import ClientSpans
+from virtbus.controller.edge.client_spans import store_client_spans
 from virtbus.controller.edge.evacuation import Evacuations
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
@@ -95,15 +96,12 @@ class ControllerService:
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, facts)
-        self._hosts = HostDuty(bus, self._fleet, facts)
         self._endings = Finalizer(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
         self._quarantines = Quarantines(bus, self._fleet, facts)
         self._rebuilds = Rebuilds(bus, self._fleet, facts, self._keys)
-        self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, facts, self._leases)
-        self._departures = Evacuations(bus, self._fleet, self._watches, facts)
         self._placing = PendingScheduler(bus, self._fleet, self._watches, facts)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
@@ -111,19 +109,25 @@ class ControllerService:
 
     def _duties_of(self, bus: Bus, facts: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
-        overtaken = Overtaken(bus, self._fleet)
-        shares = StreamTrimmer(bus, facts, lambda: len(self._fleet.nodes))
-        return [
-            self._sweep,
-            self._pulse.tell,
-            self._depart,
-            self._fence,
-            self._place,
-            self._when_synced(overtaken.run),
-            FleetAddresses(bus, self._fleet).run,
-            shares.run,
-            self._when_synced(self._hosts.run),
+        settings, fleet = self._settings, self._fleet
+        sweep = partial(
+            self._endings.sweep_forever,
+            interval_s=settings.sweep_interval_s,
+            grace_s=settings.orphan_grace_s,
+        )
+        shares = StreamTrimmer(bus, facts, lambda: len(fleet.nodes))
+        duties: list[Duty] = [
+            sweep,
+            Evacuations(bus, fleet, self._watches, facts).run,
+            self._placing.run,
+            Overtaken(bus, fleet).run,
+            HostDuty(bus, fleet, facts).run,
         ]
+        if settings.fence_command:
+            turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)
+            duties.append(fencing.FenceAgent(fleet, self._nodes, turn_off).run)
+        at_once = (self._pulse.tell, FleetAddresses(bus, fleet).run, shares.run)
+        return [*map(self._when_synced, duties), *at_once]
 
     def _when_synced(self, duty: Duty) -> Duty:
         """Run the task once the fleet is known."""
@@ -151,7 +155,7 @@ class ControllerService:
             group.create_task(self._beat())
             group.create_task(self._duties.run())
             group.create_task(self._storage.run())
-            group.create_task(self._spans.run())
+            group.create_task(store_client_spans(self._bus))
             async with self._bus.serve(info, self._endpoints()):
                 await self._feeds.synced()
                 log.info("ready", extra={"code": "ready"})
@@ -249,26 +253,3 @@ class ControllerService:
     async def _beat(self) -> None:
         await self._feeds.synced()  # states found in the first list are not changes
         await self._pulse.run()
-
-    async def _depart(self, tenure: LeaderTerm) -> None:
-        await self._feeds.synced()
-        await self._departures.run(tenure)
-
-    async def _fence(self, tenure: LeaderTerm) -> None:
-        settings = self._settings
-        if not settings.fence_command:
-            return
-        await self._feeds.synced()
-        turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)
-        await fencing.FenceAgent(self._fleet, self._nodes, turn_off).run(tenure)
-
-    async def _sweep(self, tenure: LeaderTerm) -> None:
-        settings = self._settings
-        await self._feeds.synced()
-        await self._endings.sweep_forever(
-            tenure, settings.sweep_interval_s, settings.orphan_grace_s
-        )
-
-    async def _place(self, tenure: LeaderTerm) -> None:
-        await self._feeds.synced()
-        await self._placing.run(tenure)

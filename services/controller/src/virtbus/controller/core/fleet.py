@@ -314,6 +314,10 @@ class Fleet:
         """Return the last status by the record's own node, and its revision."""
         return self.statuses.get((record.node, record.uid))
 
+    def last_status(self, record: VmRecord) -> VmStatus | None:
+        """Return the last status by the record's own node."""
+        return self.statuses.get((record.node, record.uid), (None, 0))[0]
+
     def show(self, uid: str, now_s: float) -> VmView | None:
         """Return the VM as the API shows it."""
         held = self.vms.get(uid)
@@ -321,17 +325,13 @@ class Fleet:
 
     def show_held(self, held: StoredVm, now_s: float) -> VmView:
         """Return the view of a record that was just read or written."""
-        status = self.status_of(held.record)
+        seen = self.last_status(held.record)
         node = self.node_state(held.record.node, now_s)
         if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # not heard yet
             node = NodeState.READY
-        fence = (
-            self.node_spec_of(held.record.node).fenced
-            if held.record.node in self.node_specs
-            else None
-        )
+        known = self.node_specs.get(held.record.node)
+        fence = known[0].fenced if known is not None else None
         why = self._unplaced(held.record, now_s) if held.record.node == UNPLACED else ""
-        seen = status[0] if status else None
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:

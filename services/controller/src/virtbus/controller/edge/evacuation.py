@@ -101,8 +101,7 @@ class Evacuations:
         Until then reserve its target.
         """
         record, uid = held.record, held.record.uid
-        status = self._fleet.status_of(record)
-        if not released_by_node(record, status[0] if status else None):
+        if not released_by_node(record, self._fleet.last_status(record)):
             node = self._kept.get(uid, "")
             if places.open(node):
                 places.keep(node, record)
@@ -130,8 +129,7 @@ class Evacuations:
             if not goal:
                 continue
             self._kept[record.uid] = goal
-            status = self._fleet.status_of(record)
-            wanted = evacuating(record, status[0] if status else None, None)
+            wanted = evacuating(record, self._fleet.last_status(record), None)
             wanted = wanted.model_copy(update={"lease": check()})
             try:
                 left = await self._commits.replace(held, wanted)
@@ -159,8 +157,7 @@ class Evacuations:
             elif record.evacuating or not eviction_blocked_reason(record, discard=discard):
                 there, _ = places.find(record)
                 if there:
-                    status = self._fleet.status_of(record)
-                    runs = runs_after(record, status[0] if status else None)
+                    runs = runs_after(record, self._fleet.last_status(record))
                     record = record.model_copy(update={"powered": runs})
                     await self._move(held, record, there, check, standing)
 

@@ -11,6 +11,7 @@ from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
+from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.pace import Pace
@@ -130,8 +131,7 @@ class FleetApi:
             message = "no node has joined; start one with `virtbus up`"
             raise VirtbusError(Code.UNAVAILABLE, "no_node", message, after_ms=5000)
         if node and node not in self._fleet.nodes:
-            message = f"there is no node {node}; `virtbus node list` shows what there is"
-            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+            raise node_not_found(node)
         return nodes
 
     async def _ask(
@@ -178,9 +178,8 @@ class FleetApi:
         """Return each VM's state only: whole views would block the loop for too long."""
         found = []
         for held in self._fleet.vms.values():
-            status = self._fleet.status_of(held.record)
             node = nodes.get(held.record.node, NodeState.READY)
-            state = visible_state(held.record, status[0] if status else None, node)
+            state = visible_state(held.record, self._fleet.last_status(held.record), node)
             found.append((held.record, state))
         return found
 

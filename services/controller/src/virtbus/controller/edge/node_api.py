@@ -12,7 +12,7 @@ from virtbus.controller.core.evacuation import EvacuationTargets, eviction_block
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.mutations import remembered
 from virtbus.controller.core.node_views import node_views
-from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
+from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, node_not_found, unheard
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
@@ -329,8 +329,7 @@ class NodeApi:
         holds = any(held.record.node == node for held in fleet.vms.values())
         if node in fleet.nodes or holds or not fleet.node_spec_of(node).idle:
             return node
-        message = f"there is no node {node}; `virtbus node list` shows what there is"
-        raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+        raise node_not_found(node)
 
     def _show(self, node: str) -> NodeDetail:
         now_s = asyncio.get_running_loop().time()

@@ -193,7 +193,7 @@ class Rebuilds:
         elif step is RebuildAction.KEEP and known.record is not None:
             name = subjects.name_claim(record.namespace, record.name)
             if name not in self._fleet.claims:
-                await self._commits.ensure_name(known.record)
+                await self._commits.claim(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
         """Let a node join this bus; a joined one compares its host again.

@@ -229,8 +229,7 @@ class VmApi:
             if record.evacuating or record.node == want.to:
                 return record
             self._check_move(record, want)
-            status = self._fleet.status_of(record)
-            return evacuating(record, status[0] if status else None, want.to)
+            return evacuating(record, self._fleet.last_status(record), want.to)
 
         return await self.change(want, begin, request)
 
