@@ -149,12 +149,9 @@ class Disks:
             return None
         return self._images.cached(disk.source)
 
-    def _have(self, digest: str) -> bool:
-        return self._store.cached(digest) is not None
-
     async def _restore(self, disk: DiskRequest, digest: str, asker: Asker) -> None:
         """Pull the exact image of a disk again, if the store has lost it."""
-        if disk.source is not None and not self._have(digest):
+        if disk.source is not None and self._store.cached(digest) is None:
             await self._images.restore(disk.source, digest, asker)
 
     # --- in a disk thread ------------------------------------------------------------------

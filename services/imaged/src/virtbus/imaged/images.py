@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from virtbus.bus.client.tracing import SpanFactory, no_span
@@ -12,12 +11,14 @@ from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.core import qcow2
 from virtbus.imaged.core.clusters import check_clusters
 from virtbus.imaged.core.header import inspect
-from virtbus.imaged.core.image_aliases import ImageAliases
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.links import NameLink
 from virtbus.imaged.core.sources import Validators, shown
+from virtbus.imaged.edge.alias_files import AliasFiles
+from virtbus.imaged.edge.containers import Containers
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.local_files import Fetched, OnBytes
+from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.local_files import Fetched, LocalFiles
 from virtbus.imaged.edge.partial_download import PartialDownload
 from virtbus.imaged.edge.partial_downloads import open_part
 from virtbus.imaged.edge.store import ImageStore
@@ -35,48 +36,6 @@ NOBODY = Asker()
 """A request without a VM and without progress."""
 
 
-class FileSource(Protocol):
-    """`edge.localfile.LocalFiles`."""
-
-    async def fetch(
-        self, url: str, part: PartialDownload, known: Validators, on_bytes: OnBytes
-    ) -> Fetched: ...
-
-
-class HttpSource(Protocol):
-    """`edge.download.Downloads`."""
-
-    async def fetch(
-        self,
-        url: str,
-        part: PartialDownload,
-        known: Validators,
-        on_bytes: OnBytes,
-        *,
-        pinned: bool = False,
-    ) -> Fetched: ...
-
-
-class ContainerSource(Protocol):
-    """`edge.containers.Containers`."""
-
-    def with_secret(self, pull_secret: str) -> "ContainerSource": ...
-    async def fetch(
-        self,
-        locator: str,
-        pin: str | None,
-        part: PartialDownload,
-        known: Validators,
-        transfer: Flight,
-    ) -> Fetched: ...
-
-
-class NameSource(Protocol):
-    """`edge.namefiles.NameFiles`."""
-
-    def read(self) -> ImageAliases: ...
-
-
 class Images:
     """The images of a node. `changed` is called when the list of images may have changed."""
 
@@ -86,10 +45,10 @@ class Images:
         *,
         store: ImageStore,
         threads: DiskThreads,
-        names: NameSource,
-        files: FileSource,
-        http: HttpSource,
-        containers: ContainerSource,
+        names: AliasFiles,
+        files: LocalFiles,
+        http: Downloads,
+        containers: Containers,
         limits: TransferLimits,
         max_pulls: int = 4,
         changed: Callable[[], None] = lambda: None,
@@ -258,14 +217,13 @@ class Images:
     ) -> Fetched:
         part, known = into
         log.info("fetching %s", shown(url), extra={"code": "image_pulling"})
-        told = flight.on_bytes
         if url.startswith("file://"):
-            return await self._files.fetch(url, part, known, told)
+            return await self._files.fetch(url, part, known, flight.on_bytes)
         if url.startswith(CONTAINER_SCHEME):
             containers = self._containers.with_secret(pull_secret)
             return await containers.fetch(url, pin, part, known, flight)
         whole = _with_query(url, pull_secret)
-        return await self._http.fetch(whole, part, known, told, pinned=pin is not None)
+        return await self._http.fetch(whole, part, known, flight.on_bytes, pinned=pin is not None)
 
     async def _adopt(
         self, url: str, pin: str | None, part: PartialDownload, known: Validators, fetched: Fetched

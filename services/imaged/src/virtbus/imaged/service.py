@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
@@ -79,7 +79,8 @@ class Imaged:
                     report_state(self._bus, self._settings.node, self._changed, self._state)
                 )
                 store = await threads.run(self._open_store)
-                with contextlib.closing(store), self._disk_files() as files:
+                files = DiskFolders(self._settings.state_dir / "disks")
+                with contextlib.closing(store), contextlib.closing(files):
                     await self._work(group, store, files, threads)
         finally:
             threads.close()
@@ -138,14 +139,6 @@ class Imaged:
             min_free_bytes=self._settings.min_free_bytes,
             min_free_ratio=self._settings.min_free_ratio,
         )
-
-    @contextlib.contextmanager
-    def _disk_files(self) -> Iterator[DiskFolders]:
-        files = DiskFolders(self._settings.state_dir / "disks")
-        try:
-            yield files
-        finally:
-            files.close()
 
     # --- requests --------------------------------------------------------------------------
     def _endpoints(self) -> list[Endpoint]:

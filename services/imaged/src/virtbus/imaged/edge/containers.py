@@ -186,7 +186,7 @@ class Containers:
             document = await self._manifest(registry, blob.digest)
             found = manifests.parse(what, document.body, document.content_type)
         if isinstance(found, Index):
-            raise manifests.nested(what)
+            manifests.invalid(what, "it is an index of indexes")
         config = await registry.document(
             "blobs", found.config.digest, "*/*", manifests.MAX_MANIFEST_BYTES
         )
