@@ -80,7 +80,7 @@ class ControllerService:
         self._settings = settings
         self._instance = bus.sources.uuid7()
         self._fleet = Fleet(settings.vcpus_per_cpu)
-        facts = FleetEvents(bus)
+        events = FleetEvents(bus)
         self._watches = WatchServer(self._fleet, bus, self._instance)
         self._feeds = Informers(bus, self._fleet, self._watches)
         self._storage = BusStorageGuard(bus)
@@ -88,26 +88,26 @@ class ControllerService:
             bus,
             self._fleet,
             self._watches,
-            facts,
+            events,
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
-        self._nodes = HostApi(bus, self._fleet, facts)
-        self._endings = Finalizer(bus, self._fleet, facts)
+        self._nodes = HostApi(bus, self._fleet, events)
+        self._endings = Finalizer(bus, self._fleet, events)
         self._audits = Audits(bus, self._fleet)
-        self._quarantines = Quarantines(bus, self._fleet, facts)
-        self._rebuilds = Rebuilds(bus, self._fleet, facts, self._keys)
+        self._quarantines = Quarantines(bus, self._fleet, events)
+        self._rebuilds = Rebuilds(bus, self._fleet, events, self._keys)
         self._leases = Leases(bus, self._instance)
-        self._pulse = NodeMonitor(bus, self._fleet, self._watches, facts, self._leases)
-        self._placing = PendingScheduler(bus, self._fleet, self._watches, facts)
+        self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
+        self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
-        self._duties = LeaderTasks(self._leases, self._duties_of(bus, facts))
+        self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
-    def _duties_of(self, bus: Bus, facts: FleetEvents) -> list[Duty]:
+    def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
         sweep = partial(
@@ -115,13 +115,13 @@ class ControllerService:
             interval_s=settings.sweep_interval_s,
             grace_s=settings.orphan_grace_s,
         )
-        shares = StreamTrimmer(bus, facts, lambda: len(fleet.nodes))
+        shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
-            Evacuations(bus, fleet, self._watches, facts).run,
+            Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
             Overtaken(bus, fleet).run,
-            HostDuty(bus, fleet, facts).run,
+            HostDuty(bus, fleet, events).run,
         ]
         if settings.fence_command:
             turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)

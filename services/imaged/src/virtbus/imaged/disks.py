@@ -169,7 +169,7 @@ class Disks:
                 found = self._files.read(uid, disk.volume)
             if found is not None:
                 digest = self._base_of(disk, found)
-                made[disk.volume] = _Found(_told(found, digest), digest, missing)
+                made[disk.volume] = _Found(_made_disk(found, digest), digest, missing)
         return made
 
     def _make(self, uid: str, disk: DiskRequest, image: ImageInfo | None) -> None:
@@ -312,7 +312,7 @@ class Disks:
         _remember(self._epochs, uid, epoch)
 
 
-def _told(found: Overlay, digest: str) -> MadeDisk:
+def _made_disk(found: Overlay, digest: str) -> MadeDisk:
     return MadeDisk(
         virtual_size_bytes=found.virtual_size_bytes,
         digest=digest,

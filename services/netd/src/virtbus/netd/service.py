@@ -88,7 +88,7 @@ class Netd:
                     await self._attachments.recover()
                     self._changed.set()
                     process.notify("READY=1")
-                    held = len(self._attachments.held())
+                    held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
                     group.create_task(self._tidy())
                     group.create_task(self._reach.run())
@@ -212,7 +212,7 @@ async def teardown(settings: Settings, ports: HostPorts) -> None:
     attachments = Attachments(ports, settings.site())
     try:
         await attachments.recover()
-        for uid in attachments.held():
+        for uid in attachments.resources():
             await attachments.release(uid, sys.maxsize)
         await attachments.tidy()
     finally:

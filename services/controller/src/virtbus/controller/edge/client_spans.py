@@ -10,9 +10,9 @@ from virtbus.schemas.ids import UNPLACED, check_uid
 async def store_client_spans(bus: Bus) -> None:
     """Store each span as an event; an invalid one is logged. Never returns by itself."""
 
-    def store(told: Span) -> None:
-        uid = check_uid(told.attributes.get("virtbus.uid", ""))
-        span = told.model_copy(update={"service": "client", "node": ""})
+    def store(reported: Span) -> None:
+        uid = check_uid(reported.attributes.get("virtbus.uid", ""))
+        span = reported.model_copy(update={"service": "client", "node": ""})
         bus.emit(
             subjects.event(UNPLACED, uid, EventKind.SPAN),
             SpanBatch(spans=(span,)),

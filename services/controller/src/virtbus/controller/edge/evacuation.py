@@ -45,10 +45,10 @@ Check = Callable[[], int]
 class Evacuations:
     """Runs rounds while the lease is held."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents) -> None:
         self._fleet = fleet
         self._watches = watches
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
         self._moves = Assignment(bus, fleet)
         self._fences: dict[str, tuple[Fence, float]] = {}
@@ -136,7 +136,7 @@ class Evacuations:
             except ConflictError:
                 continue  # the write's echo continues here
             self._apply(left)
-            self._facts.emit(EventKind.VM_EVACUATING, left.record, f"{node} is drained")
+            self._events.emit(EventKind.VM_EVACUATING, left.record, f"{node} is drained")
 
     async def _fenced(
         self, node: str, node_spec: NodeSpec, fence: Fence, places: EvacuationTargets, check: Check
@@ -183,7 +183,7 @@ class Evacuations:
         except ConflictError:
             return
         self._fleet.node_spec(fence[0], revision - 1)
-        self._facts.emit(EventKind.VM_DELETED, held.record, "its node is fenced")
+        self._events.emit(EventKind.VM_DELETED, held.record, "its node is fenced")
 
     async def _move(
         self, held: StoredVm, record: VmRecord, node: str, check: Check, fence: Fenced | None
@@ -199,7 +199,7 @@ class Evacuations:
         if fence is not None:
             self._fleet.node_spec(fence[0], new.revision - 2)
         self._apply(new)
-        self._facts.emit(EventKind.VM_MOVED, new.record, f"from {old}")
+        self._events.emit(EventKind.VM_MOVED, new.record, f"from {old}")
         extra = {"code": "vm_moved", "uid": record.uid}
         log.info("moved %s from %s to %s", record.name, old, node, extra=extra)
 

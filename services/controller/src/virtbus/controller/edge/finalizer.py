@@ -33,10 +33,10 @@ AT_ONCE = 16
 class Finalizer:
     """Completes deletes after the release, and sweeps orphan claims, secrets and statuses."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
         self._moves = Assignment(bus, fleet)
         self._claims, self._secrets, self._statuses = OrphanGrace(), OrphanGrace(), OrphanGrace()
@@ -74,7 +74,7 @@ class Finalizer:
             await self._commits.finish(held)
         except ConflictError:
             return  # another controller was first, or the record changed: its echo comes back here
-        self._facts.emit(EventKind.VM_DELETED, held.record, "")
+        self._events.emit(EventKind.VM_DELETED, held.record, "")
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
 
     async def sweep(self, grace_s: float) -> int:

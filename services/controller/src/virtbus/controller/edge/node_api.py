@@ -46,10 +46,10 @@ Change = Callable[[NodeSpec], NodeSpec]
 class NodeApi:
     """The handlers of `node.*`; each takes a Request and returns the answer's model."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
 
     async def list(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)
@@ -128,7 +128,7 @@ class NodeApi:
         if await self._change(node, proved, request, unread) is None:
             return
         identity = f"{proof.instance}:{proof.started_ns}"
-        self._facts.node(EventKind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
+        self._events.node(EventKind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
 
     async def unfence(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
@@ -146,7 +146,7 @@ class NodeApi:
             message = "back, and as the same agent: it was never off" if same else "back"
             level = logging.WARNING if same else logging.INFO
             log.log(level, "%s is %s", node, message, extra={"code": "unfenced", "node": node})
-            self._facts.node(EventKind.NODE_UNFENCED, node, message, f"{before.fenced.time_ns}")
+            self._events.node(EventKind.NODE_UNFENCED, node, message, f"{before.fenced.time_ns}")
         return self._show(node)
 
     def _check_back(self, node: str, fence: Fence) -> None:
@@ -221,7 +221,7 @@ class NodeApi:
         await self._change(node, nothing, request)
         self._fleet.nodes.pop(node, None)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
-        self._facts.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
+        self._events.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
         return NodeForgotten(node=node, statuses=len(told))
 
     def _check_empty(self, node: str) -> None:

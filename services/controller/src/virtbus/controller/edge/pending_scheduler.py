@@ -45,10 +45,10 @@ class Choice(NamedTuple):
 class PendingScheduler:
     """Finds nodes for VMs under `_`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents) -> None:
         self._fleet = fleet
         self._watches = watches
-        self._facts = facts
+        self._events = events
         self._moves = Assignment(bus, fleet)
         self._wake = asyncio.Event()
         self._declined: dict[str, dict[str, float]] = {}
@@ -148,7 +148,7 @@ class PendingScheduler:
             self._tell(held.record, choice.why)
 
     def _tell(self, record: VmRecord, why: str) -> None:
-        self._facts.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+        self._events.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
         log.info(
             "placed %s/%s on %s",
             record.namespace,

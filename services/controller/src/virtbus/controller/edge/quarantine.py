@@ -41,10 +41,10 @@ ADOPTED = "adopted from the quarantine of its node"
 class Quarantines:
     """The handler of `node.quarantine`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
 
     async def quarantine(self, request: Request) -> NodeQuarantined:
@@ -101,7 +101,7 @@ class Quarantines:
         except (ConflictError, NodeFullError) as error:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"
             raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from error
-        self._facts.emit(EventKind.VM_UPDATED, record, ADOPTED)
+        self._events.emit(EventKind.VM_UPDATED, record, ADOPTED)
 
 
 class Overtaken:

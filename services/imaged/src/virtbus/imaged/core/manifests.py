@@ -104,9 +104,9 @@ def check_config(what: str, body: bytes, architecture: str) -> None:
     Raises:
         VirtbusError: 422 `wrong_architecture`, `manifest_invalid`.
     """
-    told = _json(what, body).get("architecture") or architecture
-    if told != architecture:
-        raise _architecture(what, {str(told)[:32]}, architecture)
+    found = _json(what, body).get("architecture") or architecture
+    if found != architecture:
+        raise _architecture(what, {str(found)[:32]}, architecture)
 
 
 def _architecture(what: str, known: set[str], architecture: str) -> VirtbusError:
