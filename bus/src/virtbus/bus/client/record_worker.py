@@ -31,7 +31,7 @@ class Step(Protocol[Ready]):
     """One service's step in a create."""
 
     name: str
-    """What it does, after "failed to"."""
+    """The words that follow "failed to"."""
     span: str
     service: str
     first_retry_s: float

@@ -17,6 +17,7 @@ from virtbus.controller.core.claims import (
     uid_taken,
 )
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import refuse_deleting
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.core.unreadable import UnreadableValueError
@@ -229,14 +230,11 @@ class Commits:
             return Committed(StoredVm(record, revision), created=True)
         if step is CommitStep.REFUSE:
             raise uid_taken(record, message)
-        if step is CommitStep.ENDING:
-            message_text = (
-                f"{record.name} is being deleted; wait for vm.deleted, then create it again"
-            )
-            raise VirtbusError(Code.CONFLICT, "deleting", message_text)
+        if step is CommitStep.ENDING and isinstance(message, VmRecord):
+            refuse_deleting(message)
         if step is CommitStep.GONE:
-            message_text = f"uid {record.uid} was deleted; create the VM under a new uid"
-            raise VirtbusError(Code.GONE, "deleted", message_text)
+            why = f"uid {record.uid} was deleted; create the VM under a new uid"
+            raise VirtbusError(Code.GONE, "deleted", why)
         return None
 
     async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from virtbus.bus.client.ports import HISTORY_BYTES, Bus, Request, StoredMessage, StreamReport
 from virtbus.bus.errors import BusError
@@ -42,6 +44,8 @@ from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
+
+Model = TypeVar("Model", bound=BaseModel)
 
 CONSUMERS_SHOWN = 500
 """Number of shown consumers of a stream, those with the largest lag first; each node has three."""
@@ -86,25 +90,16 @@ class FleetApi:
     async def images(self, request: Request) -> ImagePage:
         want = validate(ImageList, request.data)
         ask = ListImages(after=want.continue_ or "")
-        held: dict[str, HeldImages] = {}
-
-        def take(node: str, answer: Any) -> None:
-            held[node] = validate(HeldImages, answer)
-
-        await self._ask(self._fleet.nodes, "list", ask, NODE_ANSWER_S, take)
-        return merged(held)
+        pages_by_node, _ = await self._ask(
+            self._fleet.nodes, "list", ask, NODE_ANSWER_S, HeldImages
+        )
+        return merged(pages_by_node)
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
         nodes = self._named(want.node)
-        left_s = _left_s(request)
         ask = PullImage(ref=want.ref, job=want.job or self._bus.sources.uuid7())
-        images: dict[str, ImageInfo] = {}
-
-        def take(node: str, answer: Any) -> None:
-            images[node] = validate(ImageInfo, answer)
-
-        errors = await self._ask(nodes, "pull", ask, left_s, take)
+        images, errors = await self._ask(nodes, "pull", ask, _left_s(request), ImageInfo)
         if errors and not images:
             raise next(iter(errors.values()))
         return PulledImages(images=images, errors=_told(errors))
@@ -113,12 +108,8 @@ class FleetApi:
         """Remove an image; 404 only if no node had it."""
         want = validate(ImageDelete, request.data)
         nodes = self._named(want.node)
-        gone: dict[str, ForgottenImage] = {}
-
-        def take(node: str, answer: Any) -> None:
-            gone[node] = validate(ForgottenImage, answer)
-
-        errors = await self._ask(nodes, "delete", ForgetImage(ref=want.ref), _left_s(request), take)
+        ask, left_s = ForgetImage(ref=want.ref), _left_s(request)
+        gone, errors = await self._ask(nodes, "delete", ask, left_s, ForgottenImage)
         failed = {n: error for n, error in errors.items() if error.code != Code.NOT_FOUND}
         if errors and not gone:
             raise next(iter((failed or errors).values()))
@@ -140,18 +131,20 @@ class FleetApi:
         verb: str,
         value: Any,
         timeout_s: float,
-        take: Callable[[str, Any], None],
-    ) -> dict[str, VirtbusError]:
-        """Call imaged of each node concurrently; `take` gets each answer; return errors by node.
+        model: type[Model],
+    ) -> tuple[dict[str, Model], dict[str, VirtbusError]]:
+        """Call imaged of each node concurrently; return answers and errors by node.
 
-        An answer that `take` cannot read is that node's error.
+        An answer that is no `model` is that node's error.
         """
+        answers: dict[str, Model] = {}
         errors: dict[str, VirtbusError] = {}
 
         async def ask(node: str) -> None:
             subject = subjects.rpc(node, "imaged", verb)
             try:
-                take(node, await self._bus.request(subject, value, timeout_s=timeout_s))
+                answer = await self._bus.request(subject, value, timeout_s=timeout_s)
+                answers[node] = validate(model, answer)
             except VirtbusError as error:
                 errors[node] = error
             except BusError as error:
@@ -161,7 +154,7 @@ class FleetApi:
         async with asyncio.TaskGroup() as group:
             for node in nodes:
                 group.create_task(ask(node))
-        return errors
+        return answers, errors
 
     # --- events and state ---------------------------------------------------------------------
     async def events(self, request: Request) -> pages.Plain:

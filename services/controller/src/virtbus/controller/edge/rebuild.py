@@ -5,7 +5,6 @@ and a node joins the bus only after its VMs are there.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Collection
 from contextlib import suppress
@@ -222,7 +221,7 @@ class Rebuilds:
         node_spec = report.node_spec.model_copy(
             update={"lease_revision": 0}
         )  # leases start over, too
-        with contextlib.suppress(ConflictError):  # a desired state was written here: it wins
+        with suppress(ConflictError):  # a desired state was written here: it wins
             await self._bus.put(subjects.node_spec(report.node), encode(node_spec), expect=0)
 
     async def _nonce(self, node: str) -> str:
