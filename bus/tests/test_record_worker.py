@@ -5,11 +5,14 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from virtbus.bus.client.record_worker import RecordWorker
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.record_worker import Ensured, RecordWorker
+from virtbus.bus.client.step_reporter import StepEvents, StepReporter
 from virtbus.bus.client.tracing import no_span
 from virtbus.bus.runtime.tasks import Background, background
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, Release
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, NetReady, Release
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
@@ -24,10 +27,32 @@ def record(generation: int = 1, epoch: int = 1) -> VmRecord:
     )  # fmt: skip
 
 
+class Reporter(StepReporter):
+    """Keeps what it would publish."""
+
+    def __init__(self) -> None:
+        names = StepEvents(
+            "image", EventKind.IMAGE_READY, EventKind.IMAGE_FAILED, EventKind.DISKS_RELEASED
+        )
+        super().__init__(MemoryBus(MemoryServer()), "tester", "n1", names)
+        self.published: list[ImageReady | NetReady] = []
+        self.failures: list[tuple[str, int]] = []
+        self.successes = 0
+
+    async def ready(self, ready: ImageReady | NetReady) -> None:
+        self.published.append(ready)
+
+    def made(self, record: VmRecord, took_ms: float, detail: Mapping[str, str]) -> None:
+        self.successes += 1
+
+    def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
+        self.failures.append((error.reason, attempt))
+
+
 class Step:
     """Waits for `go_on` in each attempt, and fails with each of `failures` in turn."""
 
-    name, span, service = "make it", "virtbus make it", "tester"
+    name, span = "make it", "virtbus make it"
     first_retry_s = 0.02
 
     def __init__(self, *failures: Exception, interrupts: bool = False) -> None:
@@ -36,8 +61,7 @@ class Step:
         self.begun: asyncio.Queue[int] = asyncio.Queue()
         self.go_on = asyncio.Event()
         self.go_on.set()
-        self.published: list[ImageReady] = []
-        self.reported: list[tuple[str, int]] = []
+        self.reporter = Reporter()
 
     def follows(self, record: VmRecord) -> bool:
         return not record.ending
@@ -45,22 +69,17 @@ class Step:
     def forgets(self, uid: str) -> None:
         """Keep nothing."""
 
-    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> ImageReady:
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
         self.begun.put_nowait(record.generation)
         await self.go_on.wait()
         if self.failures:
             raise self.failures.pop(0)
-        return ImageReady(uid=record.uid, epoch=record.epoch, generation=record.generation)
-
-    def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
-        self.reported.append((error.reason, attempt))
+        ready = ImageReady(uid=record.uid, epoch=record.epoch, generation=record.generation)
+        return Ensured(ready, {"digest": "sha256:0"})
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> ImageReady:
         uid, epoch, generation = record.uid, record.epoch, record.generation
         return ImageReady(uid=uid, epoch=epoch, generation=generation, error=error.body)
-
-    async def publish(self, ready: ImageReady) -> None:
-        self.published.append(ready)
 
 
 @pytest.fixture
@@ -70,21 +89,22 @@ async def tasks() -> AsyncIterator[Background]:
 
 
 def worker(tasks: Background, step: Step) -> RecordWorker[ImageReady]:
-    return RecordWorker(tasks._group, step, no_span)
+    return RecordWorker(tasks._group, step, step.reporter, no_span)
 
 
 async def published(step: Step, count: int) -> list[str]:
     async with asyncio.timeout(5):
-        while len(step.published) < count:
+        while len(step.reporter.published) < count:
             await asyncio.sleep(0.005)
-    return [ready.error.reason if ready.error else "done" for ready in step.published]
+    return [ready.error.reason if ready.error else "done" for ready in step.reporter.published]
 
 
 async def test_a_temporary_failure_is_repeated_until_it_is_done(tasks: Background) -> None:
     step = Step(LATE, LATE)
     worker(tasks, step).want(record())
     assert await published(step, 3) == ["image_unreachable", "image_unreachable", "done"]
-    assert step.reported == [("image_unreachable", 1), ("image_unreachable", 2)]
+    assert step.reporter.failures == [("image_unreachable", 1), ("image_unreachable", 2)]
+    assert step.reporter.successes == 1
 
 
 async def test_a_permanent_failure_waits_for_a_request(tasks: Background) -> None:
@@ -93,7 +113,7 @@ async def test_a_permanent_failure_waits_for_a_request(tasks: Background) -> Non
     work.want(record())
     await published(step, 1)
     await asyncio.sleep(0.1)
-    assert len(step.published) == 1
+    assert len(step.reporter.published) == 1
     assert (await work.ensure(record())).error is None
 
 
@@ -101,8 +121,9 @@ async def test_an_unforeseen_failure_is_published_and_repeated(tasks: Background
     step = Step(RuntimeError("no such thing"))
     worker(tasks, step).want(record())
     assert await published(step, 2) == ["internal", "done"]
-    assert step.published[0].error is not None
-    assert step.published[0].error.message == "tester failed to make it; see its log"
+    error = step.reporter.published[0].error
+    assert error is not None
+    assert error.message == "tester failed to make it; see its log"
 
 
 async def test_requests_share_the_attempt_of_their_record(tasks: Background) -> None:
@@ -115,7 +136,7 @@ async def test_requests_share_the_attempt_of_their_record(tasks: Background) -> 
         step.go_on.set()
     errors = [one.result().error for one in asked]
     assert [error.reason for error in errors if error] == ["image_unreachable"] * 3
-    assert len(step.published) == 1
+    assert len(step.reporter.published) == 1
 
 
 @pytest.mark.parametrize("interrupts", [True, False])
@@ -132,7 +153,9 @@ async def test_a_newer_record_replaces_the_older_one(
         assert await step.begun.get() == 2
     step.go_on.set()
     await published(step, 1 if interrupts else 2)
-    assert [ready.generation for ready in step.published] == ([2] if interrupts else [1, 2])
+    assert [ready.generation for ready in step.reporter.published] == (
+        [2] if interrupts else [1, 2]
+    )
 
 
 async def test_an_older_record_changes_nothing(tasks: Background) -> None:
@@ -147,7 +170,7 @@ async def test_an_older_record_changes_nothing(tasks: Background) -> None:
     assert refused.error.reason == "stale_epoch"
     step.go_on.set()
     await published(step, 1)
-    assert step.published[0].generation == 2
+    assert step.reporter.published[0].generation == 2
 
 
 async def test_a_release_ends_the_work_up_to_its_epoch_only(tasks: Background) -> None:

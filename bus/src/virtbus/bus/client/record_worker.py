@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from virtbus.bus.client.ports import Entry, EntryKind, Watch, WatchMark
+from virtbus.bus.client.step_reporter import StepReporter
 from virtbus.bus.client.tracing import SpanFactory
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.tasks import wait_for_event
@@ -27,13 +28,20 @@ RELIST_S = 300.0
 NO_LOGINS: Mapping[str, str] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class Ensured(Generic[Ready]):
+    """The outcome of a step, and the details of what it made; None if all existed."""
+
+    ready: Ready
+    made: Mapping[str, str] | None
+
+
 class Step(Protocol[Ready]):
     """One service's step in a create."""
 
     name: str
     """The words that follow "failed to"."""
     span: str
-    service: str
     first_retry_s: float
     interrupts: bool
     """A newer record cancels the attempt of an older one; otherwise it follows that attempt."""
@@ -44,17 +52,11 @@ class Step(Protocol[Ready]):
     def forgets(self, uid: str) -> None:
         """Drop what `follows` took: the record is gone, or about to end."""
 
-    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ready:
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[Ready]:
         """Do the step; safe to repeat, and to cancel. Raises VirtbusError."""
-
-    def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
-        """Emit a failure."""
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> Ready:
         """Return the outcome of a failure."""
-
-    async def publish(self, ready: Ready) -> None:
-        """Publish the outcome of an attempt."""
 
 
 @dataclass(slots=True)
@@ -85,9 +87,16 @@ class RecordWorker(Generic[Ready]):
     A job lives from `want` until its step is done, or `drop`.
     """
 
-    def __init__(self, group: asyncio.TaskGroup, step: Step[Ready], span: SpanFactory) -> None:
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        step: Step[Ready],
+        reporter: StepReporter,
+        span: SpanFactory,
+    ) -> None:
         self._group = group
         self._step = step
+        self._reporter = reporter
         self._span = span
         self._jobs: dict[str, _Job[Ready]] = {}
         self._followed: set[str] = set()
@@ -242,21 +251,26 @@ class RecordWorker(Generic[Ready]):
     ) -> Ready:
         """Make one attempt; its outcome is published, and returned even if it failed."""
         step, extra = self._step, {"uid": record.uid}
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             with self._span(step.span, uid=record.uid, parent=record.traceparent):
-                ready = await step.ensure(record, logins)
+                done = await step.ensure(record, logins)
+            if done.made is not None:
+                self._reporter.made(record, (loop.time() - began_s) * 1000, done.made)
+            ready = done.ready
         except VirtbusError as error:
             log.warning("failed to %s: %s", step.name, error, extra=extra | {"code": error.reason})
             ready = self._failed(record, error, number)
         except Exception:  # boundary: one VM's fault must not end the others' work
             log.exception("failed to %s", step.name, extra=extra | {"code": "internal"})
-            message = f"{step.service} failed to {step.name}; see its log"
+            message = f"{self._reporter.service} failed to {step.name}; see its log"
             ready = self._failed(record, VirtbusError(Code.INTERNAL, "internal", message), number)
-        await step.publish(ready)
+        await self._reporter.ready(ready)
         return ready
 
     def _failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> Ready:
-        self._step.failed(record, error, attempt)
+        self._reporter.failed(record, error, attempt)
         return self._step.refusal(record, error)
 
 

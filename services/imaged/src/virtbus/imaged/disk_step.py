@@ -1,8 +1,8 @@
 """imaged's step in a create: the VM's disks."""
 
-import asyncio
 from collections.abc import Mapping
 
+from virtbus.bus.client.record_worker import Ensured
 from virtbus.imaged.core.disk_requests import brings_secret, refs_of
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.reporter import DiskReporter
@@ -16,7 +16,6 @@ class DiskStep:
 
     name = "make the disks"
     span = "virtbus ensure image"
-    service = "imaged"
     first_retry_s = 1.0
     interrupts = True
 
@@ -25,8 +24,6 @@ class DiskStep:
         self._reporter = reporter
         self.refs: dict[str, frozenset[str]] = {}
         """The images in the records on the bus, by uid."""
-        self.failed = reporter.failed
-        self.publish = reporter.ready
 
     def follows(self, record: VmRecord) -> bool:
         """Return False for a VM with secrets: its agent requests the disks, with the login."""
@@ -37,14 +34,10 @@ class DiskStep:
         """Forget the images of a VM."""
         self.refs.pop(uid, None)
 
-    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> ImageReady:
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
         """Ensure every disk of the record; errors as `Disks.ensure`."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         done = await self._disks.ensure(record, self._reporter.listener(record), logins)
-        if done.made:
-            self._reporter.made(record, done.ready, (loop.time() - began_s) * 1000)
-        return done.ready
+        return Ensured(done.ready, {"digest": done.ready.digest} if done.made else None)
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> ImageReady:
         """Return the outcome of a failure."""

@@ -107,7 +107,7 @@ class Imaged:
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
         reporter = DiskReporter(self._bus, self._settings.node)
         step = DiskStep(disks, reporter)
-        work = RecordWorker(group, step, self._span)
+        work = RecordWorker(group, step, reporter, self._span)
         self._store = store
         self._requests = Requests(group, work, disks, images, reporter)
         group.create_task(self._count(disks))

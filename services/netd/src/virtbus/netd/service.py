@@ -78,7 +78,7 @@ class Netd:
         try:
             async with asyncio.TaskGroup() as group:
                 step = NetworkStep(self._attachments, self._reporter)
-                work = RecordWorker(group, step, self._span)
+                work = RecordWorker(group, step, self._reporter, self._span)
                 async with self._bus.serve(info, self._endpoints(work)):
                     group.create_task(
                         report_state(self._bus, settings.node, self._changed, self._state)
