@@ -61,16 +61,14 @@ class NodeApi:
         return self._show(self._known(validate(NodeRef, request.data).node))
 
     async def cordon(self, request: Request) -> NodeDetail:
-        node = self._known(validate(NodeRef, request.data).node)
-        await self._change(
-            node, lambda node_spec: node_spec.model_copy(update={"cordoned": True}), request
-        )
-        return self._show(node)
+        return await self._update(request, {"cordoned": True})
 
     async def uncordon(self, request: Request) -> NodeDetail:
+        return await self._update(request, {"cordoned": False, "draining": None})
+
+    async def _update(self, request: Request, update: dict[str, object]) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
-        open_again = {"cordoned": False, "draining": None}
-        await self._change(node, lambda node_spec: node_spec.model_copy(update=open_again), request)
+        await self._change(node, lambda node_spec: node_spec.model_copy(update=update), request)
         return self._show(node)
 
     async def drain(self, request: Request) -> NodeDetail:
@@ -204,13 +202,14 @@ class NodeApi:
             raise VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)
         self._check_empty(node)
         await self._bus.purge(subjects.node_images(node), marker_ttl_s=MARKER_TTL_S)
-        told = [uid for there, uid in self._fleet.statuses if there == node]
-        for uid in told:
-            await self._bus.purge(subjects.vm_status(node, uid), marker_ttl_s=MARKER_TTL_S)
-
-        for key in (subjects.node_instance(node), subjects.node_rival(node)):
+        uids = [uid for there, uid in self._fleet.statuses if there == node]
+        of_node = (
+            subjects.node_instance(node),
+            subjects.node_rival(node),
+            subjects.node_host(node),
+        )
+        for key in (*(subjects.vm_status(node, uid) for uid in uids), *of_node):
             await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
-        await self._bus.purge(subjects.node_host(node), marker_ttl_s=MARKER_TTL_S)
 
         def nothing(node_spec: NodeSpec) -> NodeSpec:
             return NodeSpec(node=node, requests=node_spec.requests)
@@ -222,7 +221,7 @@ class NodeApi:
         self._fleet.nodes.pop(node, None)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
         self._events.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
-        return NodeForgotten(node=node, statuses=len(told))
+        return NodeForgotten(node=node, statuses=len(uids))
 
     def _check_empty(self, node: str) -> None:
         """Raise 409 while VMs are on the node."""
