@@ -39,9 +39,6 @@ REASONS: dict[str, str] = {
     "controller.core.fleet.Fleet": (
         "the cache of all buckets: records, statuses and nodes are consistent only together"
     ),
-    "controller.edge.commit.Commits": (
-        "all writes of the controller are in one place, each with its precondition (ADR 0003)"
-    ),
     "controller.service.ControllerService": (
         "wires the parts of the controller; the attributes are parts"
     ),

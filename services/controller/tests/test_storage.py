@@ -7,7 +7,7 @@ from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.memory_bus import Fault
-from virtbus.controller.edge.bus_storage import LOOK_S, TOLD_S
+from virtbus.controller.edge.bus_storage import LOOK_S, REPORT_FRESH_S
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Retry
 from virtbus.schemas.storage import BusStorage
@@ -73,7 +73,7 @@ async def test_the_disk_guards_report_of_a_stall_holds_until_it_is_revoked_or_th
     await tell(made, BusStorage())
     await made.ask("create", name="a", image="tiny")
     await tell(made, STALLED)
-    await asyncio.sleep(TOLD_S + 1)
+    await asyncio.sleep(REPORT_FRESH_S + 1)
     await made.hear(node())
     await settle()
     await made.ask("create", name="b", image="tiny")

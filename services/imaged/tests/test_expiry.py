@@ -194,7 +194,7 @@ async def test_the_service_keeps_few_names_and_those_of_its_vms(
     data = qcow2_image()
     refs = [server.url(f"a{n}") for n in range(6)]
     server.files |= {f"a{n}": data for n in range(6)}
-    async with serving(tmp_path, MemoryServer(), max_names=2, gc_interval_s=3600) as desk:
+    async with serving(tmp_path, MemoryServer(), max_names=2) as desk:
         await desk.put(record(volume(refs[0])))
         assert (await desk.ready()).error is None
         for number, ref in enumerate(refs[1:], 1):

@@ -1,6 +1,7 @@
 """A transfer that is cancelled while its part is opened leaves nothing, and loses nothing."""
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 
@@ -20,22 +21,26 @@ URL = "https://example.org/i.qcow2"
 async def test_a_part_that_is_cancelled_while_it_is_opened(
     tmp_path: Path, *, abandoned: bool, earlier: bool
 ) -> None:
-    store = ImageStore(tmp_path, min_free_bytes=0, checkpoint_bytes=1)
     if earlier:
-        before = store.part(URL)
-        before.restart(PartNote(url=URL))
-        before.write(b"some bytes")
-        before.close(keep=True)
+        with contextlib.closing(
+            ImageStore(tmp_path, min_free_bytes=0, checkpoint_bytes=1)
+        ) as store:
+            before = store.part(URL)
+            before.restart(PartNote(url=URL))
+            before.write(b"some bytes")
+            before.close(keep=True)
     opening, go_on = threading.Event(), threading.Event()
 
-    class Slow:
+    class SlowStore(ImageStore):
         def part(self, key: str) -> PartialDownload:
             opening.set()
             go_on.wait(10)
-            return store.part(key)
+            return super().part(key)
+
+    slow = SlowStore(tmp_path, min_free_bytes=0)
 
     async def transfer() -> None:
-        async with open_part(Slow(), DiskThreads(), URL, lambda: abandoned):  # type: ignore[arg-type]
+        async with open_part(slow, DiskThreads(), URL, lambda: abandoned):
             await asyncio.Event().wait()
 
     async with asyncio.TaskGroup() as group:
@@ -47,4 +52,4 @@ async def test_a_part_that_is_cancelled_while_it_is_opened(
     assert task.cancelled()
     kept = earlier and not abandoned
     assert len(list((tmp_path / "part").iterdir())) == (2 if kept else 0)
-    store.close()
+    slow.close()

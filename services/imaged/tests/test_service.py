@@ -73,7 +73,6 @@ async def serving(tmp_path: Path, server: MemoryServer, **knobs: Any) -> AsyncIt
         allowed_roots=(tmp_path / "source",),
         min_free_bytes=0,
         min_free_ratio=0,
-        report_interval_s=0.05,
         image_addresses=(LOOPBACK,),
         **knobs,
     )

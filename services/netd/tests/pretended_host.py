@@ -348,7 +348,7 @@ class Node:
 
     async def end(self) -> None:
         """Release all, and wait until the kernel has freed them."""
-        for uid in list(self.attachments.held()):
+        for uid in list(self.attachments.resources()):
             await self.attachments.release(uid, 1_000)
         await self.attachments.tidy()
         self.stop()

@@ -256,10 +256,10 @@ async def test_a_release_that_a_plugin_refuses_can_be_repeated(node: Node) -> No
     await node.attach(A, networks=("lan",))
     with pytest.raises(VirtbusError, match="busy"):
         await node.attachments.release(A, 1)
-    assert A in node.attachments.held()
+    assert A in node.attachments.resources()
     (node.host.tmp / "cni-bin" / "stubborn.ok").touch()
     await node.attachments.release(A, 1)
-    assert A not in node.attachments.held()
+    assert A not in node.attachments.resources()
     assert leases(node) == []
     without_bridge()
 

@@ -37,7 +37,7 @@ async def test_a_network_whose_state_was_lost_is_found_and_removed(node: Node) -
     await node.attach(A)
     await node.attach(B)
     node.doors.files.remove(A)
-    node.attachments._held.pop(A)
+    node.attachments._entries.pop(A)
     found = await leftovers(node).strays()
     assert found == {A: [f"netns {netns(A)}", f"link {host_link(A, 0)}"]}
     assert await leftovers(node).remove(A)
@@ -76,7 +76,7 @@ async def test_objects_of_another_instance_or_nobody_are_no_strays(node: Node) -
         assert node.host.namespaces.exists(netns(A))
     finally:
         node.host.namespaces.remove(netns(A))
-        for uid in list(other.attachments.held()):
+        for uid in list(other.attachments.resources()):
             await other.attachments.release(uid, 1_000)
         await other.attachments.tidy()
         other.stop()
@@ -144,4 +144,4 @@ async def test_the_bridge_of_earlier_settings_is_reported_and_removed(node: Node
         await renamed.attachments.release(A, 1_000)
         await renamed.attachments.tidy()
         renamed.stop()
-        node.attachments._held.clear()
+        node.attachments._entries.clear()

@@ -74,8 +74,8 @@ async def test_recovery_and_end_of_a_neighbour_leave_our_vms_alone(node: Node) -
         await second.attach(B)
         await second.restart()
         await node.restart()
-        assert set(node.attachments.held()) == {A}
-        assert set(second.attachments.held()) == {B}
+        assert set(node.attachments.resources()) == {A}
+        assert set(second.attachments.resources()) == {B}
         async with node.guest(A) as ours, second.guest(B) as theirs:
             await ours.ping(GATEWAY)
             await theirs.ping(IPv4Address("10.99.0.1"))

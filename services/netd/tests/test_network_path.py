@@ -207,7 +207,7 @@ async def test_all_addresses_in_use_is_429_and_leaves_nothing(host: Host) -> Non
     with pytest.raises(VirtbusError, match="in use on this node") as refused:
         await node.attach(A)
     assert refused.value.code == 429
-    assert A not in node.attachments.held()
+    assert A not in node.attachments.resources()
     await node.end()
 
 

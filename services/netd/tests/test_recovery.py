@@ -257,7 +257,7 @@ async def test_namespaces_without_a_state_file_are_foreign_and_survive_recovery_
     ]
     assert not await node.attachments.release(B, 1)
     assert node.host.census()["netns"] == ["cni-1234", netns(A), netns(B)]
-    assert set(node.attachments.held()) == {A}
+    assert set(node.attachments.resources()) == {A}
     foreign.unlink()
     file.write_text(text)
     await node.restart()
@@ -267,7 +267,7 @@ async def test_a_state_file_torn_by_a_power_loss_is_forgotten(node: Node) -> Non
     await node.attach(A)
     (node.host.tmp / "state/netd/vms" / f"{B}.json").write_text("")
     await node.restart()
-    assert set(node.attachments.held()) == {A}
+    assert set(node.attachments.resources()) == {A}
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ async def test_a_record_that_comes_after_its_release_makes_nothing(node: Node) -
     assert await node.attachments.release(A, 1)
     with pytest.raises(VirtbusError, match="was released"):
         await node.attach(A)
-    assert A not in node.attachments.held()
+    assert A not in node.attachments.resources()
     await node.attach(A, epoch=2)  # assigned again
     assert node.host.census() == before
     assert await node.attachments.release(A, ANY_EPOCH)

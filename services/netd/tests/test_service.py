@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from services.netd.tests.pretended_host import Host, eventually, make_record
 
+from virtbus.bus.client import service_report
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.netd import service
 from virtbus.netd.__main__ import host_ports
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
@@ -49,11 +51,15 @@ def settings_on(host: Host) -> Settings:
         netns_dir=host.tmp / "netns",
         cni_conf_dir=host.tmp / "cni",
         wrapper_dir=host.tmp / "libexec",
-        wrapper_compiler="",
         emulator=emulator,
         bridge_linger_s=0,
-        report_interval_s=0.05,
     )
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_report, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(service, "COMPILER", None)
 
 
 class Desk:

@@ -1,7 +1,9 @@
 """Images: their references, and a node's list of the images that it has."""
 
 import hashlib
+import itertools
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
@@ -84,6 +86,12 @@ def check_image_ref(text: str) -> str:
         msg = f"is too long with the SHA-256 of its query; at most {MAX_REF_CHARS} characters"
         raise ValueError(msg)
     return ref
+
+
+def names_within(names: Sequence[str], max_bytes: int) -> tuple[str, ...]:
+    """Return the first names that have at most `max_bytes` together."""
+    sizes = itertools.accumulate(len(name.encode()) for name in names)
+    return tuple(name for name, size in zip(names, sizes, strict=True) if size <= max_bytes)
 
 
 def shown_ref(ref: str) -> str:

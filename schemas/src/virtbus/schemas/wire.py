@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails, to_json
 
 from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import MAX_DETAILS, Code, Detail, VirtbusError, unlisted
+from virtbus.schemas.ids import check_uid
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -261,6 +262,14 @@ def invalid(details: tuple[Detail, ...]) -> VirtbusError:
     first = f"{details[0].path}: {details[0].message}" if details[0].path else details[0].message
     more = f" (and {count - 1} more)" if count > 1 else ""
     return VirtbusError(Code.INVALID, "invalid", f"{first}{more}", details=details)
+
+
+def valid_uid(text: str) -> str:
+    """Return the uid of a request in lower case; raise VirtbusError 400 if it is no UUID."""
+    try:
+        return check_uid(text)
+    except ValueError as error:
+        raise invalid((Detail(path="uid", message=str(error)),)) from None
 
 
 def problems(

@@ -13,12 +13,12 @@ class EventRecorder:
 
     def __init__(self, bus: Bus, service: str, node: str = "") -> None:
         self._bus = bus
-        self._service = service
+        self.service = service
         self._node = node
 
     def event(self, kind: EventKind, **fields: Any) -> Event:
         """Return an event of this service, now and on its node unless `fields` say otherwise."""
-        own = {"service": self._service, "node": self._node, "at_ns": self._bus.sources.time_ns()}
+        own = {"service": self.service, "node": self._node, "at_ns": self._bus.sources.time_ns()}
         return Event(kind=kind, **(own | fields))
 
     def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:

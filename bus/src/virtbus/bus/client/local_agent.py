@@ -6,12 +6,15 @@ Their credentials open the node's consumers on any host. So they wait for the lo
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from virtbus.bus.client.ports import Bus, EntryKind
+from virtbus.bus.client import connection, tracing
+from virtbus.bus.client.ports import Bus, EntryKind, Gate
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.process import notify
+from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import Instance
 from virtbus.schemas.subjects import node_instance
@@ -122,6 +125,20 @@ class LocalAgent:
         except VirtbusError:
             return ""
         return held.instance if held.node == self._node else ""
+
+
+async def serve_with_agent(
+    settings: ServiceSettings, serve: Callable[[Bus, Gate], Awaitable[None]]
+) -> None:
+    """Connect, and serve while this host's agent holds the node, until cancelled."""
+    state_version.check(settings.state_dir)
+    async with connection.connect(settings.bus(), name=settings.service) as bus:
+        with tracing.recording(settings.service, settings.node, bus.emit, settings.otlp_endpoint):
+            agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
+            await agent.begin()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.keep())
+                await serve(bus, agent.gate)
 
 
 def _lost() -> VirtbusError:

@@ -1,9 +1,18 @@
-"""A TaskGroup for background work that does not wrap its owner's own exception."""
+"""A TaskGroup for background work that does not wrap its owner's own exception; bounded waits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
+
+
+async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Wait until the event is set; return False if that took `timeout_s` (None: no limit)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 class Background:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Handler, Request, ServiceInfo
@@ -13,7 +14,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.bus_storage import BusStorageGuard
-from virtbus.controller.edge.client_spans import ClientSpans
+from virtbus.controller.edge.client_spans import store_client_spans
 from virtbus.controller.edge.evacuation import Evacuations
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
@@ -41,6 +42,8 @@ from virtbus.schemas.wire import CLIENT_VALUES
 
 log = logging.getLogger(__name__)
 
+REQUESTS_AT_ONCE = 256
+"""Requests of one kind in work at once; more wait, then get 429."""
 READS_AT_ONCE = {
     ("vm", "list"): 8,
     ("vm", "events"): 4,
@@ -77,7 +80,7 @@ class ControllerService:
         self._settings = settings
         self._instance = bus.sources.uuid7()
         self._fleet = Fleet(settings.vcpus_per_cpu)
-        facts = FleetEvents(bus)
+        events = FleetEvents(bus)
         self._watches = WatchServer(self._fleet, bus, self._instance)
         self._feeds = Informers(bus, self._fleet, self._watches)
         self._storage = BusStorageGuard(bus)
@@ -85,43 +88,46 @@ class ControllerService:
             bus,
             self._fleet,
             self._watches,
-            facts,
+            events,
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
-        self._nodes = HostApi(bus, self._fleet, facts)
-        self._hosts = HostDuty(bus, self._fleet, facts)
-        self._endings = Finalizer(bus, self._fleet, facts)
+        self._nodes = HostApi(bus, self._fleet, events)
+        self._endings = Finalizer(bus, self._fleet, events)
         self._audits = Audits(bus, self._fleet)
-        self._quarantines = Quarantines(bus, self._fleet, facts)
-        self._rebuilds = Rebuilds(bus, self._fleet, facts, self._keys)
-        self._spans = ClientSpans(bus)
+        self._quarantines = Quarantines(bus, self._fleet, events)
+        self._rebuilds = Rebuilds(bus, self._fleet, events, self._keys)
         self._leases = Leases(bus, self._instance)
-        self._pulse = NodeMonitor(bus, self._fleet, self._watches, facts, self._leases)
-        self._departures = Evacuations(bus, self._fleet, self._watches, facts)
-        self._placing = PendingScheduler(bus, self._fleet, self._watches, facts)
+        self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
+        self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
-        self._duties = LeaderTasks(self._leases, self._duties_of(bus, facts))
+        self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
-    def _duties_of(self, bus: Bus, facts: FleetEvents) -> list[Duty]:
+    def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
-        overtaken = Overtaken(bus, self._fleet)
-        shares = StreamTrimmer(bus, facts, lambda: len(self._fleet.nodes))
-        return [
-            self._sweep,
-            self._pulse.tell,
-            self._depart,
-            self._fence,
-            self._place,
-            self._when_synced(overtaken.run),
-            FleetAddresses(bus, self._fleet).run,
-            shares.run,
-            self._when_synced(self._hosts.run),
+        settings, fleet = self._settings, self._fleet
+        sweep = partial(
+            self._endings.sweep_forever,
+            interval_s=settings.sweep_interval_s,
+            grace_s=settings.orphan_grace_s,
+        )
+        shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
+        duties: list[Duty] = [
+            sweep,
+            Evacuations(bus, fleet, self._watches, events).run,
+            self._placing.run,
+            Overtaken(bus, fleet).run,
+            HostDuty(bus, fleet, events).run,
         ]
+        if settings.fence_command:
+            turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)
+            duties.append(fencing.FenceAgent(fleet, self._nodes, turn_off).run)
+        at_once = (self._pulse.tell, FleetAddresses(bus, fleet).run, shares.run)
+        return [*map(self._when_synced, duties), *at_once]
 
     def _when_synced(self, duty: Duty) -> Duty:
         """Run the task once the fleet is known."""
@@ -149,7 +155,7 @@ class ControllerService:
             group.create_task(self._beat())
             group.create_task(self._duties.run())
             group.create_task(self._storage.run())
-            group.create_task(self._spans.run())
+            group.create_task(store_client_spans(self._bus))
             async with self._bus.serve(info, self._endpoints()):
                 await self._feeds.synced()
                 log.info("ready", extra={"code": "ready"})
@@ -164,7 +170,6 @@ class ControllerService:
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about
         power, commands = self._power, self._commands
-        limit = self._settings.requests_at_once
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -204,7 +209,7 @@ class ControllerService:
                 f"{resource}-{verb}",
                 subjects.api(resource, verb),
                 self._when_ready(handler if verb in READS else self._storage.guarded(handler)),
-                limit=min(limit, READS_AT_ONCE.get((resource, verb), limit)),
+                limit=READS_AT_ONCE.get((resource, verb), REQUESTS_AT_ONCE),
                 most_values=CLIENT_VALUES,
             )
             for (resource, verb), handler in handlers.items()
@@ -248,26 +253,3 @@ class ControllerService:
     async def _beat(self) -> None:
         await self._feeds.synced()  # states found in the first list are not changes
         await self._pulse.run()
-
-    async def _depart(self, tenure: LeaderTerm) -> None:
-        await self._feeds.synced()
-        await self._departures.run(tenure)
-
-    async def _fence(self, tenure: LeaderTerm) -> None:
-        settings = self._settings
-        if not settings.fence_command:
-            return
-        await self._feeds.synced()
-        turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)
-        await fencing.FenceAgent(self._fleet, self._nodes, turn_off).run(tenure)
-
-    async def _sweep(self, tenure: LeaderTerm) -> None:
-        settings = self._settings
-        await self._feeds.synced()
-        await self._endings.sweep_forever(
-            tenure, settings.sweep_interval_s, settings.orphan_grace_s
-        )
-
-    async def _place(self, tenure: LeaderTerm) -> None:
-        await self._feeds.synced()
-        await self._placing.run(tenure)

@@ -20,9 +20,6 @@ class Settings(ServiceSettings):
     orphan_grace_s: float = Field(
         60.0, ge=1, description="age in seconds at which a claim without a record is an orphan"
     )
-    requests_at_once: int = Field(
-        256, ge=1, le=10_000, description="API requests in work at once; more wait, then get 429"
-    )
     watches_at_once: int = Field(
         1000,
         ge=1,

@@ -3,9 +3,9 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from virtbus.bus.client import connection, tracing
-from virtbus.bus.client.local_agent import LocalAgent, word_in
-from virtbus.bus.runtime import process, state_version
+from virtbus.bus.client import tracing
+from virtbus.bus.client.local_agent import serve_with_agent
+from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
@@ -16,17 +16,12 @@ few threads, four such names would delay all other look-ups."""
 
 
 async def serve(settings: Settings) -> None:
-    """Connect, and serve while this host's agent holds the node, until cancelled."""
+    """Serve until cancelled."""
     lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
     asyncio.get_running_loop().set_default_executor(lookups)
-    state_version.check(settings.state_dir)
-    async with connection.connect(settings.bus(), name="imaged") as bus:
-        with tracing.recording("imaged", settings.node, bus.emit, settings.otlp_endpoint):
-            agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
-            await agent.begin()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(agent.keep())
-                await Imaged(bus, settings, tracing.span, agent.gate).run()
+    await serve_with_agent(
+        settings, lambda bus, gate: Imaged(bus, settings, tracing.span, gate).run()
+    )
 
 
 def main() -> None:

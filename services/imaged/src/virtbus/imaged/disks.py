@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from weakref import WeakValueDictionary
 
+from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.core import expiry, overlay
 from virtbus.imaged.core.disk_requests import DiskRequest, overlay_size, wanted_disks
 from virtbus.imaged.core.expiry import expired
@@ -78,7 +78,7 @@ class Disks:
         """Set when the quarantine changed, and at the start."""
         self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = KeyedLock()
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._released: OrderedDict[str, int] = OrderedDict()
 
@@ -100,7 +100,7 @@ class Disks:
         """
         wanted = wanted_disks(record.spec, self._max_virtual_bytes)
         self._fence(record)
-        async with self._serial(record.uid):
+        async with self._locks.of(record.uid):
             self._fence(record)
             asker = Asker(listener, record.uid, record.namespace)
             found = await self._all(record.uid, wanted, asker, logins)
@@ -149,12 +149,9 @@ class Disks:
             return None
         return self._images.cached(disk.source)
 
-    def _have(self, digest: str) -> bool:
-        return self._store.cached(digest) is not None
-
     async def _restore(self, disk: DiskRequest, digest: str, asker: Asker) -> None:
         """Pull the exact image of a disk again, if the store has lost it."""
-        if disk.source is not None and not self._have(digest):
+        if disk.source is not None and self._store.cached(digest) is None:
             await self._images.restore(disk.source, digest, asker)
 
     # --- in a disk thread ------------------------------------------------------------------
@@ -172,7 +169,7 @@ class Disks:
                 found = self._files.read(uid, disk.volume)
             if found is not None:
                 digest = self._base_of(disk, found)
-                made[disk.volume] = _Found(_told(found, digest), digest, missing)
+                made[disk.volume] = _Found(_made_disk(found, digest), digest, missing)
         return made
 
     def _make(self, uid: str, disk: DiskRequest, image: ImageInfo | None) -> None:
@@ -210,7 +207,7 @@ class Disks:
         Raises:
             VirtbusError: 409 `stale_epoch`: the VM was assigned again since; 503 `store_error`.
         """
-        async with self._serial(uid):
+        async with self._locks.of(uid):
             if epoch < self._epochs.get(uid, 0):
                 raise _stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
@@ -238,7 +235,7 @@ class Disks:
 
     async def restore(self, entry: str, uid: str, keep: QuarantineRequest) -> None:
         """Restore the disks of an entry for a VM that does not run; errors as `release`, 404."""
-        async with self._serial(uid):
+        async with self._locks.of(uid):
             instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
             await self._threads.run(self._quarantine.restore, entry, uid, instead)
             self.recount.set()
@@ -314,14 +311,8 @@ class Disks:
             raise _stale(epoch, self._epochs[uid])
         _remember(self._epochs, uid, epoch)
 
-    @contextlib.asynccontextmanager
-    async def _serial(self, uid: str) -> AsyncIterator[None]:
-        lock = self._locks.setdefault(uid, asyncio.Lock())
-        async with lock:
-            yield
 
-
-def _told(found: Overlay, digest: str) -> MadeDisk:
+def _made_disk(found: Overlay, digest: str) -> MadeDisk:
     return MadeDisk(
         virtual_size_bytes=found.virtual_size_bytes,
         digest=digest,

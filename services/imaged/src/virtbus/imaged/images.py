@@ -1,24 +1,24 @@
 """From a reference to an image in the store: resolve, fetch once, verify, adopt, link."""
 
 import asyncio
-import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import Callable
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 from virtbus.bus.client.tracing import SpanFactory, no_span
+from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.core import qcow2
 from virtbus.imaged.core.clusters import check_clusters
 from virtbus.imaged.core.header import inspect
-from virtbus.imaged.core.image_aliases import ImageAliases
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.links import NameLink
 from virtbus.imaged.core.sources import Validators, shown
+from virtbus.imaged.edge.alias_files import AliasFiles
+from virtbus.imaged.edge.containers import Containers
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.local_files import Fetched, OnBytes
+from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.local_files import Fetched, LocalFiles
 from virtbus.imaged.edge.partial_download import PartialDownload
 from virtbus.imaged.edge.partial_downloads import open_part
 from virtbus.imaged.edge.store import ImageStore
@@ -36,48 +36,6 @@ NOBODY = Asker()
 """A request without a VM and without progress."""
 
 
-class FileSource(Protocol):
-    """`edge.localfile.LocalFiles`."""
-
-    async def fetch(
-        self, url: str, part: PartialDownload, known: Validators, on_bytes: OnBytes
-    ) -> Fetched: ...
-
-
-class HttpSource(Protocol):
-    """`edge.download.Downloads`."""
-
-    async def fetch(
-        self,
-        url: str,
-        part: PartialDownload,
-        known: Validators,
-        on_bytes: OnBytes,
-        *,
-        pinned: bool = False,
-    ) -> Fetched: ...
-
-
-class ContainerSource(Protocol):
-    """`edge.containers.Containers`."""
-
-    def with_secret(self, pull_secret: str) -> "ContainerSource": ...
-    async def fetch(
-        self,
-        locator: str,
-        pin: str | None,
-        part: PartialDownload,
-        known: Validators,
-        transfer: Flight,
-    ) -> Fetched: ...
-
-
-class NameSource(Protocol):
-    """`edge.namefiles.NameFiles`."""
-
-    def read(self) -> ImageAliases: ...
-
-
 class Images:
     """The images of a node. `changed` is called when the list of images may have changed."""
 
@@ -87,10 +45,10 @@ class Images:
         *,
         store: ImageStore,
         threads: DiskThreads,
-        names: NameSource,
-        files: FileSource,
-        http: HttpSource,
-        containers: ContainerSource,
+        names: AliasFiles,
+        files: LocalFiles,
+        http: Downloads,
+        containers: Containers,
         limits: TransferLimits,
         max_pulls: int = 4,
         changed: Callable[[], None] = lambda: None,
@@ -107,7 +65,7 @@ class Images:
         self._changed = changed
         self._turns = PullSlots(limits, max_pulls)
         self._flights: Flights[tuple[ImageInfo, Fetched]] = Flights(group)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._part_locks = KeyedLock()
 
     def stop(self) -> None:
         """Record that the service stops, so that partial downloads are kept."""
@@ -246,7 +204,7 @@ class Images:
                 # A container's pin is of its manifest, and was held against that.
                 return await self._adopt(url, of_file, part, known, fetched), fetched
 
-        async with self._part_lock(key):
+        async with self._part_locks.of(key):  # an abandoned transfer may still be ending
             return await self._turns.run(_host_of(url), flight, in_turn)
 
     async def _fetch(
@@ -259,14 +217,13 @@ class Images:
     ) -> Fetched:
         part, known = into
         log.info("fetching %s", shown(url), extra={"code": "image_pulling"})
-        told = flight.on_bytes
         if url.startswith("file://"):
-            return await self._files.fetch(url, part, known, told)
+            return await self._files.fetch(url, part, known, flight.on_bytes)
         if url.startswith(CONTAINER_SCHEME):
             containers = self._containers.with_secret(pull_secret)
             return await containers.fetch(url, pin, part, known, flight)
         whole = _with_query(url, pull_secret)
-        return await self._http.fetch(whole, part, known, told, pinned=pin is not None)
+        return await self._http.fetch(whole, part, known, flight.on_bytes, pinned=pin is not None)
 
     async def _adopt(
         self, url: str, pin: str | None, part: PartialDownload, known: Validators, fetched: Fetched
@@ -298,13 +255,6 @@ class Images:
             "image_lost",
             f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it",
         )
-
-    @contextlib.asynccontextmanager
-    async def _part_lock(self, key: str) -> AsyncIterator[None]:
-        """Lock a part for one user: an abandoned transfer may still be ending."""
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            yield
 
 
 def _host_of(url: str) -> str:

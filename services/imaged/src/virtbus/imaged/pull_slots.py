@@ -1,14 +1,15 @@
-"""The slots of a node's pulls, assigned by the rules of `core.turns`."""
+"""The slots of a node's pulls, assigned by the rules of `core.pull_schedule`."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.pull_schedule import Pull, gives_way, next_of
+from virtbus.imaged.single_flight import Flight
 from virtbus.schemas.errors import Code, VirtbusError
 
 T = TypeVar("T")
@@ -18,19 +19,10 @@ _LOOKS_A_TURN = 4
 """Checks by a waiting pull for the end of a turn, in `slow_turn_s`."""
 
 
-class PullRequest(Protocol):
-    """The requests and progress of a pull: `flights.Flight`."""
-
-    moved_bytes: int
-
-    @property
-    def namespaces(self) -> frozenset[str]: ...
-
-
 class Seat:
     """One pull, from its request for a slot to its end."""
 
-    def __init__(self, order: int, host: str, asked: PullRequest) -> None:
+    def __init__(self, order: int, host: str, flight: Flight) -> None:
         self.called = asyncio.Event()
         self.limit: asyncio.Timeout | None = None
         """In the current turn."""
@@ -38,7 +30,7 @@ class Seat:
         """In earlier turns."""
         self._order = order
         self._host = host
-        self._asked = asked
+        self._flight = flight
         self._yields = 0
         self._began_s = 0.0
         self._began_bytes = 0
@@ -52,7 +44,7 @@ class Seat:
 
     def begin(self, now_s: float) -> None:
         """Start a turn."""
-        self._began_s, self._began_bytes = now_s, self._asked.moved_bytes
+        self._began_s, self._began_bytes = now_s, self._flight.moved_bytes
 
     def end(self, now_s: float, *, gave_way: bool) -> None:
         """End a turn."""
@@ -64,17 +56,17 @@ class Seat:
 
     def as_waits(self) -> Pull:
         """Return the pull for the rules about waiting pulls."""
-        return Pull(self._order, self._host, self._asked.namespaces, self._yields)
+        return Pull(self._order, self._host, self._flight.namespaces, self._yields)
 
     def as_runs(self, now_s: float) -> Pull:
         """Return the pull for the rules about running pulls."""
         return Pull(
             self._order,
             self._host,
-            self._asked.namespaces,
+            self._flight.namespaces,
             self._yields,
             now_s - self._began_s,
-            self._asked.moved_bytes - self._began_bytes,
+            self._flight.moved_bytes - self._began_bytes,
             self._settled,
         )
 
@@ -89,7 +81,7 @@ class PullSlots:
         self._waiting: list[Seat] = []
         self._running: list[Seat] = []
 
-    async def run(self, host: str, asked: PullRequest, work: Callable[[Seat], Awaitable[T]]) -> T:
+    async def run(self, host: str, flight: Flight, work: Callable[[Seat], Awaitable[T]]) -> T:
         """Return the result of `work`, started when there is a slot.
 
         If it has to give way it is cancelled, and started again later: it must continue from its
@@ -99,7 +91,7 @@ class PullSlots:
             VirtbusError: 503 `image_unreachable`: its turns took longer than `total_timeout_s`; the
                 errors of `work`.
         """
-        seat = Seat(next(self._orders), host, asked)
+        seat = Seat(next(self._orders), host, flight)
         while seat.held_s < self._limits.total_timeout_s:
             await self._slot(seat)
             gave_way = False
@@ -125,9 +117,7 @@ class PullSlots:
         try:
             self._look()
             while seat in self._waiting:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._limits.slow_turn_s / _LOOKS_A_TURN):
-                        await seat.called.wait()
+                await wait_for_event(seat.called, self._limits.slow_turn_s / _LOOKS_A_TURN)
                 self._look()
         except asyncio.CancelledError:
             self._leave(seat, gave_way=False)

@@ -4,16 +4,14 @@ import asyncio
 import logging
 
 from virtbus.bus.client.ports import Request
-from virtbus.imaged.disk_worker import DiskWorker
+from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.ids import check_uid
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.node_rpc import (
-    ANY_EPOCH,
     Ensure,
     ForgetImage,
     ForgottenImage,
@@ -27,7 +25,7 @@ from virtbus.schemas.node_rpc import (
     ReleaseReply,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
-from virtbus.schemas.wire import invalid, validate
+from virtbus.schemas.wire import invalid, valid_uid, validate
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +39,16 @@ class Requests:
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        work: DiskWorker,
+        work: RecordWorker[ImageReady],
         disks: Disks,
         images: Images,
-        facts: DiskReporter,
+        reporter: DiskReporter,
     ) -> None:
         self._group = group
         self._work = work
         self._disks = disks
         self._images = images
-        self._facts = facts
+        self._reporter = reporter
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
@@ -70,18 +68,14 @@ class Requests:
     async def release(self, request: Request) -> ReleaseReply:
         """Remove a VM's disks; the same answer if there are none."""
         want = validate(Release, request.data)
-        uid = _uid(want.uid)
-        if want.epoch >= ANY_EPOCH and uid in self._work.listed:
-            message = f"a record of {uid} stands; only the epoch of that one may be released"
-            raise VirtbusError(Code.CONFLICT, "record_stands", message)
-        self._work.drop(uid, up_to_epoch=want.epoch)
+        uid = self._work.end(want)
         gone = await self._disks.release(uid, want.epoch, want.keep)
         if gone.kept and want.keep is not None:
             extra = {"code": "disks_kept", "uid": uid}
             log.warning("disks in quarantine as %s: %s", gone.kept, want.keep.why, extra=extra)
         elif gone.found:
             log.info("disks removed", extra={"code": "disks_released", "uid": uid})
-            self._facts.released(uid, want.epoch)
+            self._reporter.released(uid, want.epoch)
         return ReleaseReply(uid=uid, kept=gone.kept)
 
     async def quarantine(self, request: Request) -> Quarantine:
@@ -93,10 +87,8 @@ class Requests:
         entry = want.entry or ""
         kept, record = await self._disks.kept(entry)
         if want.do == "restore":
-            uid, keep = (
-                _uid(want.uid or kept.uid),
-                want.keep or QuarantineRequest(why=f"{entry} was adopted"),
-            )
+            uid = valid_uid(want.uid or kept.uid)
+            keep = want.keep or QuarantineRequest(why=f"{entry} was adopted")
             self._work.drop(uid)
             await self._disks.restore(entry, uid, keep)
         elif want.do == "purge":
@@ -109,7 +101,9 @@ class Requests:
     async def inspect(self, request: Request) -> HeldResources:
         """Return the disk files on the host, of one VM or of all."""
         want = validate(Inspect, request.data)
-        return HeldResources(things=await self._disks.held(_uid(want.uid) if want.uid else None))
+        return HeldResources(
+            things=await self._disks.held(valid_uid(want.uid) if want.uid else None)
+        )
 
     async def list(self, request: Request) -> HeldImages:
         """Return a page of the images of this node."""
@@ -125,8 +119,8 @@ class Requests:
             raise invalid((Detail(path="ref", message=str(error)),)) from None
         task = self._pulling.get(want.ref)
         if task is None:
-            job = _uid(want.job)
-            asker = Asker(self._facts.progress(job), job, pull_secret=query)
+            job = valid_uid(want.job)
+            asker = Asker(self._reporter.progress(job), job, pull_secret=query)
             task = self._group.create_task(self._pull(want.ref, source, asker))
             self._pulling[want.ref] = task
         left_s = request.deadline_s - ANSWER_BEFORE_S - asyncio.get_running_loop().time()
@@ -167,13 +161,6 @@ class Requests:
             return VirtbusError(Code.INTERNAL, "internal", "the pull failed; see imaged's log")
         finally:
             del self._pulling[ref]
-
-
-def _uid(text: str) -> str:
-    try:
-        return check_uid(text)
-    except ValueError as error:
-        raise invalid((Detail(path="uid", message=str(error)),)) from None
 
 
 def _shown(ref: str) -> str:

@@ -3,24 +3,17 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
-from virtbus.bus.client.ports import (
-    Bus,
-    Endpoint,
-    Entry,
-    EntryKind,
-    Gate,
-    Request,
-    ServiceInfo,
-    WatchMark,
-)
+from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
+from virtbus.bus.client.record_worker import RecordWorker
+from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
-from virtbus.imaged.core.disk_requests import brings_secret, refs_of
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.core.expiry import ExpiryLimits
-from virtbus.imaged.disk_worker import DiskWorker
+from virtbus.imaged.disk_step import DiskStep
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
@@ -35,19 +28,18 @@ from virtbus.imaged.requests import Requests
 from virtbus.imaged.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.node_rpc import ServiceReport
-from virtbus.schemas.records import read_record
+from virtbus.schemas.node_rpc import ImageReady, ServiceReport
 from virtbus.schemas.version import VERSION
-from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
 
 VERBS = ("ensure", "release", "inspect", "quarantine", "pull", "delete", "list")
 CROWDED = 1.1
-"""Names beyond this factor of the limit are removed without waiting for `gc_interval_s`."""
-_CHANGE_SETTLES_S = 0.1
+"""Names beyond this factor of the limit are removed without waiting for GC_INTERVAL_S."""
+GC_INTERVAL_S = 3600.0
+GC_GRACE_S = 3600.0
+"""Time that an image without a name and disks is kept."""
 
 
 class Imaged:
@@ -83,9 +75,12 @@ class Imaged:
         threads = DiskThreads()
         try:
             async with asyncio.TaskGroup() as group, self._bus.serve(info, self._endpoints()):
-                group.create_task(self._tell_state())
+                group.create_task(
+                    report_state(self._bus, self._settings.node, self._changed, self._state)
+                )
                 store = await threads.run(self._open_store)
-                with contextlib.closing(store), self._disk_files() as files:
+                files = DiskFolders(self._settings.state_dir / "disks")
+                with contextlib.closing(store), contextlib.closing(files):
                     await self._work(group, store, files, threads)
         finally:
             threads.close()
@@ -110,17 +105,20 @@ class Imaged:
         )
         now_ns = self._bus.sources.time_ns
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
-        facts = DiskReporter(self._bus, self._settings.node)
-        work = DiskWorker(group, disks, facts, self._span)
+        reporter = DiskReporter(self._bus, self._settings.node)
+        step = DiskStep(disks, reporter)
+        work = RecordWorker(group, step, reporter, self._span)
         self._store = store
-        self._requests = Requests(group, work, disks, images, facts)
+        self._requests = Requests(group, work, disks, images, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
         process.notify("READY=1")
         log.info("ready: %d images", len(store.images()), extra={"code": "ready"})
-        group.create_task(self._collect(disks, work))
+        group.create_task(self._collect(disks, work, step.refs))
         try:
-            await self._follow(work)
+            node = self._settings.node
+            async with self._bus.node_watch(node, "imaged", self._gate) as watch:
+                await work.follow(watch, node)
         finally:
             images.stop()
 
@@ -141,57 +139,6 @@ class Imaged:
             min_free_bytes=self._settings.min_free_bytes,
             min_free_ratio=self._settings.min_free_ratio,
         )
-
-    @contextlib.contextmanager
-    def _disk_files(self) -> Iterator[DiskFolders]:
-        files = DiskFolders(self._settings.state_dir / "disks")
-        try:
-            yield files
-        finally:
-            files.close()
-
-    # --- records ---------------------------------------------------------------------------
-    async def _follow(self, work: DiskWorker) -> None:
-        """Follow this node's records; compare with the complete list periodically."""
-        async with (
-            self._bus.node_watch(self._settings.node, "imaged", self._gate) as watch,
-            asyncio.TaskGroup() as group,
-        ):
-
-            async def relist() -> None:
-                while True:
-                    await asyncio.sleep(self._settings.relist_interval_s)
-                    watch.relist()
-
-            group.create_task(relist())
-            async for item in watch:
-                match item:
-                    case WatchMark.RESET:
-                        work.listed.clear()
-                    case WatchMark.SYNCED:
-                        work.keep_listed()
-                    case Entry():
-                        self._see(item, work)
-
-    def _see(self, entry: Entry, work: DiskWorker) -> None:
-        uid = entry.key.rpartition(".")[2]
-        if not is_id(uid):
-            return  # the join nonce
-        work.listed.discard(uid)
-        try:
-            record = _record(entry) if entry.kind is EntryKind.PUT else None
-        except VirtbusError as error:
-            extra = {"code": "record_unreadable", "uid": uid}
-            log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
-            work.listed.add(uid)  # the VM exists: its disks stay
-            return
-        if record is None or record.ending or record.node != self._settings.node:
-            work.drop(uid)  # only the agent removes disks
-            return
-        work.listed.add(uid)
-        work.refs[uid] = refs_of(record.spec)
-        if not brings_secret(record.spec):  # otherwise its agent requests it, with the login
-            work.want(record)
 
     # --- requests --------------------------------------------------------------------------
     def _endpoints(self) -> list[Endpoint]:
@@ -215,7 +162,7 @@ class Imaged:
         return handle
 
     # --- reports -----------------------------------------------------------------------------
-    def _tele(self) -> ServiceReport:
+    async def _state(self) -> ServiceReport:
         state = NodeState.RECOVERING if self._store is None else NodeState.READY
         return ServiceReport(
             service="imaged",
@@ -238,42 +185,28 @@ class Imaged:
             self._quarantined = len(entries), sum(entry.bytes for entry in entries)
             self._changed.set()
 
-    async def _tell_state(self) -> None:
-        """Report the state on change, and at least every `report_interval_s`."""
-        subject = subjects.service_report(self._settings.node, "imaged")
-        while True:
-            self._changed.clear()
-            await self._bus.publish(subject, self._tele())
-            await asyncio.sleep(min(_CHANGE_SETTLES_S, self._settings.report_interval_s))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.report_interval_s):
-                    await self._changed.wait()
-
     def _images_changed(self) -> None:
         self._changed.set()
         if self._store is not None and self._store.names > self._settings.max_names * CROWDED:
             self._crowded.set()
 
-    async def _expire_names(self, disks: Disks, work: DiskWorker) -> None:
-        if not work.synced:
-            return
+    async def _expire_names(self, disks: Disks, wanted: frozenset[str]) -> None:
         keep = ExpiryLimits(self._settings.name_max_age_s, self._settings.max_names)
-        wanted = frozenset[str]().union(*work.refs.values())
         names = await disks.expire_names(wanted, keep)
         if names:
             log.info("%d image names expired", len(names), extra={"code": "names_expired"})
             self._changed.set()
 
-    async def _collect(self, disks: Disks, work: DiskWorker) -> None:
-        settings = self._settings
+    async def _collect(
+        self, disks: Disks, work: RecordWorker[ImageReady], refs: Mapping[str, frozenset[str]]
+    ) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.gc_interval_s):
-                    await self._crowded.wait()
+            await wait_for_event(self._crowded, GC_INTERVAL_S)
             self._crowded.clear()
             try:
-                await self._expire_names(disks, work)
-                digests = await disks.collect_garbage(settings.gc_grace_s)
+                if work.synced:
+                    await self._expire_names(disks, frozenset[str]().union(*refs.values()))
+                digests = await disks.collect_garbage(GC_GRACE_S)
             except OSError as error:
                 log.warning("garbage collection failed: %s", error, extra={"code": "gc_failed"})
                 continue
@@ -281,9 +214,3 @@ class Imaged:
                 log.info("image %s removed: unused", digest, extra={"code": "image_removed"})
             if digests:
                 self._changed.set()
-
-
-def _record(entry: Entry) -> VmRecord | None:
-    """Return the record at a key, None for a tombstone; raises VirtbusError."""
-    record = read_record(entry.key, entry.value)
-    return record if isinstance(record, VmRecord) else None

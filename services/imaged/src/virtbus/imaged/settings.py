@@ -65,18 +65,6 @@ class Settings(ServiceSettings):
         ),
     )
     max_pulls: int = Field(4, ge=1, le=64, description="images fetched at once; SHA-256 needs CPU")
-    min_rate_bytes_s: Bytes = Field(
-        _LIMITS.min_rate_bytes_s, ge=0, description="bytes per second; slower is a stall"
-    )
-    rate_window_s: float = Field(
-        _LIMITS.rate_window_s, gt=0, description="seconds over which the rate is measured"
-    )
-    connect_timeout_s: float = Field(
-        _LIMITS.connect_timeout_s, gt=0, description="seconds until a source must be connected"
-    )
-    header_timeout_s: float = Field(
-        _LIMITS.header_timeout_s, gt=0, description="seconds until a source must answer"
-    )
     pull_timeout_s: float = Field(
         _LIMITS.total_timeout_s, gt=0, description="seconds after which a pull fails"
     )
@@ -104,16 +92,6 @@ class Settings(ServiceSettings):
             "of the node's VMs never"
         ),
     )
-    gc_interval_s: float = Field(
-        3600.0, ge=1, description="seconds between searches for unused images"
-    )
-    gc_grace_s: float = Field(
-        3600.0, ge=0, description="seconds that an image without name and disks is kept"
-    )
-    relist_interval_s: float = Field(
-        300.0, ge=1, description="seconds between full comparisons with the records"
-    )
-    report_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -128,10 +106,6 @@ class Settings(ServiceSettings):
             max_bytes=self.max_bytes,
             max_virtual_bytes=self.max_virtual_bytes,
             max_expansion=self.max_expansion,
-            min_rate_bytes_s=self.min_rate_bytes_s,
-            rate_window_s=self.rate_window_s,
-            connect_timeout_s=self.connect_timeout_s,
-            header_timeout_s=self.header_timeout_s,
             total_timeout_s=self.pull_timeout_s,
             allowed_addresses=self.image_addresses,
         )

@@ -69,11 +69,11 @@ class Flight:
 
     async def report(self) -> None:
         """Notify the listeners of each change, until cancelled; then once more."""
-        told: tuple[int, int | None] = (-1, None)
+        sent: tuple[int, int | None] = (-1, None)
         try:
             while True:
-                if told != (self.done_bytes, self.total_bytes):
-                    told = (self.done_bytes, self.total_bytes)
+                if sent != (self.done_bytes, self.total_bytes):
+                    sent = (self.done_bytes, self.total_bytes)
                     await self._tell()
                 await asyncio.sleep(PROGRESS_INTERVAL_S)
         finally:

@@ -1,11 +1,10 @@
 """`virtbus-netd`: connects settings, bus and service."""
 
-import asyncio
 import sys
 
-from virtbus.bus.client import connection, tracing
-from virtbus.bus.client.local_agent import LocalAgent, word_in
-from virtbus.bus.runtime import process, state_version
+from virtbus.bus.client import tracing
+from virtbus.bus.client.local_agent import serve_with_agent
+from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.edge.attachment_store import AttachmentStore
@@ -43,15 +42,11 @@ def host_ports(settings: Settings) -> HostPorts:
 
 
 async def serve(settings: Settings) -> None:
-    """Connect, and serve while this host's agent holds the node, until cancelled."""
-    state_version.check(settings.state_dir)
-    async with connection.connect(settings.bus(), name="netd") as bus:
-        with tracing.recording("netd", settings.node, bus.emit, settings.otlp_endpoint):
-            agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
-            await agent.begin()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(agent.keep())
-                await Netd(bus, settings, host_ports(settings), tracing.span, agent.gate).run()
+    """Serve until cancelled."""
+    await serve_with_agent(
+        settings,
+        lambda bus, gate: Netd(bus, settings, host_ports(settings), tracing.span, gate).run(),
+    )
 
 
 def main() -> None:

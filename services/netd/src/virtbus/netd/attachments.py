@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
+from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.netd.builder import Builder, HostPorts
 from virtbus.netd.core import names
 from virtbus.netd.core.address_assignment import (
@@ -25,7 +26,6 @@ from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
 from virtbus.netd.core.finding import NetworkFinding, lost, mended
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge.namespaces import in_thread
-from virtbus.netd.keyed_lock import KeyedLock
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
@@ -43,7 +43,7 @@ async def _silent(_ready: NetReady) -> None:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Entry:
     attachment: Attachment
     phase: NetPhase | None = None
     """None: only its addresses are remembered."""
@@ -78,9 +78,9 @@ class Attachments:
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._builder = Builder(doors, site)
-        self._held: dict[str, _Held] = {}
+        self._entries: dict[str, _Entry] = {}
         self._released = ReleasedEpochs()
-        self._turns = KeyedLock()
+        self._locks = KeyedLock()
         self._bridge_seen = 0
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
         self._host_side = asyncio.Lock()
@@ -102,22 +102,26 @@ class Attachments:
         """
         self._refuse_while_recovering()
         plan = plan_of(record)
-        async with self._turns.of(plan.uid):
-            held = self._held.get(plan.uid)
-            known = held.attachment if held is not None else None
+        async with self._locks.of(plan.uid):
+            entry = self._entries.get(plan.uid)
+            known = entry.attachment if entry is not None else None
             check_epoch(plan.uid, plan.epoch, known)
             self._released.check(plan.uid, plan.epoch)
-            if held is not None and held.phase is NetPhase.READY and await self._serves(held, plan):
-                return held.ready()
-            if held is not None and held.attachment.nics and await self._builder.runs(plan.uid):
-                raise held.cut_off([]).refusal
+            if (
+                entry is not None
+                and entry.phase is NetPhase.READY
+                and await self._serves(entry, plan)
+            ):
+                return entry.ready()
+            if entry is not None and entry.attachment.nics and await self._builder.runs(plan.uid):
+                raise entry.cut_off([]).refusal
             if known is not None and (known.has_cni or self._builder.stands(known)):
                 await self._builder.unmake(known)
             return await self._make(plan, known, begun)
 
-    async def _serves(self, held: _Held, plan: Attachment) -> bool:
+    async def _serves(self, entry: _Entry, plan: Attachment) -> bool:
         """Return True if the network serves `plan`: it is equal, or a guest is using it."""
-        attachment = held.attachment
+        attachment = entry.attachment
         if not await self._builder.found(attachment):
             return False
         in_use = bool(attachment.nics) and await in_thread(
@@ -133,7 +137,7 @@ class Attachments:
             log.info("the guest keeps its old interfaces until it restarts", extra=extra)
         if (attachment.epoch, attachment.generation) != (plan.epoch, plan.generation):
             update = {"epoch": plan.epoch, "generation": plan.generation}
-            self._keep(held, attachment.model_copy(update=update))
+            self._keep(entry, attachment.model_copy(update=update))
         return True
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
@@ -146,43 +150,39 @@ class Attachments:
             {network: self._doors.cni.load(network, plan.namespace) for network in cni},
         )
         check_macs(attachment, others)
-        held = self._held[plan.uid] = _Held(attachment, NetPhase.BEGUN)
+        entry = self._entries[plan.uid] = _Entry(attachment, NetPhase.BEGUN)
         try:
             async with self._builds:
-                await self._build(held, begun)
+                await self._build(entry, begun)
         except (VirtbusError, OSError) as error:
             refused = refusal(error)
-            await self._abandon(held)
-            held.settle(NetPhase.FAILED, refused.body)
+            await self._abandon(entry)
+            entry.settle(NetPhase.FAILED, refused.body)
             raise refused from error
-        held.settle(NetPhase.READY)
-        return held.ready()
+        entry.settle(NetPhase.READY)
+        return entry.ready()
 
-    async def _build(self, held: _Held, begun: Begun) -> None:
-        attachment = held.attachment
+    async def _build(self, entry: _Entry, begun: Begun) -> None:
+        attachment = entry.attachment
         if not attachment.nics:
             return
         async with self._host_side:
             pass  # a concurrent removal of the host bridge ends first; later ones see this VM
-        self._keep(held, attachment)
+        self._keep(entry, attachment)
         if attachment.has_cni:
             await self._builder.with_cni(
-                attachment, lambda more: self._keep(held, more), lambda: begun(held.ready())
+                attachment, lambda more: self._keep(entry, more), lambda: begun(entry.ready())
             )
-            check_macs(held.attachment, self._other_nics(attachment.uid))
+            check_macs(entry.attachment, self._other_nics(attachment.uid))
         else:
             await self._builder.built_in(attachment)
-        await self._follow_bridge()
-
-    async def _follow_bridge(self) -> None:
-        """Attach other VMs' links to a bridge that had to be made again."""
         if self._bridge_seen != self._doors.bridge.times_made:
             self._bridge_seen = self._doors.bridge.times_made
-            await self.replug()
+            await self.replug()  # the links of other VMs
 
-    async def _abandon(self, held: _Held) -> None:
+    async def _abandon(self, entry: _Entry) -> None:
         """Remove a failed attachment; its file keeps the addresses for the next attempt."""
-        attachment = held.attachment
+        attachment = entry.attachment
         try:
             await self._builder.unmake(attachment)
         except (VirtbusError, OSError) as error:
@@ -192,7 +192,7 @@ class Attachments:
         self._former_links.update(nic.host_link for nic in attachment.nics)
         self.untidy.set()
         nics = tuple(nic.model_copy(update={"cni": None}) for nic in attachment.nics)
-        self._keep(held, attachment.model_copy(update={"nics": nics}))
+        self._keep(entry, attachment.model_copy(update={"nics": nics}))
 
     async def release(self, uid: str, epoch: int) -> bool:
         """Remove everything of `uid`; return True when it is gone, False if there was nothing.
@@ -202,19 +202,19 @@ class Attachments:
                 stays, so that a further release tries again).
         """
         self._refuse_while_recovering()
-        async with self._turns.of(uid):
-            held = self._held.get(uid)
-            check_epoch(uid, epoch, held.attachment if held is not None else None)
+        async with self._locks.of(uid):
+            entry = self._entries.get(uid)
+            check_epoch(uid, epoch, entry.attachment if entry is not None else None)
             self._released.add(uid, epoch)
-            if held is None:
+            if entry is None:
                 return False
             # partially removed is incomplete: removed again after a crash
-            if held.attachment.has_cni:
-                self._keep(held, held.attachment.model_copy(update={"made": False}))
-            await self._builder.unmake(held.attachment)
+            if entry.attachment.has_cni:
+                self._keep(entry, entry.attachment.model_copy(update={"made": False}))
+            await self._builder.unmake(entry.attachment)
             self._doors.files.remove(uid)
-            self._former_links.update(nic.host_link for nic in held.attachment.nics)
-            del self._held[uid]
+            self._former_links.update(nic.host_link for nic in entry.attachment.nics)
+            del self._entries[uid]
             self.untidy.set()
             return True
 
@@ -228,14 +228,14 @@ class Attachments:
                 attachment's error.
         """
         self._refuse_while_recovering()
-        held = self._held.get(uid)
-        if held is None or held.phase is None:
+        entry = self._entries.get(uid)
+        if entry is None or entry.phase is None:
             raise VirtbusError(
                 Code.NOT_FOUND, "not_attached", "netd has no network of this VM; start it again"
             )
         try:
             async with asyncio.timeout(timeout_s):
-                await held.settled.wait()
+                await entry.settled.wait()
         except TimeoutError:
             raise VirtbusError(
                 Code.DEADLINE,
@@ -243,9 +243,9 @@ class Attachments:
                 f"the network was not attached in {timeout_s:g} s; see the CNI plugin's log, "
                 "start the VM again",
             ) from None
-        if held.error is not None:
-            raise VirtbusError.of(held.error)
-        attachment = held.attachment
+        if entry.error is not None:
+            raise VirtbusError.of(entry.error)
+        attachment = entry.attachment
         if not attachment.nics:
             return attachment, []
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
@@ -279,17 +279,17 @@ class Attachments:
     async def compare(self) -> list[NetworkFinding]:
         """Check each network on the host, complete it, and return what was incomplete."""
         findings = []
-        running = await in_thread(lambda: self._doors.emulators.running(self._held))
-        for uid in list(self._held):
-            async with self._turns.of(uid):
-                held = self._held.get(uid)
-                if held is None or held.phase is not NetPhase.READY or not held.attachment.nics:
+        running = await in_thread(lambda: self._doors.emulators.running(self._entries))
+        for uid in list(self._entries):
+            async with self._locks.of(uid):
+                entry = self._entries.get(uid)
+                if entry is None or entry.phase is not NetPhase.READY or not entry.attachment.nics:
                     continue
-                findings.append(await self._examine(held, runs=uid in running))
+                findings.append(await self._examine(entry, runs=uid in running))
         return [finding for finding in findings if finding is not None]
 
-    async def _examine(self, held: _Held, *, runs: bool) -> NetworkFinding | None:
-        attachment = held.attachment
+    async def _examine(self, entry: _Entry, *, runs: bool) -> NetworkFinding | None:
+        attachment = entry.attachment
         named = self._builder.stands(attachment)
         faults = [] if named else [f"{attachment.netns} is gone"]
         stands = await self._builder.found(attachment)
@@ -301,10 +301,10 @@ class Attachments:
         if runs and not (
             stands and await in_thread(lambda: self._builder.links.all_held(attachment))
         ):
-            return held.cut_off(faults)
+            return entry.cut_off(faults)
         if not stands:
-            held.phase = None  # no guest uses it: the next ensure makes it again
-            held.settled.clear()
+            entry.phase = None  # no guest uses it: the next ensure makes it again
+            entry.settled.clear()
         return mended(attachment, faults) if faults else None
 
     async def recover(self) -> None:
@@ -319,67 +319,67 @@ class Attachments:
         self._doors.files.prepare()
         await in_thread(self._doors.bridge.check_owner)
         self._doors.namespaces.prepare()
-        self._held = {each.uid: _Held(each) for each in self._doors.files.all()}
+        self._entries = {each.uid: _Entry(each) for each in self._doors.files.all()}
         for name in self._doors.namespaces.names():
             uid = names.uid_of_netns(name)
-            if uid is not None and uid not in self._held:
+            if uid is not None and uid not in self._entries:
                 extra = {"code": "foreign_netns", "uid": uid}
                 log.warning("%s belongs to another netd; it is left alone", name, extra=extra)
         await in_thread(lambda: self._builder.links.delete_orphans(self.links_known()))
-        await self._builder.end_plugins(held.attachment for held in self._held.values())
+        await self._builder.end_plugins(entry.attachment for entry in self._entries.values())
         async with asyncio.TaskGroup() as group:
-            for held in self._held.values():
-                group.create_task(self._recover(held))
+            for entry in self._entries.values():
+                group.create_task(self._recover(entry))
         self.recovering = False
         self.untidy.set()
 
-    async def _recover(self, held: _Held) -> None:
-        attachment = held.attachment
+    async def _recover(self, entry: _Entry) -> None:
+        attachment = entry.attachment
         if not await self._builder.found(attachment):
             if attachment.nics and await self._builder.runs(attachment.uid):
-                held.cut_off([f"{attachment.netns} is gone"])
+                entry.cut_off([f"{attachment.netns} is gone"])
             return
         async with self._builds:
             if attachment.has_cni and not attachment.made:
-                await self._abandon(held)
+                await self._abandon(entry)
                 return
             try:
                 await self._builder.adopt(attachment)
             except (VirtbusError, OSError) as error:
-                held.settle(NetPhase.FAILED, refusal(error).body)
+                entry.settle(NetPhase.FAILED, refusal(error).body)
                 extra = {"code": "recover_failed", "uid": attachment.uid}
                 log.warning("network not adopted: %s", error, extra=extra)
             else:
-                held.settle(NetPhase.READY)
+                entry.settle(NetPhase.READY)
 
-    def held(self) -> dict[str, tuple[str, ...]]:
+    def resources(self) -> dict[str, tuple[str, ...]]:
         """Return the uids that this netd has resources of, and those; never another instance's."""
-        things: dict[str, list[str]] = {}
         there = set(self._doors.namespaces.names())
-        for uid, held in self._held.items():
-            if held.attachment.netns in there:
-                things.setdefault(uid, []).append(f"netns {held.attachment.netns}")
-            leases = [address for nic in held.attachment.nics for address in nic.addresses]
-            things.setdefault(uid, []).extend(f"address {address}" for address in leases)
-        return {uid: tuple(found) for uid, found in things.items()}
+        found = {}
+        for uid, entry in self._entries.items():
+            attachment = entry.attachment
+            netns = [f"netns {attachment.netns}"] if attachment.netns in there else []
+            addresses = [address for nic in attachment.nics for address in nic.addresses]
+            found[uid] = (*netns, *(f"address {address}" for address in addresses))
+        return found
 
     def state_of(self, uid: str) -> NetReady | None:
         """Return the state of the network of `uid`; None if there is none."""
-        held = self._held.get(uid)
-        return held.ready() if held is not None else None
+        entry = self._entries.get(uid)
+        return entry.ready() if entry is not None else None
 
-    def _keep(self, held: _Held, attachment: Attachment) -> None:
-        held.attachment = attachment
+    def _keep(self, entry: _Entry, attachment: Attachment) -> None:
+        entry.attachment = attachment
         self._doors.files.write(attachment)
 
     def _other_nics(self, uid: str) -> Iterator[Nic]:
-        for other, held in self._held.items():
+        for other, entry in self._entries.items():
             if other != uid:
-                yield from held.attachment.nics
+                yield from entry.attachment.nics
 
     def ready(self) -> list[Attachment]:
         """Return the complete networks, as far as known."""
-        return [each.attachment for each in self._held.values() if each.phase is NetPhase.READY]
+        return [each.attachment for each in self._entries.values() if each.phase is NetPhase.READY]
 
     def built_in(self) -> bool:
         """Return True while a VM here has an interface on the built-in network."""

@@ -5,11 +5,13 @@ import logging
 from dataclasses import replace
 
 from virtbus.bus.client.ports import Entry, EntryKind
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.netd.core.reach import MAX_ADDRESSES, usable
 from virtbus.netd.edge.bus_servers import server_addresses
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.settings import Settings
+from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import HostAddresses
 from virtbus.schemas.records import read_stored
@@ -30,9 +32,12 @@ class ForbiddenAddresses:
         self._changed = asyncio.Event()
 
     def see(self, entry: Entry) -> None:
-        """Apply the node's `_hosts`; an unreadable value changes nothing."""
-        if entry.kind is not EntryKind.PUT:
-            return  # a forgotten node; its guests keep the closed addresses
+        """Apply the node's `_hosts`; another key or an unreadable value changes nothing.
+
+        The guests of a forgotten node keep the closed addresses.
+        """
+        if entry.kind is not EntryKind.PUT or not entry.key.endswith(f".{subjects.HOSTS_KEY}"):
+            return
         try:
             self._hosts = read_stored(HostAddresses, entry.key, entry.value).fleet
         except VirtbusError as error:
@@ -52,11 +57,7 @@ class ForbiddenAddresses:
                 log.warning(
                     "cannot update the closed addresses: %s", error, extra={"code": "reach_failed"}
                 )
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+            await wait_for_event(self._changed, LOOK_S)
 
     def _apply(self) -> None:
         """Resolve names and update nftables on change. Blocks."""

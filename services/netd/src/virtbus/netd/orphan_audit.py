@@ -29,7 +29,7 @@ class OrphanAudit:
 
     async def held(self) -> dict[str, tuple[str, ...]]:
         """Return all resources by uid: known ones, and orphans."""
-        found = self._attachments.held()
+        found = self._attachments.resources()
         for uid, things in (await self.strays()).items():
             found[uid] = (*found.get(uid, ()), *things)
         return found
@@ -77,7 +77,7 @@ class OrphanAudit:
 
     # --- inspect ---------------------------------------------------------------------------------
     async def _stray_namespaces(self) -> list[tuple[str, str]]:
-        held = self._attachments.held()
+        held = self._attachments.resources()
         found = []
         for name in self._doors.namespaces.names():
             uid = names.uid_of_netns(name)

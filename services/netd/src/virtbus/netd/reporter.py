@@ -4,47 +4,32 @@ import logging
 import time
 
 from virtbus.bus.client import tracing
-from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.step_reporter import StepEvents, StepReporter
 from virtbus.netd.core.finding import NetworkFinding
 from virtbus.netd.edge.fd_passing import Handover
-from virtbus.schemas import subjects
-from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.node_rpc import NetPhase, NetReady
-from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
 
-PART = "net"
+EVENTS = StepEvents(
+    "net", EventKind.NETWORK_READY, EventKind.NETWORK_FAILED, EventKind.NETWORK_RELEASED
+)
 
 
-class NetworkReporter:
-    """Publishes on the bus; nothing here decides, or can fail the work."""
+class NetworkReporter(StepReporter):
+    """Publishes what comparisons find, and the wrapper's span, too."""
 
     def __init__(self, bus: Bus, node: str) -> None:
-        self._bus = bus
-        self._node = node
-        self._events = EventRecorder(bus, "netd", node)
-
-    async def ready(self, ready: NetReady) -> None:
-        """Publish the ready event of a create; it may be lost."""
-        await self._bus.publish(subjects.ready(self._node, ready.uid, PART), ready)
-
-    def attached(self, record: VmRecord, ready: NetReady, took_ms: float) -> None:
-        """Emit that a network was made."""
-        addresses = ",".join(a for i in ready.interfaces for a in i.addresses)
-        detail = {"addresses": addresses}
-        self._events.emit(
-            self._events.about(EventKind.NETWORK_READY, record, took_ms=took_ms, detail=detail)
-        )
+        super().__init__(bus, "netd", node, EVENTS)
 
     async def found(self, finding: NetworkFinding) -> None:
         """Emit that a network differed from its state file."""
         attachment = finding.attachment
         extra = {"code": finding.reason, "uid": attachment.uid}
         log.warning("%s", finding.message, extra=extra)
-        event = self._events.event(
+        event = self.event(
             EventKind.NETWORK_FAILED if finding.error else EventKind.NETWORK_READY,
             uid=attachment.uid,
             epoch=attachment.epoch,
@@ -54,7 +39,7 @@ class NetworkReporter:
             reason=finding.reason,
             message=finding.message,
         )
-        self._events.emit(event, self._bus.sources.uuid7())
+        self.emit(event, self._bus.sources.uuid7())
         if finding.error is not None:
             await self.ready(
                 NetReady(
@@ -65,15 +50,6 @@ class NetworkReporter:
                     error=finding.error,
                 )
             )
-
-    def failed(self, record: VmRecord, error: VirtbusError) -> None:
-        """Emit a failure; one event for each reason of a generation."""
-        why = {"reason": error.reason, "message": str(error)}
-        self._events.emit(self._events.about(EventKind.NETWORK_FAILED, record, **why))
-
-    def released(self, uid: str, epoch: int) -> None:
-        """Emit that a network was removed."""
-        self._events.emit(self._events.event(EventKind.NETWORK_RELEASED, uid=uid, epoch=epoch))
 
     def wrapped(self, done: Handover) -> None:
         """Record the wrapper's span, which it cannot report itself: it has become QEMU."""

@@ -5,17 +5,9 @@ import contextlib
 import logging
 import sys
 
-from virtbus.bus.client.ports import (
-    Bus,
-    Endpoint,
-    Entry,
-    EntryKind,
-    Gate,
-    Request,
-    ServiceInfo,
-    Watch,
-    WatchMark,
-)
+from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
+from virtbus.bus.client.record_worker import RecordWorker
+from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
 from virtbus.netd.attachments import Attachments
@@ -25,13 +17,12 @@ from virtbus.netd.edge.fd_passing import Handover, HandoverServer
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
-from virtbus.netd.network_worker import NetworkWorker
+from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.ids import check_uid, is_id
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
@@ -44,12 +35,13 @@ from virtbus.schemas.node_rpc import (
     ReleaseReply,
     ServiceReport,
 )
-from virtbus.schemas.records import read_record
 from virtbus.schemas.version import VERSION
-from virtbus.schemas.vm import RunStrategy, VmRecord
-from virtbus.schemas.wire import invalid, validate
+from virtbus.schemas.wire import valid_uid, validate
 
 log = logging.getLogger(__name__)
+
+COMPILER: str | None = "gcc"
+"""Builds vmwrapper, which saves 10 ms of CPU a start; None: the Python version."""
 
 
 class Netd:
@@ -70,11 +62,9 @@ class Netd:
         self._ports = ports
         self._attachments = Attachments(self._ports, settings.site())
         self._leftovers = OrphanAudit(self._ports, self._attachments)
-        self._facts = NetworkReporter(bus, settings.node)
+        self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
-        self._listed: set[str] = set()
         self._reach = ForbiddenAddresses(self._ports.bridge, settings)
-        self._addresses: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -87,19 +77,25 @@ class Netd:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                work = NetworkWorker(group, self._attachments, self._facts, self._span)
+                step = NetworkStep(self._attachments, self._reporter)
+                work = RecordWorker(group, step, self._reporter, self._span)
                 async with self._bus.serve(info, self._endpoints(work)):
-                    group.create_task(self._tell_state())
+                    group.create_task(
+                        report_state(self._bus, settings.node, self._changed, self._state)
+                    )
                     group.create_task(handover.run())
                     await in_thread(lambda: self._install(handover))
                     await self._attachments.recover()
                     self._changed.set()
                     process.notify("READY=1")
-                    held = len(self._attachments.held())
+                    held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
                     group.create_task(self._tidy())
                     group.create_task(self._reach.run())
-                    await self._follow(work)
+                    async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
+                        await work.follow(
+                            watch, settings.node, of_node=self._reach.see, compare=self._compare
+                        )
         finally:
             with contextlib.suppress(OSError):
                 await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
@@ -112,86 +108,40 @@ class Netd:
             handover.wrapper_path,
             emulator=self._settings.emulator,
             memo=self._settings.state_dir / "netd" / "wrapper.json",
-            compiler=self._settings.wrapper_compiler or None,
+            compiler=COMPILER,
         )
 
     def _handed_over(self, done: Handover) -> None:
         took_ms = (done.granted_ns - done.asked_ns) / 1e6
         extra = {"code": "handed_over", "uid": done.uid}
         log.info("descriptors handed over in %.1f ms", took_ms, extra=extra)
-        self._facts.wrapped(done)
+        self._reporter.wrapped(done)
 
-    # --- records ----------------------------------------------------------------------------
-    async def _follow(self, work: NetworkWorker) -> None:
-        """Follow this node's records; compare with the complete list periodically."""
-        async with (
-            self._bus.node_watch(self._settings.node, "netd", self._gate) as watch,
-            asyncio.TaskGroup() as group,
-        ):
-            group.create_task(self._compare(watch))
-            async for item in watch:
-                match item:
-                    case WatchMark.RESET:
-                        self._listed.clear()
-                    case WatchMark.SYNCED:
-                        work.keep_only(self._listed)
-                    case Entry():
-                        self._see(item, work)
-
-    async def _compare(self, watch: Watch) -> None:
-        """Compare the networks with the host and the records, at once and then periodically."""
-        while True:
-            try:
-                await self._attachments.replug()
-                for finding in await self._attachments.compare():
-                    await self._facts.found(finding)
-            except (VirtbusError, OSError) as error:
-                log.warning(
-                    "comparison of networks failed: %s", error, extra={"code": "compare_failed"}
-                )
-            await asyncio.sleep(self._settings.relist_interval_s)
-            watch.relist()
-
-    def _see(self, entry: Entry, work: NetworkWorker) -> None:
-        uid = entry.key.rpartition(".")[2]
-        if uid == subjects.HOSTS_KEY:
-            self._reach.see(entry)
-        if not is_id(uid):
-            return  # of the node, not of a VM
-        self._listed.discard(uid)
+    async def _compare(self) -> None:
+        """Compare the networks with the host."""
         try:
-            record = _record(entry) if entry.kind is EntryKind.PUT else None
-        except VirtbusError as error:
-            extra = {"code": "record_unreadable", "uid": uid}
-            log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
-            self._listed.add(uid)  # the VM exists: its network stays
-            return
-        if record is None or record.ending or record.node != self._settings.node:
-            work.drop(uid)  # only the agent removes networks
-            return
-        self._listed.add(uid)
-        if record.spec.run_strategy is not RunStrategy.HALTED:
-            work.want(record)
+            await self._attachments.replug()
+            for finding in await self._attachments.compare():
+                await self._reporter.found(finding)
+        except (VirtbusError, OSError) as error:
+            extra = {"code": "compare_failed"}
+            log.warning("comparison of networks failed: %s", error, extra=extra)
 
     # --- requests ---------------------------------------------------------------------------
-    def _endpoints(self, work: NetworkWorker) -> list[Endpoint]:
+    def _endpoints(self, work: RecordWorker[NetReady]) -> list[Endpoint]:
         async def ensure(request: Request) -> NetReady:
             record = validate(Ensure, request.data).record
-            ready = await work.ensure(record)
+            ready = await work.attempt(record)
             if ready.error is not None:
                 raise VirtbusError.of(ready.error)
             return ready
 
         async def release(request: Request) -> ReleaseReply:
             want = validate(Release, request.data)
-            uid = _uid(want.uid)
-            if want.epoch >= ANY_EPOCH and uid in self._listed:
-                message = f"a record of {uid} stands; only the epoch of that one may be released"
-                raise VirtbusError(Code.CONFLICT, "record_stands", message)
-            work.drop(uid)
+            uid = work.end(want)
             with self._span("virtbus release network", uid=uid):
                 if await self._release(uid, want.epoch):
-                    self._facts.released(uid, want.epoch)
+                    self._reporter.released(uid, want.epoch)
                     log.info("network released", extra={"code": "released", "uid": uid})
             return ReleaseReply(uid=uid)
 
@@ -209,7 +159,7 @@ class Netd:
             await self._leftovers.mend()
         held = await self._leftovers.held()
         if want.uid is not None:
-            uid = _uid(want.uid)
+            uid = valid_uid(want.uid)
             return HeldResources(things={uid: held[uid]} if uid in held else {})
         return HeldResources(things=held, faults=await self._leftovers.faults())
 
@@ -220,7 +170,7 @@ class Netd:
         return epoch >= ANY_EPOCH and await self._leftovers.remove(uid)
 
     # --- reports -----------------------------------------------------------------------------
-    def _tele(self) -> ServiceReport:
+    async def _state(self) -> ServiceReport:
         state = NodeState.RECOVERING if self._attachments.recovering else NodeState.READY
         default = NetworkInfo(
             name="default", kind="bridge", subnet=str(self._settings.subnet.network)
@@ -238,19 +188,8 @@ class Netd:
             service="netd",
             state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
             networks=(default, *others),
-            addresses=self._addresses,
+            addresses=await in_thread(self._ports.bridge.addresses),
         )
-
-    async def _tell_state(self) -> None:
-        """Report the state on change, and at least every `report_interval_s`."""
-        subject = subjects.service_report(self._settings.node, "netd")
-        while True:
-            self._changed.clear()
-            self._addresses = await in_thread(self._ports.bridge.addresses)
-            await self._bus.publish(subject, self._tele())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.report_interval_s):
-                    await self._changed.wait()
 
     async def _tidy(self) -> None:
         """Remove leftovers after releases, and the bridge after the last one."""
@@ -264,18 +203,6 @@ class Netd:
                 self._attachments.untidy.set()
 
 
-def _uid(text: str) -> str:
-    try:
-        return check_uid(text)
-    except ValueError as error:
-        raise invalid((Detail(path="uid", message=str(error)),)) from None
-
-
-def _record(entry: Entry) -> VmRecord | None:
-    record = read_record(entry.key, entry.value)
-    return record if isinstance(record, VmRecord) else None
-
-
 async def teardown(settings: Settings, ports: HostPorts) -> None:
     """Remove every network of this host, attached or not; for an uninstall.
 
@@ -285,7 +212,7 @@ async def teardown(settings: Settings, ports: HostPorts) -> None:
     attachments = Attachments(ports, settings.site())
     try:
         await attachments.recover()
-        for uid in attachments.held():
+        for uid in attachments.resources():
             await attachments.release(uid, sys.maxsize)
         await attachments.tidy()
     finally:

@@ -79,14 +79,6 @@ class Settings(ServiceSettings):
         Path("/usr/local/libexec/virtbus"),
         description="install folder of vmwrapper; QEMU's user must reach it",
     )
-    wrapper_compiler: str = Field(
-        "gcc",
-        description=("builds vmwrapper (saves 10 ms of CPU a start); empty: the Python version"),
-    )
-    relist_interval_s: float = Field(
-        300.0, ge=1, description="seconds between full comparisons with the records"
-    )
-    report_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
 
     @field_validator("subnet")
     @classmethod

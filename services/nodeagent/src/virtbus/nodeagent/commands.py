@@ -4,14 +4,13 @@ A command acts at most once for each id. It is written to disk before it acts, s
 repeat nor the next agent does it again (ADR 0021).
 """
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
-from weakref import WeakValueDictionary
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.ports import Request
+from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import UP
@@ -37,7 +36,7 @@ class Commands:
         self._tools = tools
         self._guests = guests
         self._check_here = check_here
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = KeyedLock()
         self._acts: dict[str, Callable[[str], Awaitable[bool]]] = {
             "reset": tools.hypervisor.reset,
             "soft-reboot": tools.hypervisor.reboot,
@@ -47,8 +46,7 @@ class Commands:
         """Run the command; raise VirtbusError if it did not run or the outcome is unknown."""
         want = validate(GuestCommand, request.data)
         self._check_here(want.uid)
-        lock = self._locks.setdefault(want.uid, asyncio.Lock())
-        async with lock:
+        async with self._locks.of(want.uid):
             with tracing.span(f"virtbus {want.verb} guest", uid=want.uid):
                 await self._once(want, request.deadline_s)
         return Empty()

@@ -3,9 +3,9 @@
 A create considers every node. It must not scan every VM as well: 10,000 of them cost 10 ms.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from virtbus.controller.core.placement import memory_of
+from virtbus.controller.core.placement import Candidate, memory_of
 from virtbus.schemas.vm import VmRecord
 
 
@@ -43,6 +43,19 @@ class Load:
 
 
 NOTHING = Load()
+
+
+def with_vm(node: Candidate, record: VmRecord) -> Candidate:
+    """Return the node with one VM more; a stopped one uses only disk space."""
+    on = takes_room(record)
+    return replace(
+        node,
+        vms=node.vms + 1,
+        fresh_vms=node.fresh_vms + 1,
+        vcpus=node.vcpus + on * record.spec.domain.cpu.vcpus,
+        memory_bytes=node.memory_bytes + on * memory_of(record.spec),
+        strict=node.strict or record.reserved,
+    )
 
 
 @dataclass(slots=True)

@@ -1,10 +1,9 @@
 """Evacuation: which VMs may leave, their records afterwards, and their targets (ADR 0014)."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from virtbus.controller.core.allocations import takes_room
-from virtbus.controller.core.placement import Candidate, demand_of, memory_of, place
+from virtbus.controller.core.allocations import takes_room, with_vm
+from virtbus.controller.core.placement import Candidate, demand_of, place
 from virtbus.schemas.node import Fence
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord
 from virtbus.schemas.vm_status import VmStatus
@@ -142,12 +141,5 @@ class EvacuationTargets:
         return there is not None and not there.cordoned and not there.silent
 
     def keep(self, node: str, record: VmRecord) -> None:
-        """Count a VM that will come to `node`; a stopped one uses only disk space."""
-        there, on = self._nodes[node], takes_room(record)
-        self._nodes[node] = replace(
-            there,
-            vms=there.vms + 1,
-            fresh_vms=there.fresh_vms + 1,
-            vcpus=there.vcpus + (record.spec.domain.cpu.vcpus if on else 0),
-            memory_bytes=there.memory_bytes + (memory_of(record.spec) if on else 0),
-        )
+        """Count a VM that will come to `node`."""
+        self._nodes[node] = with_vm(self._nodes[node], record)

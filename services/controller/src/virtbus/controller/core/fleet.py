@@ -46,8 +46,8 @@ PROOF_FRESH_S = 5.0
 """Longer than the interval of lease renewals: then the bus may be unreachable, not the nodes."""
 SILENT_FRESH_S = 0.25
 """Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
-TOLD_FRESH_S = 1.0
-TOLD_KEPT = 1000
+REASON_FRESH_S = 1.0
+REASONS_KEPT = 1000
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Fleet:
     """Cached candidates; one is removed when its node or its VMs change."""
     _silent_s: float = -math.inf
     """The time of the last computation of silent nodes."""
-    _told: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
+    _reasons: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
 
     # --- input from watches --------------------------------------------------------------------
     def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
@@ -226,21 +226,21 @@ class Fleet:
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
         """Process a node's liveness record; raise VirtbusError if it does not match its key."""
-        told = plain_stored(key, value)
-        record = as_stored(NodeRecord, told)
+        plain = plain_stored(key, value)
+        record = as_stored(NodeRecord, plain)
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
         vms = self.promises.on.get(record.node, NOTHING).vms
         self.nodes[record.node] = NodeSeen(record, now_s, skew_s, vms=vms)
-        self.hosts.reported[record.node] = (record, told)
+        self.hosts.reported[record.node] = (record, plain)
         self.offer(record.node)
         return record.node
 
     def offer(self, node: str) -> None:
         """Recompute the approved part of a node's report."""
         if seen := self.nodes.get(node):
-            record, told = self.hosts.offered(node)
-            self.nodes[node] = seen._replace(record=record, kind=kind_of(told))
+            record, plain = self.hosts.offered(node)
+            self.nodes[node] = seen._replace(record=record, kind=kind_of(plain))
         self._candidates.pop(node, None)
 
     def forget_left(self, now_s: float) -> None:
@@ -314,6 +314,10 @@ class Fleet:
         """Return the last status by the record's own node, and its revision."""
         return self.statuses.get((record.node, record.uid))
 
+    def last_status(self, record: VmRecord) -> VmStatus | None:
+        """Return the last status by the record's own node."""
+        return self.statuses.get((record.node, record.uid), (None, 0))[0]
+
     def show(self, uid: str, now_s: float) -> VmView | None:
         """Return the VM as the API shows it."""
         held = self.vms.get(uid)
@@ -321,33 +325,29 @@ class Fleet:
 
     def show_held(self, held: StoredVm, now_s: float) -> VmView:
         """Return the view of a record that was just read or written."""
-        status = self.status_of(held.record)
+        seen = self.last_status(held.record)
         node = self.node_state(held.record.node, now_s)
         if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # not heard yet
             node = NodeState.READY
-        fence = (
-            self.node_spec_of(held.record.node).fenced
-            if held.record.node in self.node_specs
-            else None
-        )
+        known = self.node_specs.get(held.record.node)
+        fence = known[0].fenced if known is not None else None
         why = self._unplaced(held.record, now_s) if held.record.node == UNPLACED else ""
-        seen = status[0] if status else None
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
         """Return why it waits for a node; empty if it has one. Cached by demand for a second."""
         needs = takes_room(record)
         demand = (demand_of(record.spec), needs, record.reserved)
-        told = self._told.get(demand)
-        if told is None or now_s - told[0] > TOLD_FRESH_S:
-            if len(self._told) > TOLD_KEPT:
-                self._told.clear()
+        reason = self._reasons.get(demand)
+        if reason is None or now_s - reason[0] > REASON_FRESH_S:
+            if len(self._reasons) > REASONS_KEPT:
+                self._reasons.clear()
             refused = place(
                 record.spec, self.candidates(now_s), powered=needs, strict=record.reserved
             ).refused
             refused = {**refused, **dict.fromkeys(self.unheard_nodes(), "is silent")}
-            told = self._told[demand] = (now_s, why_unplaced(refused))
-        return told[1]
+            reason = self._reasons[demand] = (now_s, why_unplaced(refused))
+        return reason[1]
 
     def unheard_nodes(self) -> list[str]:
         """Return nodes that hold VMs and were not heard: their capacity is unknown."""

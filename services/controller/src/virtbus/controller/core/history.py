@@ -61,13 +61,13 @@ def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
     data = body.get("data", body) if isinstance(body, dict) else None
     spans = data.get("spans", [data]) if isinstance(data, dict) else None
     if not isinstance(spans, list) or not all(isinstance(one, dict) for one in spans):
-        return unread, [_unshown(message, "it is no fact")]
+        return unread, [_unshown(message, "it is no event")]
     one = (message.subject, str(body.get("id", message.sequence)))
     return one, [_item(message, span) for span in spans]
 
 
 def _unshown(message: Stored, why: str) -> EventItem:
-    return _item(message, {"message": f"this fact cannot be shown: {why}"})
+    return _item(message, {"message": f"this event cannot be shown: {why}"})
 
 
 def _item(message: Stored, data: dict[str, Any]) -> EventItem:

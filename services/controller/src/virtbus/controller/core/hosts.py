@@ -82,9 +82,9 @@ class Hosts:
 
     def offered(self, node: str) -> tuple[NodeRecord, Mapping[str, Any]]:
         """Return the approved part of the last heartbeat, also as plain values."""
-        record, told = self.reported[node]
+        record, plain = self.reported[node]
         may = offered(record, self.record(node))
-        return may, told if may is record else {**told, "labels": may.labels}
+        return may, plain if may is record else {**plain, "labels": may.labels}
 
     def shown(self, node: str) -> dict[str, Any]:
         """Return the fields of a node's view about its host."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.image import ImageInfo, names_within
 from virtbus.schemas.image_api import ImagePage, NodeImage
 from virtbus.schemas.node_rpc import HeldImages
 
@@ -45,18 +45,13 @@ def merged(pages: Mapping[str, HeldImages]) -> ImagePage:
 
 
 def _item(one: _Merged) -> NodeImage:
-    left_bytes, names = NAMES_BYTES, list[str]()
-    for name in sorted(one.names):
-        left_bytes -= len(name.encode())
-        if left_bytes < 0:
-            break
-        names.append(name)
-    told = {
-        "names": tuple(names),
+    names = names_within(sorted(one.names), NAMES_BYTES)
+    of_all = {
+        "names": names,
         "more_names": one.more + len(one.names) - len(names),
         "nodes": tuple(sorted(one.nodes)),
     }
-    return NodeImage(**{**one.info.model_dump(), **told})
+    return NodeImage(**{**one.info.model_dump(), **of_all})
 
 
 def _bytes(texts: tuple[str, ...]) -> int:

@@ -36,11 +36,11 @@ class KnownImages:
 
         Raise VirtbusError if the value does not match its key.
         """
-        told = read_stored(NodeImages, key, value)
-        refuse_foreign(key, is_id(told.node) and subjects.node_images(told.node))
-        mark = sha256(encode(sorted(told.keys))).digest()
-        self._of[told.node] = HasImages(frozenset(told.keys), mark)
-        return told.node
+        report = read_stored(NodeImages, key, value)
+        refuse_foreign(key, is_id(report.node) and subjects.node_images(report.node))
+        mark = sha256(encode(sorted(report.keys))).digest()
+        self._of[report.node] = HasImages(frozenset(report.keys), mark)
+        return report.node
 
     def purge(self, key: str) -> str:
         """Forget a node's images; return the node."""

@@ -149,8 +149,8 @@ def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
     """Return the record after a restart; 409 if there is no guest to restart."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
-    anew = powered(record, on=True, grace_s=grace_s)
-    return anew.model_copy(update={"restart_epoch": anew.power_epoch})
+    new = powered(record, on=True, grace_s=grace_s)
+    return new.model_copy(update={"restart_epoch": new.power_epoch})
 
 
 def paused(record: VmRecord, *, up: bool, on: bool) -> VmRecord:

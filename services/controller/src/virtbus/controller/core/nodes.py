@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState
 
 SUSPECT_AFTER_S = 10.0
@@ -70,6 +71,12 @@ WHY_UNKNOWN: dict[NodeState, str] = {
     "`virtbus node get {node}` says why",
     NodeState.LEFT: "the agent of {node} was stopped; the guest runs on unwatched",
 }
+
+
+def node_not_found(node: str) -> VirtbusError:
+    """Return 404 for a node that the fleet does not have."""
+    message = f"there is no node {node}; `virtbus node list` shows what there is"
+    return VirtbusError(Code.NOT_FOUND, "node_not_found", message)
 
 
 def state_of(signs: NodeSignals) -> NodeState:

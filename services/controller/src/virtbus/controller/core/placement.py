@@ -241,9 +241,9 @@ ONE_OF_A_KIND = frozenset(
 """Fields of NodeRecord that may differ between nodes of one kind."""
 
 
-def kind_of(told: Mapping[str, Any]) -> bytes:
+def kind_of(plain: Mapping[str, Any]) -> bytes:
     """Return the kind of a node, from its record as plain values."""
-    same = {key: value for key, value in told.items() if key not in ONE_OF_A_KIND}
+    same = {key: value for key, value in plain.items() if key not in ONE_OF_A_KIND}
     services = same.get("services")
     if isinstance(services, Mapping):  # the time of a service's last report does not count
         same["services"] = {

@@ -4,7 +4,7 @@ A host has the record that it acted on. The bus may have an older one (a restore
 one, or none. The copy with the higher (epoch, generation, power_epoch, pause_epoch) is used.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -175,21 +175,18 @@ def plan(
         elif record is not None:
             steps.append(step_of(record, known))
         elif known.record is not None:
-            released_by_node = was_deleted(known.record, gone)
-            if (
-                released_by_node and known.record.evacuating
-            ):  # by another node's report, which is unsigned
-                why = "it left its node, and another host says that it was deleted there"
-                steps.append(
-                    Rebuilt(RebuildAction.CONFLICT, known.record, f"{why}: vm delete, or repeat")
-                )
-            elif released_by_node and unheard:
-                why = f"it left {known.node}; start {', '.join(unheard)}, then repeat"
-                steps.append(Rebuilt(RebuildAction.CONFLICT, known.record, why))
-            else:
-                steps.append(
-                    Rebuilt(
-                        RebuildAction.END if released_by_node else RebuildAction.KEEP, known.record
-                    )
-                )
+            steps.append(_unheld(known.record, was_deleted(known.record, gone), unheard))
     return steps
+
+
+def _unheld(record: VmRecord, was_released: bool, unheard: Sequence[str]) -> Rebuilt:
+    """Return the step for a record of the bus that no host has."""
+    if not was_released:
+        return Rebuilt(RebuildAction.KEEP, record)
+    if record.evacuating:  # by another node's report, which is unsigned
+        why = "it left its node, and another host says that it was deleted there"
+        return Rebuilt(RebuildAction.CONFLICT, record, f"{why}: vm delete, or repeat")
+    if unheard:
+        why = f"it left {record.node}; start {', '.join(unheard)}, then repeat"
+        return Rebuilt(RebuildAction.CONFLICT, record, why)
+    return Rebuilt(RebuildAction.END, record)

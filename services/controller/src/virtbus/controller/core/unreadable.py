@@ -15,6 +15,17 @@ NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
 _NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
 
+_WAYS_OUT = {
+    "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
+    "the VM",
+    "status": "its node writes it again with the VM's next change; where the VM is gone, `virtbus "
+    "vm delete {uid}` removes it",
+    "name claim": "`virtbus vm delete NAME` frees the name",
+    "join record": "`virtbus bus rebuild` makes it again",
+    "node_spec": "`virtbus node fence` or `unfence` replaces it",
+}
+"""The next step for a person, by kind."""
+
 
 class Unreadable(NamedTuple):
     """An unreadable value: its key, revision, size, and the error."""
@@ -43,25 +54,7 @@ class Unreadable(NamedTuple):
     @property
     def way_out(self) -> str:
         """Return the next step for a person."""
-        match self.kind:
-            case "record":
-                return (
-                    f"`virtbus bus rebuild` writes it back from its host, `virtbus vm delete "
-                    f"{self.uid}` ends the VM"
-                )
-            case "status":
-                return (
-                    f"its node writes it again with the VM's next change; where the VM is gone, "
-                    f"`virtbus vm delete {self.uid}` removes it"
-                )
-            case "name claim":
-                return "`virtbus vm delete NAME` frees the name"
-            case "join record":
-                return "`virtbus bus rebuild` makes it again"
-            case "node_spec":
-                return "`virtbus node fence` or `unfence` replaces it"
-            case _:
-                return "its writer writes it again"
+        return _WAYS_OUT.get(self.kind, "its writer writes it again").format(uid=self.uid)
 
 
 class UnreadableValueError(VirtbusError):

@@ -36,8 +36,9 @@ def view(
         why = f"leaves {record.node} for {goal}, as soon as that can take it"
         conditions += (Condition(type="Evacuating", status=True, message=why),)
     if orphaned := record.annotations.get(ORPHANED):
-        known = Condition(type="Orphaned", status=True, reason="no_owner", message=orphaned)
-        conditions += (known,)
+        conditions += (
+            Condition(type="Orphaned", status=True, reason="no_owner", message=orphaned),
+        )
     if unplaced and not record.deleting:
         reason, message = "unplaced", unplaced
         conditions = (

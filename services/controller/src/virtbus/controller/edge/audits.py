@@ -5,9 +5,10 @@ import asyncio
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.nodes import node_not_found
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings
-from virtbus.schemas.errors import Code, VirtbusError, quotable
+from virtbus.schemas.errors import VirtbusError, quotable
 from virtbus.schemas.node_rpc import Audit, Audited, AuditFinding
 from virtbus.schemas.wire import validate
 
@@ -28,8 +29,7 @@ class Audits:
     async def audit(self, request: Request) -> NodeAudited:
         want = validate(NodeAudit, request.data)
         if want.node is not None and want.node not in self._fleet.nodes:
-            message = f"there is no node {want.node}; `virtbus node list` shows what there is"
-            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+            raise node_not_found(want.node)
         nodes = [want.node] if want.node is not None else sorted(self._fleet.nodes)
         async with asyncio.TaskGroup() as group:
             asked = [

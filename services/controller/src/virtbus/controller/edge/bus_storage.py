@@ -22,7 +22,7 @@ CREATES_UNTIL_FULL = 0.8
 LOOK_S = 5.0
 PROBE_S = 1.5
 """Time limit of a probe: a stored write takes milliseconds."""
-TOLD_S = 15.0
+REPORT_FRESH_S = 15.0
 """Time that the keeper's report is valid; it is renewed every few seconds."""
 _NOTHING = BusStorage()
 """The report if there is no keeper."""
@@ -35,8 +35,8 @@ class BusStorageGuard:
         self._bus = bus
         self.fill = 0.0
         self._stalled = False
-        self._told = _NOTHING
-        self._told_s = float("-inf")
+        self._report = _NOTHING
+        self._report_s = float("-inf")
 
     async def run(self) -> None:
         """Update the state; never returns by itself."""
@@ -53,25 +53,25 @@ class BusStorageGuard:
 
     async def _hear(self) -> None:
         async with self._bus.subscribe(subjects.bus_storage()) as messages:
-            await hear(messages, BusStorage, self._keeper_told)
+            await hear(messages, BusStorage, self._keeper_reported)
 
-    def _keeper_told(self, told: BusStorage) -> None:
-        if self._told.stalled and not told.stalled:
+    def _keeper_reported(self, report: BusStorage) -> None:
+        if self._report.stalled and not report.stalled:
             self._stalled = False  # the keeper has tried every stream
-        self._told, self._told_s = told, asyncio.get_running_loop().time()
+        self._report, self._report_s = report, asyncio.get_running_loop().time()
 
     # --- answers --------------------------------------------------------------------------
     @property
-    def told(self) -> BusStorage:
+    def report(self) -> BusStorage:
         """Return the keeper's last report, or an empty one if there is no keeper."""
-        fresh = asyncio.get_running_loop().time() - self._told_s < TOLD_S
-        return self._told if fresh else _NOTHING
+        fresh = asyncio.get_running_loop().time() - self._report_s < REPORT_FRESH_S
+        return self._report if fresh else _NOTHING
 
     @property
     def message(self) -> str:
         """Return a message for people; empty if the bus stores."""
-        if self.told.message:
-            return self.told.message
+        if self.report.message:
+            return self.report.message
         return _NOT_STORED if self._stalled else ""
 
     def alarms(self) -> tuple[str, ...]:
@@ -83,14 +83,14 @@ class BusStorageGuard:
         if self.fill >= CREATES_UNTIL_FULL:
             message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
-        if self.told.low:
-            raise VirtbusError(Code.EXHAUSTED, "bus_full", self.told.message, after_ms=10_000)
+        if self.report.low:
+            raise VirtbusError(Code.EXHAUSTED, "bus_full", self.report.message, after_ms=10_000)
 
     def guarded(self, handler: Handler) -> Handler:
         """Wrap the handler of a request that writes; 503 `bus_storage` if nothing is stored."""
 
         async def handle(request: Request) -> object:
-            if self._stalled or self.told.stalled:
+            if self._stalled or self.report.stalled:
                 raise self._refusal()
             try:
                 return await handler(request)

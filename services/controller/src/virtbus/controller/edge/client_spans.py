@@ -7,22 +7,17 @@ from virtbus.schemas.events import EventKind, Span, SpanBatch
 from virtbus.schemas.ids import UNPLACED, check_uid
 
 
-class ClientSpans:
-    """Checks client spans and stores them as events; an invalid one is dropped and logged."""
+async def store_client_spans(bus: Bus) -> None:
+    """Store each span as an event; an invalid one is logged. Never returns by itself."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-
-    async def run(self) -> None:
-        """Follow `virtbus.report.client.span`; never returns by itself."""
-        async with self._bus.subscribe(subjects.client_span()) as messages:
-            await hear(messages, Span, self._store)
-
-    def _store(self, told: Span) -> None:
-        uid = check_uid(told.attributes.get("virtbus.uid", ""))
-        span = told.model_copy(update={"service": "client", "node": ""})
-        self._bus.emit(
+    def store(reported: Span) -> None:
+        uid = check_uid(reported.attributes.get("virtbus.uid", ""))
+        span = reported.model_copy(update={"service": "client", "node": ""})
+        bus.emit(
             subjects.event(UNPLACED, uid, EventKind.SPAN),
             SpanBatch(spans=(span,)),
             message_id=f"{span.trace_id}:{span.span_id}",
         )
+
+    async with bus.subscribe(subjects.client_span()) as messages:
+        await hear(messages, Span, store)

@@ -17,6 +17,7 @@ from virtbus.controller.core.claims import (
     uid_taken,
 )
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import refuse_deleting
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.core.unreadable import UnreadableValueError
@@ -81,7 +82,7 @@ class Commits:
         if body is not None:
             digest = hashlib.sha256(body).hexdigest()
             record = record.model_copy(update={"sec_digest": digest})
-        await self._claim(record)
+        await self.claim(record)
         if body is not None:
             await self._put_secrets(record, body)
         try:
@@ -130,10 +131,10 @@ class Commits:
         return True
 
     # --- the name -------------------------------------------------------------------------
-    async def _claim(self, record: VmRecord, *, anew: bool = False) -> None:
-        """Claim the name for the record's uid.
+    async def claim(self, record: VmRecord, *, renew: bool = False) -> None:
+        """Claim the name for the record's uid; raises as `create`.
 
-        With `anew` under a revision that nobody has read yet.
+        With `renew` under a revision that nobody has read yet.
         """
         key = subjects.name_claim(record.namespace, record.name)
         body = encode(NameClaim(uid=record.uid))
@@ -141,12 +142,12 @@ class Commits:
             try:
                 await self._bus.put(key, body, expect=0)
             except ConflictError:
-                if not await self._take_over(key, body, record, anew=anew):
+                if not await self._take_over(key, body, record, renew=renew):
                     continue
             return
         raise _storm()
 
-    async def _take_over(self, key: str, body: bytes, record: VmRecord, *, anew: bool) -> bool:
+    async def _take_over(self, key: str, body: bytes, record: VmRecord, *, renew: bool) -> bool:
         """Try once to take over an existing claim; return False if another writer was faster."""
         claim = await self._bus.get(key)
         if claim is None:
@@ -156,7 +157,7 @@ class Commits:
             if holder is not None:
                 if holder != record.uid:
                     await self._step_over(holder, record)
-                elif not anew:
+                elif not renew:
                     return True
             await self._bus.put(key, body, expect=claim.revision)
         except ConflictError:
@@ -219,7 +220,7 @@ class Commits:
         if step is CommitStep.MOVE and last is not None:
             # The controller that tombstoned this uid will next CAS the name claim at the revision
             # it read. Renewing the claim first makes that CAS fail, so only one of us succeeds.
-            await self._claim(record, anew=True)
+            await self.claim(record, renew=True)
             if body is not None:  # a sweep, or another create, may have removed them
                 await self._put_secrets(record, body)
             try:
@@ -229,14 +230,11 @@ class Commits:
             return Committed(StoredVm(record, revision), created=True)
         if step is CommitStep.REFUSE:
             raise uid_taken(record, message)
-        if step is CommitStep.ENDING:
-            message_text = (
-                f"{record.name} is being deleted; wait for vm.deleted, then create it again"
-            )
-            raise VirtbusError(Code.CONFLICT, "deleting", message_text)
+        if step is CommitStep.ENDING and isinstance(message, VmRecord):
+            refuse_deleting(message)
         if step is CommitStep.GONE:
-            message_text = f"uid {record.uid} was deleted; create the VM under a new uid"
-            raise VirtbusError(Code.GONE, "deleted", message_text)
+            why = f"uid {record.uid} was deleted; create the VM under a new uid"
+            raise VirtbusError(Code.GONE, "deleted", why)
         return None
 
     async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:
@@ -293,7 +291,7 @@ class Commits:
         if known.record is None and known.where is not UidState.UNREADABLE:
             await self.create(record, None)
             return
-        await self._claim(record)
+        await self.claim(record)
         key, old = subjects.vm_record(record.node, record.uid), known.record or record
         if known.node == record.node:
             write = Write(key, encode(record), expect=known.revision)
@@ -305,10 +303,6 @@ class Commits:
         former = subjects.vm_record(known.node, record.uid)
         move = [Write(former, None, expect=known.revision), Write(key, encode(record), expect=0)]
         await self._reservations.write(old, record, move)
-
-    async def ensure_name(self, record: VmRecord) -> None:
-        """Claim the name for an existing record; raises as `create`."""
-        await self._claim(record)
 
     async def latest(self, uid: str) -> StoredVm | None:
         """Return the leader's record; raises UnreadableError."""
@@ -342,10 +336,6 @@ class Commits:
         except BusError as error:
             _left(error, record.uid)
         return revision
-
-    async def purged(self, uid: str) -> bool:
-        """Return True for a VM that was deleted, not merely one unknown to this bus."""
-        return purged(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def release_name(self, key: str, uid: str, *, its_own: bool = False) -> bool:
         """Purge a claim that `uid` holds; return False if another uid holds it by now.
@@ -384,10 +374,6 @@ class Commits:
             await self._bury(holder, last)
         await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)
         return True
-
-    async def reclaim(self, key: str, revision: int, uid: str) -> None:
-        """Replace an unreadable claim for the VM that has the name; ConflictError."""
-        await self._bus.put(key, encode(NameClaim(uid=uid)), expect=revision)
 
 
 def _left(error: BusError, uid: str) -> None:

@@ -45,10 +45,10 @@ Check = Callable[[], int]
 class Evacuations:
     """Runs rounds while the lease is held."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents) -> None:
         self._fleet = fleet
         self._watches = watches
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
         self._moves = Assignment(bus, fleet)
         self._fences: dict[str, tuple[Fence, float]] = {}
@@ -101,8 +101,7 @@ class Evacuations:
         Until then reserve its target.
         """
         record, uid = held.record, held.record.uid
-        status = self._fleet.status_of(record)
-        if not released_by_node(record, status[0] if status else None):
+        if not released_by_node(record, self._fleet.last_status(record)):
             node = self._kept.get(uid, "")
             if places.open(node):
                 places.keep(node, record)
@@ -130,15 +129,14 @@ class Evacuations:
             if not goal:
                 continue
             self._kept[record.uid] = goal
-            status = self._fleet.status_of(record)
-            wanted = evacuating(record, status[0] if status else None, None)
+            wanted = evacuating(record, self._fleet.last_status(record), None)
             wanted = wanted.model_copy(update={"lease": check()})
             try:
                 left = await self._commits.replace(held, wanted)
             except ConflictError:
                 continue  # the write's echo continues here
             self._apply(left)
-            self._facts.emit(EventKind.VM_EVACUATING, left.record, f"{node} is drained")
+            self._events.emit(EventKind.VM_EVACUATING, left.record, f"{node} is drained")
 
     async def _fenced(
         self, node: str, node_spec: NodeSpec, fence: Fence, places: EvacuationTargets, check: Check
@@ -159,8 +157,7 @@ class Evacuations:
             elif record.evacuating or not eviction_blocked_reason(record, discard=discard):
                 there, _ = places.find(record)
                 if there:
-                    status = self._fleet.status_of(record)
-                    runs = runs_after(record, status[0] if status else None)
+                    runs = runs_after(record, self._fleet.last_status(record))
                     record = record.model_copy(update={"powered": runs})
                     await self._move(held, record, there, check, standing)
 
@@ -186,7 +183,7 @@ class Evacuations:
         except ConflictError:
             return
         self._fleet.node_spec(fence[0], revision - 1)
-        self._facts.emit(EventKind.VM_DELETED, held.record, "its node is fenced")
+        self._events.emit(EventKind.VM_DELETED, held.record, "its node is fenced")
 
     async def _move(
         self, held: StoredVm, record: VmRecord, node: str, check: Check, fence: Fenced | None
@@ -202,7 +199,7 @@ class Evacuations:
         if fence is not None:
             self._fleet.node_spec(fence[0], new.revision - 2)
         self._apply(new)
-        self._facts.emit(EventKind.VM_MOVED, new.record, f"from {old}")
+        self._events.emit(EventKind.VM_MOVED, new.record, f"from {old}")
         extra = {"code": "vm_moved", "uid": record.uid}
         log.info("moved %s from %s to %s", record.name, old, node, extra=extra)
 

@@ -7,19 +7,21 @@ from collections.abc import Awaitable, Iterator
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError, ConflictError
+from virtbus.controller.core.evacuation import released_by_node
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.orphan_grace import OrphanGrace
 from virtbus.controller.core.vm_keys import StoredClaim, StoredVm
 from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.key_states import purged
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED, is_id, is_uid
-from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.vm_status import VmStatus
+from virtbus.schemas.vm import NameClaim
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +33,10 @@ AT_ONCE = 16
 class Finalizer:
     """Completes deletes after the release, and sweeps orphan claims, secrets and statuses."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
         self._moves = Assignment(bus, fleet)
         self._claims, self._secrets, self._statuses = OrphanGrace(), OrphanGrace(), OrphanGrace()
@@ -63,16 +65,16 @@ class Finalizer:
 
     async def _finish(self, uid: str) -> None:
         held = self._fleet.vms.get(uid)
-        status = self._fleet.status_of(held.record) if held is not None else None
         if held is None or not held.record.deleting:
             return
-        if held.record.node != UNPLACED and not _released(held.record, status):
+        status = self._fleet.last_status(held.record)
+        if held.record.node != UNPLACED and not released_by_node(held.record, status):
             return
         try:
             await self._commits.finish(held)
         except ConflictError:
             return  # another controller was first, or the record changed: its echo comes back here
-        self._facts.emit(EventKind.VM_DELETED, held.record, "")
+        self._events.emit(EventKind.VM_DELETED, held.record, "")
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
 
     async def sweep(self, grace_s: float) -> int:
@@ -102,11 +104,12 @@ class Finalizer:
         bearers = {subjects.name_claim(*name): uid for name, uid in self._fleet.names.items()}
         for key in bad.keys() & bearers.keys():
             with contextlib.suppress(ConflictError):
-                await self._commits.reclaim(key, bad[key], bearers[key])
+                claim = encode(NameClaim(uid=bearers[key]))
+                await self._bus.put(key, claim, expect=bad[key])
 
     def _orphan(self, key: str, claim: StoredClaim) -> bool:
         held = self._fleet.vms.get(claim.uid)
-        return held is None or _named(held.record) != key
+        return held is None or key != subjects.name_claim(held.record.namespace, held.record.name)
 
     async def _sweep_secrets(self, grace_s: float) -> int:
         found: dict[str, Entry] = {}
@@ -166,8 +169,8 @@ class Finalizer:
         entry = await self._bus.get(key)
         if entry is None or entry.kind is not EntryKind.PUT:
             return False
-        if not await self._commits.purged(_uid(entry)):
-            return False
+        if not purged(await self._bus.get(subjects.vm_anywhere(_uid(entry)))):
+            return False  # it is unknown to this bus, which is no proof of a delete
         await self._bus.purge(key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
@@ -187,17 +190,8 @@ class Finalizer:
                 log.info("swept %d orphan(s)", removed, extra={"code": "swept"})
 
 
-def _released(record: VmRecord, status: tuple[VmStatus, int] | None) -> bool:
-    """Return True if the record's node reports that nothing is left there."""
-    return status is not None and status[0].released and status[0].epoch >= record.epoch
-
-
 def _bad(about: str) -> dict[str, str]:
     return {"code": "unreadable", "uid": about.rpartition(".")[2]}
-
-
-def _named(record: VmRecord) -> str:
-    return subjects.name_claim(record.namespace, record.name)
 
 
 def _uid(entry: Entry) -> str:

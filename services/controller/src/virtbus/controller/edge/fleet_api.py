@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from virtbus.bus.client.ports import HISTORY_BYTES, Bus, Request, StoredMessage, StreamReport
 from virtbus.bus.errors import BusError
@@ -11,6 +13,7 @@ from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
+from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.pace import Pace
@@ -41,6 +44,8 @@ from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
+
+Model = TypeVar("Model", bound=BaseModel)
 
 CONSUMERS_SHOWN = 500
 """Number of shown consumers of a stream, those with the largest lag first; each node has three."""
@@ -85,25 +90,16 @@ class FleetApi:
     async def images(self, request: Request) -> ImagePage:
         want = validate(ImageList, request.data)
         ask = ListImages(after=want.continue_ or "")
-        held: dict[str, HeldImages] = {}
-
-        def take(node: str, answer: Any) -> None:
-            held[node] = validate(HeldImages, answer)
-
-        await self._ask(self._fleet.nodes, "list", ask, NODE_ANSWER_S, take)
-        return merged(held)
+        pages_by_node, _ = await self._ask(
+            self._fleet.nodes, "list", ask, NODE_ANSWER_S, HeldImages
+        )
+        return merged(pages_by_node)
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
         nodes = self._named(want.node)
-        left_s = _left_s(request)
         ask = PullImage(ref=want.ref, job=want.job or self._bus.sources.uuid7())
-        images: dict[str, ImageInfo] = {}
-
-        def take(node: str, answer: Any) -> None:
-            images[node] = validate(ImageInfo, answer)
-
-        errors = await self._ask(nodes, "pull", ask, left_s, take)
+        images, errors = await self._ask(nodes, "pull", ask, _left_s(request), ImageInfo)
         if errors and not images:
             raise next(iter(errors.values()))
         return PulledImages(images=images, errors=_told(errors))
@@ -112,12 +108,8 @@ class FleetApi:
         """Remove an image; 404 only if no node had it."""
         want = validate(ImageDelete, request.data)
         nodes = self._named(want.node)
-        gone: dict[str, ForgottenImage] = {}
-
-        def take(node: str, answer: Any) -> None:
-            gone[node] = validate(ForgottenImage, answer)
-
-        errors = await self._ask(nodes, "delete", ForgetImage(ref=want.ref), _left_s(request), take)
+        ask, left_s = ForgetImage(ref=want.ref), _left_s(request)
+        gone, errors = await self._ask(nodes, "delete", ask, left_s, ForgottenImage)
         failed = {n: error for n, error in errors.items() if error.code != Code.NOT_FOUND}
         if errors and not gone:
             raise next(iter((failed or errors).values()))
@@ -130,8 +122,7 @@ class FleetApi:
             message = "no node has joined; start one with `virtbus up`"
             raise VirtbusError(Code.UNAVAILABLE, "no_node", message, after_ms=5000)
         if node and node not in self._fleet.nodes:
-            message = f"there is no node {node}; `virtbus node list` shows what there is"
-            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+            raise node_not_found(node)
         return nodes
 
     async def _ask(
@@ -140,18 +131,20 @@ class FleetApi:
         verb: str,
         value: Any,
         timeout_s: float,
-        take: Callable[[str, Any], None],
-    ) -> dict[str, VirtbusError]:
-        """Call imaged of each node concurrently; `take` gets each answer; return errors by node.
+        model: type[Model],
+    ) -> tuple[dict[str, Model], dict[str, VirtbusError]]:
+        """Call imaged of each node concurrently; return answers and errors by node.
 
-        An answer that `take` cannot read is that node's error.
+        An answer that is no `model` is that node's error.
         """
+        answers: dict[str, Model] = {}
         errors: dict[str, VirtbusError] = {}
 
         async def ask(node: str) -> None:
             subject = subjects.rpc(node, "imaged", verb)
             try:
-                take(node, await self._bus.request(subject, value, timeout_s=timeout_s))
+                answer = await self._bus.request(subject, value, timeout_s=timeout_s)
+                answers[node] = validate(model, answer)
             except VirtbusError as error:
                 errors[node] = error
             except BusError as error:
@@ -161,7 +154,7 @@ class FleetApi:
         async with asyncio.TaskGroup() as group:
             for node in nodes:
                 group.create_task(ask(node))
-        return errors
+        return answers, errors
 
     # --- events and state ---------------------------------------------------------------------
     async def events(self, request: Request) -> pages.Plain:
@@ -178,9 +171,8 @@ class FleetApi:
         """Return each VM's state only: whole views would block the loop for too long."""
         found = []
         for held in self._fleet.vms.values():
-            status = self._fleet.status_of(held.record)
             node = nodes.get(held.record.node, NodeState.READY)
-            state = visible_state(held.record, status[0] if status else None, node)
+            state = visible_state(held.record, self._fleet.last_status(held.record), node)
             found.append((held.record, state))
         return found
 

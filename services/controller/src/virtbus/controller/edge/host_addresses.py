@@ -34,18 +34,18 @@ class FleetAddresses:
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._told: dict[str, tuple[HostAddresses, int]] = {}
+        self._stored: dict[str, tuple[HostAddresses, int]] = {}
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
         """Watch the stored keys, and write differing ones, while the lease is held."""
-        self._told.clear()
+        self._stored.clear()
         listed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(listed))
             await listed.wait()
             while True:
                 tenure.check()
-                await self._tell()
+                await self._write()
                 await asyncio.sleep(LOOK_S)
 
     async def _follow(self, listed: asyncio.Event) -> None:
@@ -58,22 +58,22 @@ class FleetAddresses:
 
     def _see(self, entry: Entry) -> None:
         node = entry.key.split(".")[2]
-        known = self._told.get(node)
+        known = self._stored.get(node)
         if known is not None and known[1] >= entry.revision:
             return
         if entry.kind is not EntryKind.PUT:
-            self._told.pop(node, None)
+            self._stored.pop(node, None)
             return
         try:
             there = read_stored(HostAddresses, entry.key, entry.value)
         except VirtbusError as error:
             log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
             there = HostAddresses(node=node)  # written again below
-        self._told[node] = (there, entry.revision)
+        self._stored[node] = (there, entry.revision)
 
     def wanted(self) -> dict[str, HostAddresses]:
         """Return the desired key of each node. Nodes without addresses need no key."""
-        own = {node: there.own for node, (there, _) in self._told.items()}
+        own = {node: there.own for node, (there, _) in self._stored.items()}
         for node, seen in self._fleet.nodes.items():
             if seen.record.addresses:
                 named = (one for one in seen.record.addresses if len(one) <= ADDRESS_CHARACTERS)
@@ -84,9 +84,9 @@ class FleetAddresses:
             node: HostAddresses(node=node, own=own.get(node, ()), fleet=fleet) for node in nodes
         }
 
-    async def _tell(self) -> None:
+    async def _write(self) -> None:
         for node, wanted in self.wanted().items():
-            there, revision = self._told.get(node, (None, 0))
+            there, revision = self._stored.get(node, (None, 0))
             if wanted == there:
                 continue
             key = subjects.node_hosts(node)
@@ -100,4 +100,4 @@ class FleetAddresses:
             except BusError as error:
                 log.info("%s: %s", key, error, extra={"code": "hosts_late"})
                 return
-            self._told[node] = (wanted, revision)
+            self._stored[node] = (wanted, revision)

@@ -56,7 +56,7 @@ class HostApi(NodeApi):
         if await self._record(node, lambda host: host.model_copy(update=given), request):
             message = f"given to {rival.hostname or rival.instance}: {want.confirm}"
             log.warning("%s is %s", node, message, extra={"code": "taken_over", "node": node})
-            self._facts.node(EventKind.NODE_TAKEN_OVER, node, message, rival.instance)
+            self._events.node(EventKind.NODE_TAKEN_OVER, node, message, rival.instance)
         return self._show(node)
 
     def _rival(self, node: str, instance: str | None) -> Instance:
@@ -89,7 +89,7 @@ class HostApi(NodeApi):
         change = {"approved": approved}
         if await self._record(node, lambda host: host.model_copy(update=change), request):
             message = f"{approved.cpus} CPUs, {approved.memory_bytes} bytes of memory"
-            self._facts.node(EventKind.NODE_APPROVED, node, message, request.id)
+            self._events.node(EventKind.NODE_APPROVED, node, message, request.id)
         return self._show(node)
 
     async def _record(self, node: str, change: Change, request: Request) -> bool:
@@ -129,10 +129,10 @@ class HostApi(NodeApi):
 class HostDuty:
     """Records host and capacity of each new node, and reports second agents."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
 
     async def run(self, tenure: LeaderTerm) -> None:
         """Check each second, while the lease is held; never returns by itself."""
@@ -151,7 +151,7 @@ class HostDuty:
                 if (node, instance) not in told:
                     message = f"a second agent on {one.hostname} is kept out: {one.why}"
                     log.error("%s: %s", node, message, extra={"code": "node_rival", "node": node})
-                    self._facts.node(EventKind.NODE_RIVAL, node, message, instance)
+                    self._events.node(EventKind.NODE_RIVAL, node, message, instance)
             told = set(rivals)
 
     async def _first(self, record: NodeRecord) -> None:

@@ -12,7 +12,7 @@ from virtbus.controller.core.evacuation import EvacuationTargets, eviction_block
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.mutations import remembered
 from virtbus.controller.core.node_views import node_views
-from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
+from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, node_not_found, unheard
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
@@ -46,10 +46,10 @@ Change = Callable[[NodeSpec], NodeSpec]
 class NodeApi:
     """The handlers of `node.*`; each takes a Request and returns the answer's model."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
 
     async def list(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)
@@ -61,16 +61,14 @@ class NodeApi:
         return self._show(self._known(validate(NodeRef, request.data).node))
 
     async def cordon(self, request: Request) -> NodeDetail:
-        node = self._known(validate(NodeRef, request.data).node)
-        await self._change(
-            node, lambda node_spec: node_spec.model_copy(update={"cordoned": True}), request
-        )
-        return self._show(node)
+        return await self._update(request, {"cordoned": True})
 
     async def uncordon(self, request: Request) -> NodeDetail:
+        return await self._update(request, {"cordoned": False, "draining": None})
+
+    async def _update(self, request: Request, update: dict[str, object]) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
-        open_again = {"cordoned": False, "draining": None}
-        await self._change(node, lambda node_spec: node_spec.model_copy(update=open_again), request)
+        await self._change(node, lambda node_spec: node_spec.model_copy(update=update), request)
         return self._show(node)
 
     async def drain(self, request: Request) -> NodeDetail:
@@ -128,7 +126,7 @@ class NodeApi:
         if await self._change(node, proved, request, unread) is None:
             return
         identity = f"{proof.instance}:{proof.started_ns}"
-        self._facts.node(EventKind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
+        self._events.node(EventKind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
 
     async def unfence(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
@@ -146,7 +144,7 @@ class NodeApi:
             message = "back, and as the same agent: it was never off" if same else "back"
             level = logging.WARNING if same else logging.INFO
             log.log(level, "%s is %s", node, message, extra={"code": "unfenced", "node": node})
-            self._facts.node(EventKind.NODE_UNFENCED, node, message, f"{before.fenced.time_ns}")
+            self._events.node(EventKind.NODE_UNFENCED, node, message, f"{before.fenced.time_ns}")
         return self._show(node)
 
     def _check_back(self, node: str, fence: Fence) -> None:
@@ -204,13 +202,14 @@ class NodeApi:
             raise VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)
         self._check_empty(node)
         await self._bus.purge(subjects.node_images(node), marker_ttl_s=MARKER_TTL_S)
-        told = [uid for there, uid in self._fleet.statuses if there == node]
-        for uid in told:
-            await self._bus.purge(subjects.vm_status(node, uid), marker_ttl_s=MARKER_TTL_S)
-
-        for key in (subjects.node_instance(node), subjects.node_rival(node)):
+        uids = [uid for there, uid in self._fleet.statuses if there == node]
+        of_node = (
+            subjects.node_instance(node),
+            subjects.node_rival(node),
+            subjects.node_host(node),
+        )
+        for key in (*(subjects.vm_status(node, uid) for uid in uids), *of_node):
             await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
-        await self._bus.purge(subjects.node_host(node), marker_ttl_s=MARKER_TTL_S)
 
         def nothing(node_spec: NodeSpec) -> NodeSpec:
             return NodeSpec(node=node, requests=node_spec.requests)
@@ -221,8 +220,8 @@ class NodeApi:
         await self._change(node, nothing, request)
         self._fleet.nodes.pop(node, None)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
-        self._facts.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
-        return NodeForgotten(node=node, statuses=len(told))
+        self._events.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
+        return NodeForgotten(node=node, statuses=len(uids))
 
     def _check_empty(self, node: str) -> None:
         """Raise 409 while VMs are on the node."""
@@ -329,8 +328,7 @@ class NodeApi:
         holds = any(held.record.node == node for held in fleet.vms.values())
         if node in fleet.nodes or holds or not fleet.node_spec_of(node).idle:
             return node
-        message = f"there is no node {node}; `virtbus node list` shows what there is"
-        raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+        raise node_not_found(node)
 
     def _show(self, node: str) -> NodeDetail:
         now_s = asyncio.get_running_loop().time()

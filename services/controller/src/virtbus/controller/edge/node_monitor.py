@@ -28,7 +28,7 @@ STALE_S = 1.0
 RECENT_S = 60.0
 """Age of changes that a new leader still emits: there may have been no leader."""
 
-FACTS: dict[NodeState, tuple[EventKind, str]] = {
+EVENTS: dict[NodeState, tuple[EventKind, str]] = {
     NodeState.READY: (EventKind.NODE_READY, "takes VMs"),
     NodeState.SUSPECT: (EventKind.NODE_SUSPECT, "has not been heard for 10 s"),
     NodeState.DOWN: (
@@ -52,12 +52,12 @@ class NodeMonitor:
     """Updates state that depends on time, not on messages."""
 
     def __init__(
-        self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: FleetEvents, leases: Leases
+        self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents, leases: Leases
     ) -> None:
         self._bus = bus
         self._fleet = fleet
         self._watches = watches
-        self._facts = facts
+        self._events = events
         self._leases = leases
         self._states: dict[str, NodeState] | None = None
         self._recent: deque[Change] = deque(maxlen=1000)
@@ -126,9 +126,9 @@ class NodeMonitor:
             tenure.check()
             while self._recent:
                 change = self._recent.popleft()
-                fact = FACTS.get(change.state)
-                if fact is not None and now_s - change.at_s < RECENT_S:
-                    kind, message = fact
-                    self._facts.node(kind, change.node, message, change.identity)
+                event = EVENTS.get(change.state)
+                if event is not None and now_s - change.at_s < RECENT_S:
+                    kind, message = event
+                    self._events.node(kind, change.node, message, change.identity)
             self._changed.clear()
             await self._changed.wait()

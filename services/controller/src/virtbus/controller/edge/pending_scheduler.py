@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
-from virtbus.controller.core.allocations import takes_room
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.controller.core.allocations import takes_room, with_vm
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import Demand, demand_of, place
 from virtbus.controller.core.vm_keys import StoredVm
@@ -45,10 +45,10 @@ class Choice(NamedTuple):
 class PendingScheduler:
     """Finds nodes for VMs under `_`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents) -> None:
         self._fleet = fleet
         self._watches = watches
-        self._facts = facts
+        self._events = events
         self._moves = Assignment(bus, fleet)
         self._wake = asyncio.Event()
         self._declined: dict[str, dict[str, float]] = {}
@@ -64,12 +64,8 @@ class PendingScheduler:
         while True:
             if self._fleet.unplaced or self._fleet.refused:
                 await self._round(tenure)
-            try:
-                async with asyncio.timeout(ROUND_S):
-                    await self._wake.wait()
-                    await asyncio.sleep(SETTLE_S)
-            except TimeoutError:
-                pass
+            if await wait_for_event(self._wake, ROUND_S):
+                await asyncio.sleep(SETTLE_S)
             self._wake.clear()
 
     async def _round(self, tenure: LeaderTerm) -> None:
@@ -92,8 +88,8 @@ class PendingScheduler:
         hopeless: set[tuple[Demand, bool, bool]] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
-            demand, needs = demand_of(record.spec), takes_room(record)
-            kind = (demand, needs, record.reserved)
+            needs = takes_room(record)
+            kind = (demand_of(record.spec), needs, record.reserved)
             declined = self._declined.get(record.uid, {})
             if record.ending or (kind in hopeless and record.node == UNPLACED):
                 continue
@@ -105,17 +101,9 @@ class PendingScheduler:
                 elif not declined:
                     hopeless.add(kind)
                 continue
-            node = nodes[found.nodes[0]]
-            nodes[found.nodes[0]] = replace(
-                node,
-                vms=node.vms + 1,
-                fresh_vms=node.fresh_vms + 1,
-                vcpus=node.vcpus + demand.vcpus * needs,
-                memory_bytes=node.memory_bytes + demand.memory_bytes * needs,
-                strict=node.strict or record.reserved,
-            )
-            why = f"best of {len(found.nodes)}, {len(found.refused)} refused"
-            yield Choice(held, found.nodes[0], why)
+            best = found.nodes[0]
+            nodes[best] = with_vm(nodes[best], record)
+            yield Choice(held, best, f"best of {len(found.nodes)}, {len(found.refused)} refused")
 
     def _note_refusals(self, now_s: float) -> None:
         """Remember refusals for a while, so that the node is not tried again at once."""
@@ -133,11 +121,10 @@ class PendingScheduler:
         found = []
         for uid in self._fleet.refused:
             held = self._fleet.vms.get(uid)
-            status = self._fleet.status_of(held.record) if held is not None else None
+            status = self._fleet.last_status(held.record) if held is not None else None
             if held is None or status is None or held.record.ending:
                 continue
-            told = status[0]
-            if told.refused and told.released and told.epoch == held.record.epoch:
+            if status.refused and status.released and status.epoch == held.record.epoch:
                 found.append(uid)
         return found
 
@@ -161,7 +148,7 @@ class PendingScheduler:
             self._tell(held.record, choice.why)
 
     def _tell(self, record: VmRecord, why: str) -> None:
-        self._facts.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+        self._events.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
         log.info(
             "placed %s/%s on %s",
             record.namespace,

@@ -11,6 +11,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.claims import UidState
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import Commits
@@ -40,17 +41,16 @@ ADOPTED = "adopted from the quarantine of its node"
 class Quarantines:
     """The handler of `node.quarantine`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
 
     async def quarantine(self, request: Request) -> NodeQuarantined:
         want = validate(NodeQuarantine, request.data)
         if want.node not in self._fleet.nodes:
-            message = f"there is no node {want.node}; `virtbus node list` shows what there is"
-            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+            raise node_not_found(want.node)
         ask_s = request.deadline_s - asyncio.get_running_loop().time() - 1.0
         if want.do == "adopt":
             return await self._adopt(want, ask_s)
@@ -101,7 +101,7 @@ class Quarantines:
         except (ConflictError, NodeFullError) as error:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"
             raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from error
-        self._facts.emit(EventKind.VM_UPDATED, record, ADOPTED)
+        self._events.emit(EventKind.VM_UPDATED, record, ADOPTED)
 
 
 class Overtaken:

@@ -5,7 +5,6 @@ and a node joins the bus only after its VMs are there.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Collection
 from contextlib import suppress
@@ -53,11 +52,11 @@ WRITTEN = {
 class Rebuilds:
     """The handler. Any controller may run it, even two concurrently."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents, keys: RecordKeys) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, keys: RecordKeys) -> None:
         self._bus = bus
         self._keys = keys
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
 
     async def rebuild(self, request: Request) -> BusRebuilt:
@@ -183,17 +182,17 @@ class Rebuilds:
     async def _write(self, step: RebuildAction, record: VmRecord, known: Known) -> None:
         if step in WRITTEN:
             await self._commits.write_back(record, known)
-            self._facts.emit(EventKind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
+            self._events.emit(EventKind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is RebuildAction.END:
             # A normal delete: imaged and netd may have made things for it meanwhile, and only its
             # agent releases them. An immediate purge could hide the delete from the agent.
             ending = deleting(record, grace_s=0)
             await self._commits.replace(StoredVm(record, known.revision), ending)
-            self._facts.emit(EventKind.VM_DELETING, record, "its host had released it")
+            self._events.emit(EventKind.VM_DELETING, record, "its host had released it")
         elif step is RebuildAction.KEEP and known.record is not None:
             name = subjects.name_claim(record.namespace, record.name)
             if name not in self._fleet.claims:
-                await self._commits.ensure_name(known.record)
+                await self._commits.claim(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
         """Let a node join this bus; a joined one compares its host again.
@@ -222,7 +221,7 @@ class Rebuilds:
         node_spec = report.node_spec.model_copy(
             update={"lease_revision": 0}
         )  # leases start over, too
-        with contextlib.suppress(ConflictError):  # a desired state was written here: it wins
+        with suppress(ConflictError):  # a desired state was written here: it wins
             await self._bus.put(subjects.node_spec(report.node), encode(node_spec), expect=0)
 
     async def _nonce(self, node: str) -> str:

@@ -30,10 +30,10 @@ NO_UID = "00000000-0000-0000-0000-000000000000"
 class Removals:
     """Deletes. They can be repeated: each purge is for the revision that could not be read."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
         self._fleet = fleet
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
         self._reservations = Reservations(bus, fleet)
 
@@ -97,7 +97,7 @@ class Removals:
         for key in [key for key, claim in self._fleet.claims.items() if claim.uid == uid]:
             await self._commits.release_name(key, uid)
         if before is not None:
-            self._facts.emit(EventKind.VM_DELETED, before, "its record could not be read")
+            self._events.emit(EventKind.VM_DELETED, before, "its record could not be read")
 
     async def _gone(self, found: Unreadable) -> None:
         """Purge an unreadable value, unless it was removed with its VM or replaced."""

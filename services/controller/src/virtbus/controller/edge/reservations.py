@@ -113,9 +113,11 @@ class Reservations:
 
         A purged sum was zero, regardless of this controller's cached VMs.
         """
+        if entry is not None and not entry.value:
+            return Reserved(node=node)
         if entry is not None:
             with suppress(VirtbusError):  # an unreadable sum is computed again, like a lost one
-                return _stored(node, entry)
+                return read_stored(Reserved, entry.key, entry.value)
         load = self._fleet.promises.on.get(node, NOTHING)
         return Reserved(
             node=node,
@@ -139,12 +141,6 @@ class Reservations:
         why = room(record.spec, node, disk=False)
         if why is not None:
             raise NodeFullError(now.node, why)
-
-
-def _stored(node: str, entry: Entry) -> Reserved:
-    if not entry.value:
-        return Reserved(node=node)
-    return read_stored(Reserved, entry.key, entry.value)
 
 
 def _nodes(*records: VmRecord | None) -> set[str]:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 POINTS, AT_ONCE = 50, 4
 """Sampled positions in a stream, and messages at each."""
-FACTS, STATUSES = "virtbus.evt", "$KV.st"
+EVENTS, STATUSES = "virtbus.evt", "$KV.st"
 """The newest events are kept. No status is kept: an agent writes each again with its next
 change.
 """
@@ -26,16 +26,16 @@ change.
 class StreamTrimmer:
     """Checks both streams repeatedly."""
 
-    def __init__(self, bus: Bus, facts: FleetEvents, nodes: Callable[[], int]) -> None:
+    def __init__(self, bus: Bus, events: FleetEvents, nodes: Callable[[], int]) -> None:
         """`nodes` returns the number of nodes."""
         self._bus = bus
-        self._facts = facts
+        self._events = events
         self._nodes = nodes
 
     async def run(self, tenure: LeaderTerm) -> None:
         """Run until cancelled."""
         while True:
-            for prefix in (STATUSES, FACTS):
+            for prefix in (STATUSES, EVENTS):
                 try:
                     await self.look(prefix, tenure)
                 except BusError as error:
@@ -59,7 +59,7 @@ class StreamTrimmer:
             await self._trim(prefix, one)
 
     async def _trim(self, prefix: str, one: Excess) -> None:
-        keep = one.keep if prefix == FACTS else 0
+        keep = one.keep if prefix == EVENTS else 0
         message = (
             f"it took about {one.bytes >> 20} MiB of {prefix}.>: trimmed to its newest {keep}. Are "
             f"its credentials in other hands? `virtbus bus revoke-node {one.node}` makes them void"
@@ -68,4 +68,4 @@ class StreamTrimmer:
         await self._bus.trim(f"{prefix}.{one.node}.>", keep=keep)
         if is_id(one.node):  # emitted each time: an earlier one was among the trimmed messages
             again = self._bus.sources.uuid7()
-            self._facts.node(EventKind.NODE_TRIMMED, one.node, message, again)
+            self._events.node(EventKind.NODE_TRIMMED, one.node, message, again)

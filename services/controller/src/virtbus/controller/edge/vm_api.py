@@ -64,7 +64,7 @@ class VmApi:
         bus: Bus,
         fleet: Fleet,
         watches: WatchServer,
-        facts: FleetEvents,
+        events: FleetEvents,
         storage: BusStorageGuard,
         *,
         strict: bool = False,
@@ -72,9 +72,9 @@ class VmApi:
         self._bus = bus
         self._fleet = fleet
         self._watches = watches
-        self._facts = facts
+        self._events = events
         self._commits = Commits(bus, fleet)
-        self._removals = Removals(bus, fleet, facts)
+        self._removals = Removals(bus, fleet, events)
         self._sources = bus.sources
         self._storage = storage
         self._all_strict = strict
@@ -161,9 +161,9 @@ class VmApi:
         record = committed.held.record
         if not committed.created:
             return
-        self._facts.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
+        self._events.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
         if record.node != UNPLACED:
-            self._facts.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+            self._events.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
         extra = {"code": "vm_accepted", "uid": record.uid}
         log.info("accepted %s/%s on %s", record.namespace, record.name, record.node, extra=extra)
 
@@ -218,7 +218,7 @@ class VmApi:
         except NodeFullError as error:
             raise no_room(error.node, error.why) from None
         self._apply(held)
-        self._facts.emit(EventKind.VM_UPDATED, record, "", revision=held.revision)
+        self._events.emit(EventKind.VM_UPDATED, record, "", revision=held.revision)
         return self.show(held)
 
     async def move(self, request: Request) -> VmView:
@@ -229,8 +229,7 @@ class VmApi:
             if record.evacuating or record.node == want.to:
                 return record
             self._check_move(record, want)
-            status = self._fleet.status_of(record)
-            return evacuating(record, status[0] if status else None, want.to)
+            return evacuating(record, self._fleet.last_status(record), want.to)
 
         return await self.change(want, begin, request)
 
@@ -302,9 +301,9 @@ class VmApi:
                     continue
             self._apply(held)
             if record.deleting:
-                self._facts.emit(EventKind.VM_DELETING, record, "")
+                self._events.emit(EventKind.VM_DELETING, record, "")
             elif record.evacuating:
-                self._facts.emit(
+                self._events.emit(
                     EventKind.VM_EVACUATING, record, f"to {record.evacuation_target or 'a node'}"
                 )
             return self.show(held)

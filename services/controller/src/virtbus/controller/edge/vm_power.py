@@ -50,5 +50,4 @@ class VmPower:
         )
 
     def _up(self, record: VmRecord) -> bool:
-        status = self._fleet.status_of(record)
-        return up(record, status[0] if status else None)
+        return up(record, self._fleet.last_status(record))

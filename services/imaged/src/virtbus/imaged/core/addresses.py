@@ -45,13 +45,13 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 def refusal(address: str, allowed: Iterable[Network]) -> str:
     """Return why nothing may be fetched from a numeric address; empty if it is allowed."""
-    told = ipaddress.ip_address(address.partition("%")[0])
-    meant = _meant(told)
-    if any(ip in network for ip in (told, meant) for network in allowed):
+    asked = ipaddress.ip_address(address.partition("%")[0])
+    meant = _meant(asked)
+    if any(ip in network for ip in (asked, meant) for network in allowed):
         return ""
     if _is_public(meant):
         return ""
-    return f"{told} is no public address, and the setting image_addresses does not name it"
+    return f"{asked} is no public address, and the setting image_addresses does not name it"
 
 
 def _meant(address: Address) -> Address:

@@ -164,8 +164,8 @@ def _cut() -> DamagedError:
 
 
 def _check_sum(header: bytes) -> None:
-    told = _number(header[148:156])
-    if told != sum(header) - sum(header[148:156]) + 8 * 0x20:
+    stored = _number(header[148:156])
+    if stored != sum(header) - sum(header[148:156]) + 8 * 0x20:
         msg = "it is no tar (a header's checksum is wrong)"
         raise DamagedError(msg)
 

@@ -49,17 +49,17 @@ def token_url(challenge: Challenge, ref: ContainerRef) -> str:
     return f"{challenge.realm}{separator}{urlencode(query)}"
 
 
-def may_be_told(registry: str, base: str, realm: str, realms: Mapping[str, str]) -> bool:
+def may_get_login(registry: str, base: str, realm: str, realms: Mapping[str, str]) -> bool:
     """Return True if the token server `realm` may get the password for `registry` at `base`.
 
     It must be the registry's own host, its well-known token server, or the one in `realms`. A
     password for https is never sent over http.
     """
-    told, own = urlsplit(realm), urlsplit(base)
-    if told.scheme not in {own.scheme, "https"}:
+    server, own = urlsplit(realm), urlsplit(base)
+    if server.scheme not in {own.scheme, "https"}:
         return False
     allowed = {own.netloc, realms.get(registry) or REALMS.get(registry)}
-    return told.netloc in allowed
+    return server.netloc in allowed
 
 
 def token_of(body: bytes) -> str:

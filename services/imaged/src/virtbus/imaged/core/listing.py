@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from virtbus.imaged.core.links import NameLink
-from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageInfo, image_key
+from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageInfo, image_key, names_within
 from virtbus.schemas.node_rpc import HeldImages
 
 PAGE_BYTES = 64 * 1024
@@ -39,15 +39,9 @@ def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: s
 
 def _shown(image: ImageInfo) -> ImageInfo:
     """Return the image with as many of its names as a page takes."""
-    left_bytes = PAGE_BYTES - _IMAGE_BYTES
-    names: list[str] = []
-    for name in image.names:
-        left_bytes -= len(name.encode())
-        if left_bytes < 0:
-            break
-        names.append(name)
+    names = names_within(image.names, PAGE_BYTES - _IMAGE_BYTES)
     more = len(image.names) - len(names)
-    return image.model_copy(update={"names": tuple(names), "more_names": more})
+    return image.model_copy(update={"names": names, "more_names": more})
 
 
 def keys_of(

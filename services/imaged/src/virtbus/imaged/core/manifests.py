@@ -73,7 +73,7 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
     value = _json(what, body)
     kind = str(value.get("mediaType") or content_type.partition(";")[0].strip().lower())
     if value.get("schemaVersion") != 2 or ("manifests" in value and "layers" in value):
-        _invalid(what, "it is no image of schema 2, or two things at once")
+        invalid(what, "it is no image of schema 2, or two things at once")
     if kind in INDEXES and "manifests" in value:
         return Index(tuple(_entry(what, e) for e in _items(what, value, "manifests")))
     if kind in MANIFESTS and "layers" in value:
@@ -81,12 +81,7 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
         return Manifest(
             _blob(what, value.get("config")), tuple(_layer(what, layer) for layer in layers)
         )
-    return _invalid(what, f"its type is {kind[:100]!a}")
-
-
-def nested(what: str) -> VirtbusError:
-    """Return 422 `manifest_invalid` for an index inside an index."""
-    return _refusal(what, "it is an index of indexes")
+    return invalid(what, f"its type is {kind[:100]!a}")
 
 
 def choose(what: str, index: Index, architecture: str) -> Blob:
@@ -109,9 +104,9 @@ def check_config(what: str, body: bytes, architecture: str) -> None:
     Raises:
         VirtbusError: 422 `wrong_architecture`, `manifest_invalid`.
     """
-    told = _json(what, body).get("architecture") or architecture
-    if told != architecture:
-        raise _architecture(what, {str(told)[:32]}, architecture)
+    found = _json(what, body).get("architecture") or architecture
+    if found != architecture:
+        raise _architecture(what, {str(found)[:32]}, architecture)
 
 
 def _architecture(what: str, known: set[str], architecture: str) -> VirtbusError:
@@ -130,7 +125,7 @@ def _json(what: str, body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        _invalid(what, "its JSON cannot be read")
+        invalid(what, "its JSON cannot be read")
     return value
 
 
@@ -138,16 +133,16 @@ def _items(what: str, value: dict[str, Any], key: str) -> list[Any]:
     items = value[key]
     most = MAX_LAYERS if key == "layers" else MAX_MANIFESTS
     if not isinstance(items, list) or not 0 < len(items) <= most:
-        _invalid(what, f"it has no {key}, or more than {most}")
+        invalid(what, f"it has no {key}, or more than {most}")
     return items
 
 
 def _blob(what: str, value: Any) -> Blob:
     digest, size = (value.get("digest"), value.get("size")) if isinstance(value, dict) else (0, 0)
     if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
-        _invalid(what, "a digest in it is not sha256")
+        invalid(what, "a digest in it is not sha256")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE_BYTES:
-        _invalid(what, "a size in it is none")
+        invalid(what, "a size in it is none")
     return Blob(digest, size)
 
 
@@ -174,12 +169,9 @@ def _entry(what: str, value: Any) -> tuple[str, str, Blob]:
     return str(platform.get("os", ""))[:32], str(platform.get("architecture", ""))[:32], blob
 
 
-def _invalid(what: str, why: str) -> NoReturn:
-    raise _refusal(what, why)
-
-
-def _refusal(what: str, why: str) -> VirtbusError:
-    return VirtbusError(
+def invalid(what: str, why: str) -> NoReturn:
+    """Raise 422 `manifest_invalid`."""
+    raise VirtbusError(
         Code.UNSUPPORTED,
         "manifest_invalid",
         f"the registry's answer for {what} is no image that can be used: {why}; "

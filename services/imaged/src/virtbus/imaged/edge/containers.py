@@ -186,7 +186,7 @@ class Containers:
             document = await self._manifest(registry, blob.digest)
             found = manifests.parse(what, document.body, document.content_type)
         if isinstance(found, Index):
-            raise manifests.nested(what)
+            manifests.invalid(what, "it is an index of indexes")
         config = await registry.document(
             "blobs", found.config.digest, "*/*", manifests.MAX_MANIFEST_BYTES
         )
@@ -272,7 +272,7 @@ class _Reading:
     def __init__(self, limits: TransferLimits, worked: Callable[[int], None]) -> None:
         self._limits = limits
         self._worked = worked
-        self._told_bytes = 0
+        self._reported_bytes = 0
         self._bytes = 0
         self._cpu_s = 0.0
 
@@ -297,8 +297,8 @@ class _Reading:
     def check(self) -> None:
         """Report progress, and raise DamagedError if it took too long for its size."""
         limits = self._limits
-        self._worked(self._bytes - self._told_bytes)
-        self._told_bytes = self._bytes
+        self._worked(self._bytes - self._reported_bytes)
+        self._reported_bytes = self._bytes
         if self._cpu_s > limits.free_decode_s + self._bytes / limits.least_decode_bytes_s:
             msg = (
                 f"its {self._bytes} bytes took {self._cpu_s:.0f} s of CPU time to read; "

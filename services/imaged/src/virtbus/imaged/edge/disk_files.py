@@ -94,25 +94,13 @@ class DiskFolders:
     def overlay_in(self, folder: Path, volume: str) -> Overlay | None:
         """Return a disk in any of our folders; None if its header cannot be read."""
         try:
-            directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        try:
-            return _read_disk(volume, directory)
+            with openat2.opened_directory(folder) as directory:
+                return _read_disk(volume, directory)
         except (OSError, VirtbusError):
             return None
-        finally:
-            os.close(directory)
 
-    @contextlib.contextmanager
-    def _open(self, uid: str) -> Iterator[int]:
-        directory = os.open(
-            check_uid(uid), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root_fd
-        )
-        try:
-            yield directory
-        finally:
-            os.close(directory)
+    def _open(self, uid: str) -> contextlib.AbstractContextManager[int]:
+        return openat2.opened_directory(check_uid(uid), self._root_fd)
 
     def make(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
         """Write a disk atomically: temporary file, fsync, link. Never replaces a disk.

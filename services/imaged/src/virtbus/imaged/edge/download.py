@@ -1,7 +1,5 @@
 """Fetches http(s) sources into parts: resumed, retried, limited."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -23,16 +21,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 class Downloads:
     """Fetches http(s) URLs into parts."""
 
-    def __init__(
-        self,
-        limits: TransferLimits,
-        threads: DiskThreads,
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, limits: TransferLimits, threads: DiskThreads) -> None:
         self._limits = limits
         self._threads = threads
-        self.http = Http(limits, sleep=sleep)
+        self.http = Http(limits)
 
     async def fetch(  # noqa: PLR0913  a transfer is all of these
         self,

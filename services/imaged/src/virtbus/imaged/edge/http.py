@@ -11,7 +11,6 @@ number of attempts. Only the log contains the difference, for the operator.
 
 import asyncio
 import logging
-import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from virtbus.bus.runtime.backoff import delays
 from virtbus.imaged.core.addresses import Network, refusal
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.sources import check_url, redirect_target, shown, url_invalid
@@ -56,12 +56,8 @@ class _AddressGuard:
 class Http:
     """GET requests with retries."""
 
-    def __init__(
-        self, limits: TransferLimits, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
+    def __init__(self, limits: TransferLimits) -> None:
         self.limits = limits
-        self._sleep = sleep
-        self._random = random.SystemRandom()
 
     async def insist(self, site: ImageServer, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`.
@@ -73,6 +69,8 @@ class Http:
             VirtbusError: 503 `image_unreachable`; the errors of `attempt`.
         """
         attempts, last = 0, ""
+        longest_s = self.limits.max_backoff_s
+        pauses = delays(self.limits.backoff_s, longest_s)
         try:
             async with asyncio.timeout(self.limits.total_timeout_s):
                 while True:
@@ -85,16 +83,12 @@ class Http:
                     except TransientError as error:
                         if attempts >= self.limits.attempts:
                             raise _unreachable(site, str(error), attempts) from error
-                        pause_s, last = self._pause_s(attempts, error.after_s), f"; {error}"
-                    await self._sleep(pause_s)
+                        pause_s = max(min(error.after_s, longest_s), next(pauses))
+                        last = f"; {error}"
+                    await asyncio.sleep(pause_s)
         except TimeoutError:
             why = f"it took longer than {self.limits.total_timeout_s:g} s{last}"
             raise _unreachable(site, why, attempts) from None
-
-    def _pause_s(self, attempt: int, after_s: float) -> float:
-        limits = self.limits
-        longest = min(limits.max_backoff_s, limits.backoff_s * float(1 << (attempt - 1)))
-        return max(min(after_s, limits.max_backoff_s), longest * self._random.uniform(0.5, 1.0))
 
     @asynccontextmanager
     async def get(

@@ -3,7 +3,8 @@
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,6 +46,16 @@ def open_file(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0o60
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")
     return descriptor
+
+
+@contextmanager
+def opened_directory(path: Path | str, dir_fd: int | None = None) -> Iterator[int]:
+    """Open a descriptor of an existing directory for the length of the context."""
+    descriptor = os.open(path, _DIRECTORY, dir_fd=dir_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def open_beneath(root: str, parts: Sequence[str]) -> int:

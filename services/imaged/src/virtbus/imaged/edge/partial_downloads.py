@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.partial_download import PartialDownload
@@ -32,8 +33,4 @@ async def open_part(
         raise
     finally:
         for part in opened:
-            await threads.run(_close, part, keep)
-
-
-def _close(part: PartialDownload, keep: bool) -> None:
-    part.close(keep=keep)
+            await threads.run(partial(part.close, keep=keep))

@@ -59,7 +59,7 @@ class QuarantineFiles:
             if not self._files.written(uid):
                 self._files.remove(uid)
                 return ""
-            with _descriptor(folder) as there:
+            with openat2.opened_directory(folder) as there:
                 openat2.replace(MANIFEST, encode(manifest), there)
             openat2.make_passable(self.root)
             entry = self._free(uid)
@@ -188,19 +188,10 @@ class QuarantineFiles:
 
     def _sync(self) -> None:
         for folder in (self.root, self._files.root):
-            with _descriptor(folder) as descriptor:
+            with openat2.opened_directory(folder) as descriptor:
                 os.fsync(descriptor)
 
 
 def _disks(folder: Path) -> list[Path]:
     names = sorted(folder.iterdir()) if folder.is_dir() else []
     return [one for one in names if one.suffix != NOTE_SUFFIX]
-
-
-@contextlib.contextmanager
-def _descriptor(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

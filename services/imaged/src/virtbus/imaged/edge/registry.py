@@ -122,7 +122,7 @@ class Registry(ImageServer):
         realm = redirect_target(self.base, self.base, challenge.realm)
         headers = {"Accept": "application/json"}
         if self._login is not None:
-            if not challenges.may_be_told(self._ref.registry, self.base, realm, self._realms):
+            if not challenges.may_get_login(self._ref.registry, self.base, realm, self._realms):
                 raise self._realm_unknown(realm)
             headers["Authorization"] = self._login.header
         url = challenges.token_url(challenge._replace(realm=realm), self._ref)

@@ -52,15 +52,18 @@ class Nic(LenientModel):
 
     @property
     def eth(self) -> str:
-        return names.eth(self.index)
+        """Return the name of the link to the network, inside the VM's namespace."""
+        return f"eth{self.index}"
 
     @property
     def bridge(self) -> str:
-        return names.bridge(self.index)
+        """Return the name of the bridge that connects `eth` with `tap`."""
+        return f"br{self.index}"
 
     @property
     def tap(self) -> str:
-        return names.tap(self.index)
+        """Return the name of the tap that QEMU opens."""
+        return f"tap{self.index}"
 
 
 class Attachment(LenientModel):

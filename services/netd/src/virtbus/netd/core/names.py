@@ -6,8 +6,6 @@ import re
 _NETNS = re.compile(r"^vb-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
 _HOST_LINK = re.compile(r"^vb[0-9a-f]{12}[0-7]$")
 
-MAX_INTERFACES = 8
-
 OWNER_PREFIX = "virtbus:"
 _MAX_ALIAS_BYTES = 254
 """The kernel accepts 255 bytes, of which the last is the NUL that pyroute2 appends."""
@@ -44,21 +42,6 @@ def host_link(uid: str, index: int) -> str:
 def is_host_link(name: str) -> bool:
     """Return True if `host_link` can have made this name."""
     return _HOST_LINK.match(name) is not None
-
-
-def eth(index: int) -> str:
-    """Return the name of the link to the network, inside the VM's namespace."""
-    return f"eth{index}"
-
-
-def bridge(index: int) -> str:
-    """Return the name of the bridge that connects `eth` with `tap`."""
-    return f"br{index}"
-
-
-def tap(index: int) -> str:
-    """Return the name of the tap that QEMU opens."""
-    return f"tap{index}"
 
 
 def _hashed_mac(*parts: str) -> str:

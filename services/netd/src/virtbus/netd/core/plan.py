@@ -2,10 +2,12 @@
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.errors import Detail
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import invalid
 
 BUILT_IN = "default"
+_PATH = "spec.domain.devices.interfaces"
 
 
 def plan_of(record: VmRecord) -> Attachment:
@@ -19,16 +21,12 @@ def plan_of(record: VmRecord) -> Attachment:
     for index, interface in enumerate(record.spec.domain.devices.interfaces):
         network = networks.get(interface.name)
         if network is None:
-            raise _invalid(
-                f"spec.domain.devices.interfaces[{index}].name",
-                f"no entry of spec.networks is named '{interface.name}'; add one",
-            )
+            message = f"no entry of spec.networks is named '{interface.name}'; add one"
+            raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
         mac = interface.mac_address or names.guest_mac(record.uid, index)
         if mac in [nic.mac for nic in nics]:
-            raise _invalid(
-                f"spec.domain.devices.interfaces[{index}].mac_address",
-                f"{mac} appears twice in this VM; give each interface its own",
-            )
+            message = f"{mac} appears twice in this VM; give each interface its own"
+            raise invalid((Detail(path=f"{_PATH}[{index}].mac_address", message=message),))
         nics.append(
             Nic(
                 index=index,
@@ -48,8 +46,3 @@ def plan_of(record: VmRecord) -> Attachment:
         firmware_uuid=record.spec.domain.firmware.uuid,
         nics=tuple(nics),
     )
-
-
-def _invalid(path: str, message: str) -> VirtbusError:
-    details = (Detail(path=path, message=message),)
-    return VirtbusError(Code.INVALID, "invalid", f"{path}: {message}", details=details)

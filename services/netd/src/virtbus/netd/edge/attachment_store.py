@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.edge.namespaces import opened
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.model import OLDER, SCHEMA_VERSION
@@ -55,11 +56,8 @@ class AttachmentStore:
     def sync(self, uid: str) -> None:
         """Return when the file of `uid` survives a power loss."""
         for path in (self._path(uid), self._directory):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened(path) as fd:
                 os.fsync(fd)
-            finally:
-                os.close(fd)
 
     def remove(self, uid: str) -> None:
         """Forget `uid`; no effect if it is unknown."""

@@ -121,33 +121,32 @@ class HandoverServer:
         while (header := await _exactly(connection, 4)) != b"":
             body = await _within(_exactly(connection, frame_length(header)))
             try:
-                armed = self._arm(read(Arm, body))
+                arm = read(Arm, body)
+                self._check(arm)
+                self._arms.put(arm, loop.time())
+                armed = Armed(uid=arm.uid)
             except VirtbusError as error:
                 armed = Armed(uid="", error=error.body)
             answer = encode(armed)
             await loop.sock_sendall(connection, len(answer).to_bytes(4, "big") + answer)
 
-    def _arm(self, arm: Arm) -> Armed:
+    def _check(self, arm: Arm) -> None:
+        """Raise VirtbusError if the VM has no network that its wrapper may fetch."""
         state = self._taps.state_of(arm.uid)
         if self._taps.recovering:
-            error = VirtbusError(
-                Code.UNAVAILABLE, "recovering", "netd is comparing its state; arm again in a second"
-            )
-            return Armed(uid=arm.uid, error=error.body)
-        if state is not None and state.phase is NetPhase.FAILED:
-            body = state.error or _not_attached(arm.uid).body
-            return Armed(uid=arm.uid, error=body)
-        if state is None:
-            return Armed(uid=arm.uid, error=_not_attached(arm.uid).body)
+            message = "netd is comparing its state; arm again in a second"
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", message)
+        failed = state is None or state.phase is NetPhase.FAILED
+        if state is not None and failed and state.error is not None:
+            raise VirtbusError.of(state.error)
+        if state is None or failed:
+            message = f"netd has no network of VM {arm.uid}; ask rpc.netd.ensure"
+            raise VirtbusError(Code.NOT_FOUND, "not_attached", message)
         if arm.epoch != state.epoch:
-            error = VirtbusError(
-                Code.CONFLICT,
-                "stale_epoch",
-                f"netd holds epoch {state.epoch} of VM {arm.uid}, not {arm.epoch}; ensure it first",
+            message = (
+                f"netd holds epoch {state.epoch} of VM {arm.uid}, not {arm.epoch}; ensure it first"
             )
-            return Armed(uid=arm.uid, error=error.body)
-        self._arms.put(arm, asyncio.get_running_loop().time())
-        return Armed(uid=arm.uid)
+            raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
 
     def _owner(self, connection: socket.socket) -> "_Owner | None":
         """Return the owner of a connection: root, or a machine by its cgroup; None for others."""
@@ -217,12 +216,6 @@ class HandoverServer:
                 granted_ns=time.monotonic_ns(),
             )
         )
-
-
-def _not_attached(uid: str) -> VirtbusError:
-    return VirtbusError(
-        Code.NOT_FOUND, "not_attached", f"netd has no network of VM {uid}; ask rpc.netd.ensure"
-    )
 
 
 def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:

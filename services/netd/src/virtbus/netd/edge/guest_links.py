@@ -17,7 +17,7 @@ from virtbus.netd.core.dhcp_frame import request_filter
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.edge import filters, links, taps
 from virtbus.netd.edge.host_bridge import HostBridge
-from virtbus.netd.edge.namespaces import Namespaces, own_namespace, write_sysctl
+from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -51,7 +51,7 @@ class GuestLinks:
                 self._namespaces.make_and_enter(attachment.netns)
             if not attachment.has_cni:
                 write_sysctl(_NO_IPV6, "1")
-            with own_namespace() as fd:
+            with opened(OWN_NAMESPACE) as fd:
                 _plug(host, attachment.uid, built_in, index, fd)
 
     def close_up(self, attachment: Attachment) -> list[socket.socket]:

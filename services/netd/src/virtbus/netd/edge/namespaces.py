@@ -16,7 +16,8 @@ from typing import TypeVar
 _CLONE_NEWNET = 0x40000000
 _MS_BIND, _MS_REC, _MS_SHARED = 0x1000, 0x4000, 1 << 20
 _MNT_DETACH = 2
-_OWN_NETNS = "/proc/thread-self/ns/net"
+OWN_NAMESPACE = "/proc/thread-self/ns/net"
+"""The network namespace of the calling thread."""
 
 T = TypeVar("T")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -99,7 +100,7 @@ class Namespaces:
     def exists(self, name: str) -> bool:
         """Return True if `name` is a live namespace, not only a file that a crash left."""
         with suppress(FileNotFoundError):
-            return self.path(name).stat().st_dev == Path(_OWN_NETNS).stat().st_dev
+            return self.path(name).stat().st_dev == Path(OWN_NAMESPACE).stat().st_dev
         return False
 
     def make_and_enter(self, name: str) -> None:
@@ -108,28 +109,29 @@ class Namespaces:
         Raises:
             FileExistsError: `name` is taken.
         """
-        target = self.path(name)
-        os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
-        try:
+        with self._new_file(name) as target:
             _call("unshare", _CLONE_NEWNET)
-            _mount(_OWN_NETNS, str(target), _MS_BIND)
-        except OSError:
-            target.unlink(missing_ok=True)
-            raise
+            _mount(OWN_NAMESPACE, target, _MS_BIND)
 
     def put_back(self, name: str, fd: int) -> None:
         """Restore the name of the namespace of `fd`; closes `fd`."""
-        target = self.path(name)
         try:
             self.remove(name)  # a file that is no longer a mount
-            os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
-            try:
-                _mount(f"/proc/thread-self/fd/{fd}", str(target), _MS_BIND)
-            except OSError:
-                target.unlink(missing_ok=True)
-                raise
+            with self._new_file(name) as target:
+                _mount(f"/proc/thread-self/fd/{fd}", target, _MS_BIND)
         finally:
             os.close(fd)
+
+    @contextmanager
+    def _new_file(self, name: str) -> Iterator[str]:
+        """Make the file that a namespace is mounted on; remove it if that fails."""
+        target = self.path(name)
+        os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+        try:
+            yield str(target)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
 
     def enter(self, name: str) -> None:
         """Put the calling thread into the namespace `name`; it stays there."""
@@ -158,13 +160,6 @@ def opened(path: Path | str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-@contextmanager
-def own_namespace() -> Iterator[int]:
-    """Open a descriptor of the calling thread's network namespace."""
-    with opened(_OWN_NETNS) as fd:
-        yield fd
 
 
 def write_sysctl(key: str, value: str) -> bool:

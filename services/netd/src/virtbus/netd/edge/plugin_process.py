@@ -14,6 +14,8 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.netd.edge.qemu_processes import processes
+
 ENDED_WITHIN_S = 5.0
 
 
@@ -126,15 +128,10 @@ def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
 
 def _plugins() -> Iterator[tuple[int, tuple[str, Path]]]:
     """Yield every process with a plugin's environment: pid, container id, namespace."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            text = (folder / "environ").read_bytes().decode(errors="replace")
-            words = dict(word.partition("=")[::2] for word in text.split("\0"))
-            if "CNI_CONTAINERID" in words:
-                where = Path(words.get("CNI_NETNS", ""))
-                yield int(folder.name), (words["CNI_CONTAINERID"], where)
+    for pid, strings in processes("environ"):
+        words = dict(word.partition("=")[::2] for word in strings)
+        if "CNI_CONTAINERID" in words:
+            yield pid, (words["CNI_CONTAINERID"], Path(words.get("CNI_NETNS", "")))
 
 
 def _part(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bytes:

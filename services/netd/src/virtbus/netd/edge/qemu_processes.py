@@ -14,6 +14,15 @@ _SYS_PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def processes(file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the pid and the strings in a file of `/proc/<pid>` of each process."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                text = (folder / file).read_bytes().decode(errors="replace")
+                yield int(folder.name), text.split("\0")
+
+
 class QemuProcesses:
     """Processes of one program; a wrapper before its exec does not count."""
 
@@ -24,16 +33,10 @@ class QemuProcesses:
         """Return the pid of each running VM of `uids`. Reads all of /proc: not for the hot path."""
         programs = {str(self._program), str(self._program.resolve())}
         found: dict[str, int] = {}
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            with suppress(OSError):
-                arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if arguments[0] not in programs:
-                    continue
-                for flag, value in pairwise(arguments):
-                    if flag == "-uuid" and value in uids:
-                        found[value] = int(folder.name)
+        for pid, arguments in processes("cmdline"):
+            if arguments[0] in programs:
+                uuids = [value for flag, value in pairwise(arguments) if flag == "-uuid"]
+                found |= {uid: pid for uid in uuids if uid in uids}
         return found
 
     def namespace(self, pid: int) -> int | None:

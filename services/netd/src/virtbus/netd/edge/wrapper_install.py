@@ -54,11 +54,10 @@ def install(
         "emulator_ctime_ns": emulator.stat().st_ctime_ns,
     }
     if before.get("content") != wanted["content"] or not path.exists():
-        if language == "c":
-            built = _compiled(source, str(wrapper_socket), str(emulator), str(compiler))
-        else:
-            built = None
-        _replace(path, built or _script(str(wrapper_socket), str(emulator)))
+        built = None
+        if compiler is not None and language == "c":
+            built = _compiled(source, wrapper_socket, emulator, compiler)
+        _replace(path, built or _script(wrapper_socket, emulator))
     elif before.get("emulator_ctime_ns") != wanted["emulator_ctime_ns"]:
         path.chmod(0o755)  # the same mode: only the ctime changes
         os.utime(path)
@@ -73,17 +72,17 @@ def _source(compiler: str | None) -> tuple[str, str]:
     return "python", (files("virtbus.netd.vmwrapper") / "vmwrapper.py").read_text()
 
 
-def _script(wrapper_socket: str, emulator: str) -> bytes:
+def _script(wrapper_socket: Path, emulator: Path) -> bytes:
     text = (files("virtbus.netd.vmwrapper") / "vmwrapper.py").read_text()
-    text = text.replace("@WRAPPER_SOCKET@", wrapper_socket).replace("@EMULATOR@", emulator)
-    return text.encode()
+    text = text.replace("@WRAPPER_SOCKET@", str(wrapper_socket))
+    return text.replace("@EMULATOR@", str(emulator)).encode()
 
 
-def _compiled(source: str, wrapper_socket: str, emulator: str, compiler: str) -> bytes | None:
+def _compiled(source: str, wrapper_socket: Path, emulator: Path, compiler: str) -> bytes | None:
     """Return the program, None if this compiler cannot make it (no static libc)."""
     defines = [
-        f"-DWRAPPER_SOCKET={json.dumps(wrapper_socket)}",
-        f"-DEMULATOR={json.dumps(emulator)}",
+        f"-DWRAPPER_SOCKET={json.dumps(str(wrapper_socket))}",
+        f"-DEMULATOR={json.dumps(str(emulator))}",
     ]
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(scratch, NAME)

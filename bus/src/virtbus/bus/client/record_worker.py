@@ -1,0 +1,286 @@
+"""Follows a node's VM records for imaged and netd, and works on each VM while its record exists."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, Protocol, TypeVar
+
+from virtbus.bus.client.ports import Entry, EntryKind, Watch, WatchMark
+from virtbus.bus.client.step_reporter import StepReporter
+from virtbus.bus.client.tracing import SpanFactory
+from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.ids import is_id
+from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, NetReady, Release
+from virtbus.schemas.records import read_record
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import valid_uid
+
+Ready = TypeVar("Ready", bound=ImageReady | NetReady)
+log = logging.getLogger(__name__)
+
+LAST_RETRY_S = 60.0
+RELIST_S = 300.0
+"""Interval of full comparisons with the records."""
+NO_LOGINS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Ensured(Generic[Ready]):
+    """The outcome of a step, and the details of what it made; None if all existed."""
+
+    ready: Ready
+    made: Mapping[str, str] | None
+
+
+class Step(Protocol[Ready]):
+    """One service's step in a create."""
+
+    name: str
+    """The words that follow "failed to"."""
+    span: str
+    first_retry_s: float
+    interrupts: bool
+    """A newer record cancels the attempt of an older one; otherwise it follows that attempt."""
+
+    def follows(self, record: VmRecord) -> bool:
+        """Take a record from the bus; return True if the step is needed now."""
+
+    def forgets(self, uid: str) -> None:
+        """Drop what `follows` took: the record is gone, or about to end."""
+
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[Ready]:
+        """Do the step; safe to repeat, and to cancel. Raises VirtbusError."""
+
+    def refusal(self, record: VmRecord, error: VirtbusError) -> Ready:
+        """Return the outcome of a failure."""
+
+
+@dataclass(slots=True)
+class _Job(Generic[Ready]):
+    """One VM in progress. `outcome` is that of the current or next attempt.
+
+    `failed` is the previous attempt's outcome, until the next begins.
+    """
+
+    record: VmRecord
+    outcome: "asyncio.Future[Ready]"
+    logins: Mapping[str, str] = field(repr=False)
+    """The VM's own logins, for as long as the step is in work."""
+    task: "asyncio.Task[None] | None" = None
+    failed: Ready | None = None
+    again: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def for_good(self) -> bool:
+        """Return True if only a request triggers another attempt."""
+        error = self.failed.error if self.failed is not None else None
+        return error is not None and error.retry is Retry.NEVER
+
+
+class RecordWorker(Generic[Ready]):
+    """Serial per VM, parallel across VMs; temporary failures are retried with growing delays.
+
+    A job lives from `want` until its step is done, or `drop`.
+    """
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        step: Step[Ready],
+        reporter: StepReporter,
+        span: SpanFactory,
+    ) -> None:
+        self._group = group
+        self._step = step
+        self._reporter = reporter
+        self._span = span
+        self._jobs: dict[str, _Job[Ready]] = {}
+        self._followed: set[str] = set()
+        self.listed: set[str] = set()
+        """The uids with a record on the bus that is not ending."""
+        self.synced = False
+        """True once a list was complete: before, VMs may exist that are not followed."""
+
+    # --- records ---------------------------------------------------------------------------
+    async def follow(
+        self,
+        watch: Watch,
+        node: str,
+        *,
+        of_node: Callable[[Entry], None] = lambda _: None,
+        compare: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Follow the records of a node; never returns by itself.
+
+        `of_node` gets the entries that are not of a VM. `compare` runs at once, and before each new
+        list.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_relist(watch, compare))
+            async for item in watch:
+                match item:
+                    case WatchMark.RESET:
+                        self.listed.clear()
+                    case WatchMark.SYNCED:
+                        self._keep_listed()
+                    case Entry():
+                        self._see(item, node, of_node)
+
+    def _see(self, entry: Entry, node: str, of_node: Callable[[Entry], None]) -> None:
+        uid = entry.key.rpartition(".")[2]
+        if not is_id(uid):
+            of_node(entry)
+            return
+        self.listed.discard(uid)
+        try:
+            record = read_record(entry.key, entry.value) if entry.kind is EntryKind.PUT else None
+        except VirtbusError as error:
+            extra = {"code": "record_unreadable", "uid": uid}
+            log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
+            self.listed.add(uid)  # the VM exists: its resources stay
+            return
+        if not isinstance(record, VmRecord) or record.ending or record.node != node:
+            self.drop(uid)  # only the agent removes resources
+            return
+        self.listed.add(uid)
+        self._followed.add(uid)
+        if self._step.follows(record):
+            self.want(record)
+
+    def _keep_listed(self) -> None:
+        """Stop working for all VMs that the complete list does not contain."""
+        for uid in (self._jobs.keys() | self._followed) - self.listed:
+            self.drop(uid)
+        self.synced = True
+
+    # --- jobs ------------------------------------------------------------------------------
+    def want(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> None:
+        """Do the step for the record now; a newer record replaces an older one."""
+        job = self._jobs.get(record.uid)
+        if job is not None and _age(record) < _age(job.record):
+            return
+        newer = job is None or _age(record) > _age(job.record)
+        if job is not None and not (newer and self._step.interrupts):
+            if newer:
+                job.record = record
+            job.logins = logins or job.logins
+            job.again.set()
+            return
+        if job is not None:
+            self._cancel(job)
+        job = _Job(record, asyncio.get_running_loop().create_future(), logins)
+        self._jobs[record.uid] = job
+        job.task = self._group.create_task(self._run(job))
+
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> Ready:
+        """Return the outcome for this record: of the current attempt, or the last failed one.
+
+        A permanent failure is tried again, because its cause may have been repaired. Never raises a
+        VirtbusError: it is in the outcome.
+        """
+        job = self._jobs.get(record.uid)
+        if job is not None and _age(record) < _age(job.record):
+            error = VirtbusError(Code.CONFLICT, "stale_epoch", "a newer record is in work")
+            return self._step.refusal(record, error)
+        same = job is not None and _age(record) == _age(job.record)
+        if job is not None and same and job.failed is not None and not job.for_good:
+            return job.failed
+        self.want(record, logins)
+        return await asyncio.shield(self._jobs[record.uid].outcome)
+
+    def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
+        """Stop working for a VM: its record is gone, or about to end. Removes nothing."""
+        if up_to_epoch is None:
+            self._followed.discard(uid)
+            self._step.forgets(uid)
+        job = self._jobs.get(uid)
+        if job is None or (up_to_epoch is not None and job.record.epoch > up_to_epoch):
+            return
+        del self._jobs[uid]
+        self._cancel(job)
+
+    def end(self, want: Release) -> str:
+        """Stop working for a VM whose resources are about to be released; return its uid.
+
+        Raises:
+            VirtbusError: 400 `invalid`; 409 `record_stands`.
+        """
+        uid = valid_uid(want.uid)
+        if want.epoch >= ANY_EPOCH and uid in self.listed:
+            message = f"a record of {uid} stands; only the epoch of that one may be released"
+            raise VirtbusError(Code.CONFLICT, "record_stands", message)
+        self.drop(uid, up_to_epoch=want.epoch)
+        return uid
+
+    def _cancel(self, job: _Job[Ready]) -> None:
+        if job.task is not None:
+            job.task.cancel()
+        if not job.outcome.done():
+            error = VirtbusError(
+                Code.UNAVAILABLE, "record_changed", "the record changed; ask with the new one"
+            )
+            job.outcome.set_result(self._step.refusal(job.record, error))
+
+    async def _run(self, job: _Job[Ready]) -> None:
+        pauses = delays(self._step.first_retry_s, LAST_RETRY_S)
+        attempt = 0
+        while True:
+            attempt += 1
+            record = job.record
+            ready = await self.attempt(record, job.logins, attempt)
+            if job.record is not record:
+                continue
+            if not job.outcome.done():
+                job.outcome.set_result(ready)
+            if ready.error is None:
+                if self._jobs.get(record.uid) is job:
+                    del self._jobs[record.uid]
+                return
+            job.failed = ready
+            job.outcome = asyncio.get_running_loop().create_future()
+            job.again.clear()
+            await wait_for_event(job.again, None if job.for_good else next(pauses))
+            job.failed = None
+
+    async def attempt(
+        self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS, number: int = 1
+    ) -> Ready:
+        """Make one attempt; its outcome is published, and returned even if it failed."""
+        step, extra = self._step, {"uid": record.uid}
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            with self._span(step.span, uid=record.uid, parent=record.traceparent):
+                done = await step.ensure(record, logins)
+            if done.made is not None:
+                self._reporter.made(record, (loop.time() - began_s) * 1000, done.made)
+            ready = done.ready
+        except VirtbusError as error:
+            log.warning("failed to %s: %s", step.name, error, extra=extra | {"code": error.reason})
+            ready = self._failed(record, error, number)
+        except Exception:  # boundary: one VM's fault must not end the others' work
+            log.exception("failed to %s", step.name, extra=extra | {"code": "internal"})
+            message = f"{self._reporter.service} failed to {step.name}; see its log"
+            ready = self._failed(record, VirtbusError(Code.INTERNAL, "internal", message), number)
+        await self._reporter.ready(ready)
+        return ready
+
+    def _failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> Ready:
+        self._reporter.failed(record, error, attempt)
+        return self._step.refusal(record, error)
+
+
+async def _relist(watch: Watch, compare: Callable[[], Awaitable[None]] | None) -> None:
+    while True:
+        if compare is not None:
+            await compare()
+        await asyncio.sleep(RELIST_S)
+        watch.relist()
+
+
+def _age(record: VmRecord) -> tuple[int, int]:
+    return record.epoch, record.generation

@@ -1,0 +1,193 @@
+"""A worker does its step for each VM: one attempt at a time, repeated, replaced, dropped."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.record_worker import Ensured, RecordWorker
+from virtbus.bus.client.step_reporter import StepEvents, StepReporter
+from virtbus.bus.client.tracing import no_span
+from virtbus.bus.runtime.tasks import Background, background
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, NetReady, Release
+from virtbus.schemas.vm import VmRecord, VmSpec
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+LATE = VirtbusError(Code.UNAVAILABLE, "image_unreachable", "later")
+NEVER = VirtbusError(Code.INVALID, "disk_too_small", "never")
+
+
+def record(generation: int = 1, epoch: int = 1) -> VmRecord:
+    return VmRecord(
+        uid=A, namespace="default", name="web", node="n1", created_ns=1,
+        spec=VmSpec(), spec_hash="0" * 64, epoch=epoch, generation=generation,
+    )  # fmt: skip
+
+
+class Reporter(StepReporter):
+    """Keeps what it would publish."""
+
+    def __init__(self) -> None:
+        names = StepEvents(
+            "image", EventKind.IMAGE_READY, EventKind.IMAGE_FAILED, EventKind.DISKS_RELEASED
+        )
+        super().__init__(MemoryBus(MemoryServer()), "tester", "n1", names)
+        self.published: list[ImageReady | NetReady] = []
+        self.failures: list[tuple[str, int]] = []
+        self.successes = 0
+
+    async def ready(self, ready: ImageReady | NetReady) -> None:
+        self.published.append(ready)
+
+    def made(self, record: VmRecord, took_ms: float, detail: Mapping[str, str]) -> None:
+        self.successes += 1
+
+    def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
+        self.failures.append((error.reason, attempt))
+
+
+class Step:
+    """Waits for `go_on` in each attempt, and fails with each of `failures` in turn."""
+
+    name, span = "make it", "virtbus make it"
+    first_retry_s = 0.02
+
+    def __init__(self, *failures: Exception, interrupts: bool = False) -> None:
+        self.failures = list(failures)
+        self.interrupts = interrupts
+        self.begun: asyncio.Queue[int] = asyncio.Queue()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.reporter = Reporter()
+
+    def follows(self, record: VmRecord) -> bool:
+        return not record.ending
+
+    def forgets(self, uid: str) -> None:
+        """Keep nothing."""
+
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
+        self.begun.put_nowait(record.generation)
+        await self.go_on.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        ready = ImageReady(uid=record.uid, epoch=record.epoch, generation=record.generation)
+        return Ensured(ready, {"digest": "sha256:0"})
+
+    def refusal(self, record: VmRecord, error: VirtbusError) -> ImageReady:
+        uid, epoch, generation = record.uid, record.epoch, record.generation
+        return ImageReady(uid=uid, epoch=epoch, generation=generation, error=error.body)
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Background]:
+    async with background() as group:
+        yield group
+
+
+def worker(tasks: Background, step: Step) -> RecordWorker[ImageReady]:
+    return RecordWorker(tasks._group, step, step.reporter, no_span)
+
+
+async def published(step: Step, count: int) -> list[str]:
+    async with asyncio.timeout(5):
+        while len(step.reporter.published) < count:
+            await asyncio.sleep(0.005)
+    return [ready.error.reason if ready.error else "done" for ready in step.reporter.published]
+
+
+async def test_a_temporary_failure_is_repeated_until_it_is_done(tasks: Background) -> None:
+    step = Step(LATE, LATE)
+    worker(tasks, step).want(record())
+    assert await published(step, 3) == ["image_unreachable", "image_unreachable", "done"]
+    assert step.reporter.failures == [("image_unreachable", 1), ("image_unreachable", 2)]
+    assert step.reporter.successes == 1
+
+
+async def test_a_permanent_failure_waits_for_a_request(tasks: Background) -> None:
+    step = Step(NEVER)
+    work = worker(tasks, step)
+    work.want(record())
+    await published(step, 1)
+    await asyncio.sleep(0.1)
+    assert len(step.reporter.published) == 1
+    assert (await work.ensure(record())).error is None
+
+
+async def test_an_unforeseen_failure_is_published_and_repeated(tasks: Background) -> None:
+    step = Step(RuntimeError("no such thing"))
+    worker(tasks, step).want(record())
+    assert await published(step, 2) == ["internal", "done"]
+    error = step.reporter.published[0].error
+    assert error is not None
+    assert error.message == "tester failed to make it; see its log"
+
+
+async def test_requests_share_the_attempt_of_their_record(tasks: Background) -> None:
+    step = Step(LATE)
+    step.go_on.clear()
+    work = worker(tasks, step)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(work.ensure(record())) for _ in range(3)]
+        await step.begun.get()
+        step.go_on.set()
+    errors = [one.result().error for one in asked]
+    assert [error.reason for error in errors if error] == ["image_unreachable"] * 3
+    assert len(step.reporter.published) == 1
+
+
+@pytest.mark.parametrize("interrupts", [True, False])
+async def test_a_newer_record_replaces_the_older_one(
+    tasks: Background, *, interrupts: bool
+) -> None:
+    step = Step(interrupts=interrupts)
+    step.go_on.clear()
+    work = worker(tasks, step)
+    work.want(record(1))
+    assert await step.begun.get() == 1
+    work.want(record(2))
+    if interrupts:
+        assert await step.begun.get() == 2
+    step.go_on.set()
+    await published(step, 1 if interrupts else 2)
+    assert [ready.generation for ready in step.reporter.published] == (
+        [2] if interrupts else [1, 2]
+    )
+
+
+async def test_an_older_record_changes_nothing(tasks: Background) -> None:
+    step = Step()
+    step.go_on.clear()
+    work = worker(tasks, step)
+    work.want(record(2))
+    await step.begun.get()
+    work.want(record(1))
+    refused = await work.ensure(record(1))
+    assert refused.error is not None
+    assert refused.error.reason == "stale_epoch"
+    step.go_on.set()
+    await published(step, 1)
+    assert step.reporter.published[0].generation == 2
+
+
+async def test_a_release_ends_the_work_up_to_its_epoch_only(tasks: Background) -> None:
+    step = Step()
+    step.go_on.clear()
+    work = worker(tasks, step)
+    work.want(record(epoch=2))
+    await step.begun.get()
+    assert work.end(Release(uid=A, epoch=1)) == A
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(work.ensure(record(epoch=2)))
+        await asyncio.sleep(0)
+        work.end(Release(uid=A, epoch=2))
+    error = asked.result().error
+    assert error is not None
+    assert error.reason == "record_changed"
+    work.listed.add(A)
+    with pytest.raises(VirtbusError) as caught:
+        work.end(Release(uid=A, epoch=ANY_EPOCH))
+    assert caught.value.reason == "record_stands"

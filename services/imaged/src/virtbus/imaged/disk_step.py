@@ -1,0 +1,45 @@
+"""imaged's step in a create: the VM's disks."""
+
+from collections.abc import Mapping
+
+from virtbus.bus.client.record_worker import Ensured
+from virtbus.imaged.core.disk_requests import brings_secret, refs_of
+from virtbus.imaged.disks import Disks
+from virtbus.imaged.reporter import DiskReporter
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import ImageReady
+from virtbus.schemas.vm import VmRecord
+
+
+class DiskStep:
+    """`record_worker.Step`: the disks are made once, and later only checked."""
+
+    name = "make the disks"
+    span = "virtbus ensure image"
+    first_retry_s = 1.0
+    interrupts = True
+
+    def __init__(self, disks: Disks, reporter: DiskReporter) -> None:
+        self._disks = disks
+        self._reporter = reporter
+        self.refs: dict[str, frozenset[str]] = {}
+        """The images in the records on the bus, by uid."""
+
+    def follows(self, record: VmRecord) -> bool:
+        """Return False for a VM with secrets: its agent requests the disks, with the login."""
+        self.refs[record.uid] = refs_of(record.spec)
+        return not brings_secret(record.spec)
+
+    def forgets(self, uid: str) -> None:
+        """Forget the images of a VM."""
+        self.refs.pop(uid, None)
+
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
+        """Ensure every disk of the record; errors as `Disks.ensure`."""
+        done = await self._disks.ensure(record, self._reporter.listener(record), logins)
+        return Ensured(done.ready, {"digest": done.ready.digest} if done.made else None)
+
+    def refusal(self, record: VmRecord, error: VirtbusError) -> ImageReady:
+        """Return the outcome of a failure."""
+        uid, epoch, generation = record.uid, record.epoch, record.generation
+        return ImageReady(uid=uid, epoch=epoch, generation=generation, error=error.body)
