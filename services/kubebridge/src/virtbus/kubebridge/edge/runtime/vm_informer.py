@@ -6,13 +6,13 @@ if a delete did not find it, a create was refused as deleted, or the watch repor
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.recent import Recent
 from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.kubebridge.core.translation.mapping import CLUSTER
 from virtbus.kubebridge.edge.runtime.store import ENDED_MAX
@@ -45,7 +45,7 @@ class VmInformer:
         self._held: dict[str, tuple[str, bytes]] = {}
         self._named: dict[str, set[str]] = {}
         """The uids of each `namespace/name`."""
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request finds a forgotten end
         self._pauses = delays(*PAUSE_S, bus.sources)
         self.listeners = Listeners()
         self.synced = asyncio.Event()
@@ -77,8 +77,6 @@ class VmInformer:
         """Note a certain end: a delete found nothing, or a create was refused as deleted."""
         self._drop(uid)
         self._gone[uid] = None
-        if len(self._gone) > ENDED_MAX:  # the next request finds a forgotten end
-            self._gone.popitem(last=False)
 
     def answered(self, view: VmView) -> None:
         """Store the VM in an answer, unless the watch is already ahead of it."""
