@@ -24,7 +24,7 @@ READ_BYTES = 2 * 1024 * 1024
 
 
 @asynccontextmanager
-async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIterator[ApiClient]:
+async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient]:
     """Return a client of the cluster of a kubeconfig, or of the cluster of this pod.
 
     It renews expiring logins. `agent` is its user agent.
@@ -39,7 +39,6 @@ async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIter
         else:
             await load_kube_config(
                 config_file=str(kubeconfig),
-                context=context or None,
                 client_configuration=configuration,
                 persist_config=False,
             )
