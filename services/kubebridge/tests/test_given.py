@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, vmi
 
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
+from virtbus.kubebridge.core.translation.contents import needs
 from virtbus.kubebridge.core.translation.mapping import translate
-from virtbus.kubebridge.core.translation.references import needs
 from virtbus.kubebridge.core.validation.rules import vmi_causes
 from virtbus.schemas.vm import VmSpec
 

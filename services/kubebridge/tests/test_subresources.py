@@ -9,8 +9,7 @@ from services.kubebridge.tests.world import World, world
 from virtbus.kubebridge.core.api import guest_answers
 from virtbus.kubebridge.core.api.discovery import api_group, api_resources
 from virtbus.kubebridge.core.api.subresources import BY_NAME, VERBS, answer
-from virtbus.kubebridge.core.objects.status_causes import Cause
-from virtbus.kubebridge.core.objects.status_errors import Refusal, invalid
+from virtbus.kubebridge.core.objects.status_errors import Cause, Refusal, invalid
 from virtbus.kubebridge.core.runtime.subresource_effects import (
     VM,
     VMI,

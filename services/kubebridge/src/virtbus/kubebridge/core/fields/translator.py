@@ -9,7 +9,7 @@ from typing import Any
 from virtbus.kubebridge.core.fields.row import Field, FieldType, Verdict, as_is
 from virtbus.kubebridge.core.fields.table import Table
 from virtbus.kubebridge.core.objects import quantity
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 
 MAX_CAUSES = 100
 """Largest number of reported problems. A hostile object of 1.5 MB may have far more."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS
-from virtbus.kubebridge.core.objects.status_causes import Cause
+from virtbus.kubebridge.core.objects.status_errors import Cause
 from virtbus.kubebridge.core.objects.unstructured import Object, number, part
 
 READ = frozenset(ANNOTATIONS)

@@ -10,17 +10,16 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.kubebridge.core.fields import affinity
+from virtbus.kubebridge.core.fields import placement
 from virtbus.kubebridge.core.fields.row import Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
 from virtbus.kubebridge.core.fields.translator import Translation, walk
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VM_LABEL
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.kubebridge.core.translation import annotations as notes
-from virtbus.kubebridge.core.translation.contents import fill
+from virtbus.kubebridge.core.translation.contents import SEEDS, Given, fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
-from virtbus.kubebridge.core.translation.references import SEEDS, Given
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import problems
@@ -138,8 +137,8 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
-    for key, value in affinity.selector(spec).items():
-        walked.put(("spec", "node_selector", key), value, f"{prefix}.{'.'.join(affinity.TERMS)}")
+    for key, value in placement.selector(spec).items():
+        walked.put(("spec", "node_selector", key), value, f"{prefix}.{placement.TERMS}")
     keys = fill(walked, spec, given, prefix) if given is not None else {}
     volumes = items(spec, "volumes")
     seeds = [(i, seed) for i, one in enumerate(volumes) for seed in SEEDS if at(one, seed)]

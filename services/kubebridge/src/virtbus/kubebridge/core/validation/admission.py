@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.fields.translator import MAX_CAUSES
 from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
-from virtbus.kubebridge.core.objects.status_errors import Refusal, bad_request, invalid
+from virtbus.kubebridge.core.objects.status_errors import (
+    Cause,
+    Reason,
+    Refusal,
+    bad_request,
+    invalid,
+)
 from virtbus.kubebridge.core.objects.unstructured import Object, at, part, text
 from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.core.translation.defaults import json_patch, of_vm, of_vmi

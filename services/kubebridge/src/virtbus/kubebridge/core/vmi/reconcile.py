@@ -28,8 +28,8 @@ from virtbus.kubebridge.core.runtime.controller import (
     Refused,
     Requeue,
 )
+from virtbus.kubebridge.core.translation.contents import Given, needs
 from virtbus.kubebridge.core.translation.mapping import translate
-from virtbus.kubebridge.core.translation.references import Given, needs
 from virtbus.kubebridge.core.validation.rules import between_fields
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS
