@@ -5,10 +5,10 @@ microseconds.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from virtbus.bus.runtime.recent import Recent
 from virtbus.kubebridge.core.objects.unstructured import Object, at, key, part, text
 from virtbus.kubebridge.core.runtime.controller import Listeners
 from virtbus.kubebridge.core.translation import annotations as notes
@@ -32,10 +32,10 @@ class ObjectStore:
     def __init__(self, slim: Slim | None = None) -> None:
         self._slim = slim or slim_kubevirt
         self._held: dict[str, _Held] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: Recent[str, None] = Recent(ENDED_MAX)
         self.listeners = Listeners()
-        self.of_writes = Listeners()
-        """Called for the bridge's own writes, which `listeners` do not get."""
+        self.writes: set[str] = set()
+        """The keys of the bridge's own writes, which `listeners` do not get."""
 
     def __iter__(self) -> Iterator[str]:
         """Yield the keys, `namespace/name`."""
@@ -56,7 +56,7 @@ class ObjectStore:
         name, held = key(obj), self._held_of(obj)
         before = self._held.get(name)
         if at(obj, "metadata", "deletionTimestamp"):
-            self._note_end(held.uid)
+            self._ended[held.uid] = None
         if before is not None and before.uid == held.uid and held.version < before.version:
             return  # a newer write of our own is already stored
         self._held[name] = held
@@ -72,7 +72,7 @@ class ObjectStore:
         before = self._held.get(name)
         if before is not None and before.uid == held.uid and held.version > before.version:
             self._held[name] = held
-            self.of_writes(name)
+            self.writes.add(name)
 
     def ended(self, uid: str) -> bool:
         """Return True if its end was reported: by a deletion timestamp or a watch's DELETED.
@@ -82,15 +82,9 @@ class ObjectStore:
         """
         return uid in self._ended
 
-    def _note_end(self, uid: str) -> None:
-        self._ended[uid] = None
-        self._ended.move_to_end(uid)
-        if len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
-
     def deleted(self, obj: Object) -> None:
         """Remove an object that a watch reported as deleted."""
-        self._note_end(text(obj, "metadata", "uid"))
+        self._ended[text(obj, "metadata", "uid")] = None
         self.drop(key(obj))
 
     def drop(self, name: str) -> None:
