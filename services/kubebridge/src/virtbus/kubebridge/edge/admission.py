@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -51,7 +52,8 @@ def routes(
 ) -> list[web.RouteDef]:
     """Return the routes of the two webhooks. Only clients that `known` accepts get an answer."""
     reviews = _Reviews(known, answer_s, idle_s)
-    return [web.post(MUTATE, reviews.mutate), web.post(VALIDATE, reviews.validate)]
+    mutate, validate = (partial(reviews.handle, mutating=mutating) for mutating in (True, False))
+    return [web.post(MUTATE, mutate), web.post(VALIDATE, validate)]
 
 
 class _Reviews:
@@ -63,13 +65,7 @@ class _Reviews:
         self._small, self._large = FairTurns(), FairTurns()
         self._beside = ThreadPoolExecutor(1, "review")
 
-    async def mutate(self, request: web.Request) -> web.Response:
-        return await self._handle(request, mutating=True)
-
-    async def validate(self, request: web.Request) -> web.Response:
-        return await self._handle(request, mutating=False)
-
-    async def _handle(self, request: web.Request, *, mutating: bool) -> web.Response:
+    async def handle(self, request: web.Request, *, mutating: bool) -> web.Response:
         if not self._known(request):
             raise web.HTTPUnauthorized(text="show the front proxy's certificate")
         source = request.remote or ""

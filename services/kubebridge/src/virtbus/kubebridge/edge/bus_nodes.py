@@ -53,13 +53,10 @@ class BusNodes:
             else:
                 self.current = True
                 before, self._views = self._views, views
-                self._tell(before)
+                for name in sorted(before.keys() | views.keys()):
+                    if _shown(before.get(name)) != _shown(views.get(name)):
+                        self.listeners(f"/{name}")
             await asyncio.sleep(self._interval_s)
-
-    def _tell(self, before: dict[str, NodeView]) -> None:
-        for name in sorted(before.keys() | self._views.keys()):
-            if _shown(before.get(name)) != _shown(self._views.get(name)):
-                self.listeners(f"/{name}")
 
     async def _listed(self) -> AsyncIterator[NodeView]:
         ask = PageAsk()

@@ -52,7 +52,10 @@ class EventRecorder:
     def record(self, obj: Object, what: RecordEvent) -> None:
         """Queue an event on an object."""
         try:
-            self._waiting.put_nowait((reference(obj), what))
+            meta = obj["metadata"]
+            about = {key: text(obj, key) for key in ("apiVersion", "kind")}
+            about |= {key: text(meta, key) for key in ("namespace", "name", "uid")}
+            self._waiting.put_nowait((about, what))
         except asyncio.QueueFull:
             self.dropped += 1
 
@@ -121,15 +124,3 @@ class EventRecorder:
             "note": what.message.encode()[:NOTE_MAX].decode(errors="ignore"),
             "type": "Warning" if what.warning else "Normal",
         }
-
-
-def reference(obj: Object) -> Json:
-    """Return an ObjectReference."""
-    meta = obj["metadata"]
-    return {
-        "apiVersion": text(obj, "apiVersion"),
-        "kind": text(obj, "kind"),
-        "namespace": text(meta, "namespace"),
-        "name": text(meta, "name"),
-        "uid": text(meta, "uid"),
-    }

@@ -6,7 +6,7 @@ errors are raised, and retried.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from virtbus.bus.client.ports import Bus
 from virtbus.kubebridge.core.objects.unstructured import Object, at, text
@@ -55,11 +55,6 @@ class EndedError(Exception):
         self.after_s = after_s
 
 
-class _Memo(NamedTuple):
-    uid: str
-    refused: Refused
-
-
 class Executor:
     """Executes actions, and remembers refusals that the next reconcile reports."""
 
@@ -76,13 +71,15 @@ class Executor:
         self._stores = stores
         self._vms = vms
         self._recorder = recorder
-        self._memos: dict[Key, _Memo] = {}
+        self._refusals: dict[Key, tuple[str, Refused]] = {}
+        """The last refusal of each object, with the object's uid."""
 
     def refused(self, key: Key, uid: str) -> Refused | None:
         """Return the last refusal for the object. One for an earlier object is forgotten."""
-        if (memo := self._memos.get(key)) is None or memo.uid == uid:
-            return memo and memo.refused
-        del self._memos[key]
+        of_uid, refused = self._refusals.get(key, (uid, None))
+        if of_uid == uid:
+            return refused
+        del self._refusals[key]
         return None
 
     async def execute(self, actions: Sequence[Action], key: Key, read: Json | None) -> float:
@@ -130,7 +127,7 @@ class Executor:
             if answer.code != 409:
                 self._report(key, read, Refused(answer.code, answer.reason, answer.message))
                 return
-        self._memos.pop(key, None)
+        self._refusals.pop(key, None)
 
     async def _write(self, action: Replace | Delete | Merge) -> None:
         try:
@@ -184,7 +181,7 @@ class Executor:
             if reports:
                 self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
             return
-        self._memos.pop(key, None)
+        self._refusals.pop(key, None)
         found = validate(action.answer, said)
         self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
 
@@ -192,7 +189,7 @@ class Executor:
         """Remember a refusal. A new one is reported by a reconcile at once."""
         uid = text(read, "metadata", "uid")
         before = self.refused(key, uid)
-        self._memos[key] = _Memo(uid, refused)
+        self._refusals[key] = uid, refused
         if before is None or before.reason != refused.reason:
             log.info("%s: %s", key.path, refused.message, extra={"code": "refused"})
             raise EndedError(AT_ONCE_S)

@@ -127,7 +127,8 @@ class VmInformer:
                 for view in reply.get("items") or ():
                     listed.add(self._take(view))
                 if reply.get("synced"):
-                    self._retain(listed)
+                    for uid in self._held.keys() - listed:
+                        self.listeners(self._drop(uid))
                     self._pauses = delays(*PAUSE_S, self._bus.sources)
                     self.synced.set()
                 self._changed(reply)
@@ -155,7 +156,3 @@ class VmInformer:
         if view.deleting:
             self.ended(uid)
         self.listeners(path)
-
-    def _retain(self, uids: set[str]) -> None:
-        for uid in self._held.keys() - uids:
-            self.listeners(self._drop(uid))

@@ -111,20 +111,20 @@ class WorkQueue:
 
     async def _handled(self, handle: Handle, key: Key) -> float:
         asked_s = 0.0
-        told = {"code": "reconcile_failed"}
+        extra = {"code": "reconcile_failed"}
         try:
             after_s = await handle(key)
         except StatusError as answer:
             asked_s = answer.retry_after_s
             passing = answer.passing or answer.code in {404, 409}
             level = logging.INFO if passing else logging.WARNING
-            log.log(level, "%s %s: %s", key.kind.kind, key.path, answer, extra=told)
+            log.log(level, "%s %s: %s", key.kind.kind, key.path, answer, extra=extra)
         except (BusError, VirtbusError) as error:
             if isinstance(error, VirtbusError):
                 asked_s = (error.body.after_ms or 0) / 1000
-            log.info("%s %s: %s", key.kind.kind, key.path, error, extra=told)
+            log.info("%s %s: %s", key.kind.kind, key.path, error, extra=extra)
         except Exception:
-            log.exception("%s %s", key.kind.kind, key.path, extra=told)
+            log.exception("%s %s", key.kind.kind, key.path, extra=extra)
         else:
             self._retries_s.pop(key, None)
             return after_s
