@@ -5,7 +5,6 @@ from itertools import groupby
 from typing import Any
 
 from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS
-from virtbus.kubebridge.core.runtime.subresource_effects import Verb
 
 KUBEVIRT = "v1.9.0"
 """The version of KubeVirt whose API is served. virtctl warns if its own minor version differs."""
@@ -98,9 +97,5 @@ def _discovered() -> Iterator[dict[str, Any]]:
             "scope": "Namespaced",
             "singularResource": "",
             "verbs": [],
-            "subresources": [_subresource(verb) for verb in verbs],
+            "subresources": [{"subresource": verb.name, "verbs": [verb.access]} for verb in verbs],
         }
-
-
-def _subresource(verb: Verb) -> dict[str, Any]:
-    return {"subresource": verb.name, "verbs": [verb.access]}

@@ -17,11 +17,6 @@ EVERY_NODE = {
 """Labels of Kubernetes nodes that every schedulable virtbus node implicitly has."""
 
 
-def virtbus_labels(value: dict[str, str]) -> dict[str, str]:
-    """Return a node selector without the labels that every virtbus node has."""
-    return {key: want for key, want in value.items() if EVERY_NODE.get(key) != want}
-
-
 NAMES = "virtbus serves no DNS for guests"
 PROBES = "probes are not supported"
 
@@ -76,7 +71,7 @@ PLACEMENT = (
         "spec.node_selector",
         "labels of virtbus nodes; every node implicitly has "
         + ", ".join(f"`{k}={v}`" for k, v in EVERY_NODE.items()),
-        make=virtbus_labels,
+        make=lambda value: {k: want for k, want in value.items() if EVERY_NODE.get(k) != want},
     ),
     *AFFINITY,
     refused(
@@ -177,5 +172,5 @@ def selector(spec: Object) -> dict[str, str]:
         for _, one in expressions(spec)
         if (value := value_of(one)) is not None
     }
-    known = {**EVERY_NODE, **part(spec, "nodeSelector")}
-    return {key: value for key, value in asked.items() if known.get(key) != value}
+    selected = {**EVERY_NODE, **part(spec, "nodeSelector")}
+    return {key: value for key, value in asked.items() if selected.get(key) != value}

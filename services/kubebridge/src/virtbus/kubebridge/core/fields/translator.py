@@ -52,7 +52,7 @@ class Translation:
         parts = _parts(path)
         for end in range(len(parts), 0, -1):
             if (origin := self.origin.get(parts[:end])) is not None:
-                return _join(origin, tuple(_camel(one) for one in parts[end:]))
+                return origin + "".join(map(_kubevirts, parts[end:]))
         return path
 
 
@@ -124,7 +124,8 @@ def _object(
         yield Cause(path, "must be an object")
         return
     if row.to:
-        yield _step(row, value, path, indices, table)
+        ours = {} if row.make is as_is else row.make(value)  # an empty object is filled later
+        yield table.place[row.path], _ours(row.to, indices), ours, path
     for key, one in value.items():
         below = f"{row.path}.{key}" if row.path else str(key)
         yield from _walk(one, below, f"{path}.{key}", indices, table)
@@ -153,15 +154,9 @@ def _leaf(
         yield table.place[row.path], _ours(row.to, indices), ours, path
 
 
-def _step(row: Field, value: Any, path: str, indices: tuple[int, ...], table: Table) -> Step:
-    """Return the step of an object that becomes a value of ours, or an empty object to fill."""
-    ours = {} if row.make is as_is else row.make(value)
-    return table.place[row.path], _ours(row.to, indices), ours, path
-
-
 def _unknown(pattern: str, path: str, table: Table) -> Cause:
-    known = table.beside(pattern)
-    near = difflib.get_close_matches(pattern.rpartition(".")[2][:64], known, n=1)
+    name, beside = pattern.rpartition(".")[2], table.beside(pattern)
+    near = difflib.get_close_matches(name[:64], beside, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return Cause(path, f"KubeVirt has no such field{hint}", Reason.NOT_SUPPORTED)
 
@@ -183,18 +178,12 @@ def _parts(path: str) -> Path:
     return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", path))
 
 
-def _camel(part: str | int) -> str | int:
-    """Return a name of ours as KubeVirt writes it: `container_disk` is `containerDisk`."""
+def _kubevirts(part: str | int) -> str:
+    """Return a part of our path as KubeVirt writes it: `container_disk` is `.containerDisk`."""
     if isinstance(part, int):
-        return part
+        return f"[{part}]"
     first, *others = part.split("_")
-    return first + "".join(one.capitalize() for one in others)
-
-
-def _join(path: str, rest: Path) -> str:
-    for part in rest:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path
+    return f".{first}" + "".join(one.capitalize() for one in others)
 
 
 def _put(root: dict[str, Any], path: Path, value: Any) -> None:

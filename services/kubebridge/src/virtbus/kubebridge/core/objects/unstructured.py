@@ -40,8 +40,7 @@ def text(value: Any, *path: str) -> str:
 
 def number(value: Any, *path: str) -> int:
     """Return the whole number at the path, or 0."""
-    found = at(value, *path)
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    return _number(at(value, *path)) or 0
 
 
 def key(obj: Any) -> str:
@@ -74,13 +73,7 @@ class Condition:
 
 def read(cls: type[T], obj: object) -> T:
     """Return the object as a dataclass."""
-    values = []
-    for names, convert in _plan(cast("Hashable", cls)):
-        value: Any = obj
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        values.append(convert(value))
-    return cls(*values)
+    return cls(*(convert(at(obj, *names)) for names, convert in _plan(cast("Hashable", cls))))
 
 
 @cache
@@ -160,10 +153,10 @@ def merged(
 ) -> tuple[list[Any], str]:
     """Return conditions with times, and the time. An unchanged status keeps its transition time."""
     at = stamp(now)
-    known = {one.type: one for one in before}
+    stored = {one.type: one for one in before}
     result = []
     for one in said:
-        old, status = known.get(one.type), str(one.on)
+        old, status = stored.get(one.type), str(one.on)
         since = old.since if old is not None and old.status == status else ""
         texts = {"reason": one.reason, "message": one.message, "lastProbeTime": one.probed}
         result.append(

@@ -206,7 +206,7 @@ SPEC_RULES = (
         f"{NICS}[]",
         "logical {} interface must have exactly one binding method; write bridge: {{}} or"
         " masquerade: {{}}",
-        checks.bindings,
+        lambda nic: when(len(given(nic, *checks.BINDINGS)) != 1, "", text(nic, "name")),
         of=f"{NICS}[]",
     ),
     Rule(
@@ -254,7 +254,7 @@ SPEC_RULES = (
         95,
         "accessCredentials[]",
         "must have exactly one of sshPublicKey and userPassword; it has {}",
-        checks.kinds_of_credential,
+        lambda one: other_than_one(given(one, "sshPublicKey", "userPassword"), " and "),
         cel=False,
         of="accessCredentials[]",
     ),
@@ -262,7 +262,7 @@ SPEC_RULES = (
         95,
         "accessCredentials[].sshPublicKey.source",
         "must name the secret with the keys in secret.secretName",
-        checks.keys_without_source,
+        lambda keys: when(not text(keys, "source", "secret", "secretName"), ".source"),
         REQUIRED,
         cel=False,
         of="accessCredentials[].sshPublicKey",

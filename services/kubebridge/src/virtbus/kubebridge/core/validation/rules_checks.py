@@ -115,11 +115,6 @@ def boot_orders(spec: Object) -> list[Found]:
     return [(f"{DISKS}[{index}].bootOrder", str(order)) for index, order in wrong]
 
 
-def bindings(nic: Object) -> list[Found]:
-    """Find an interface without a binding, or with several."""
-    return when(len(given(nic, *BINDINGS)) != 1, "", text(nic, "name"))
-
-
 def masquerade_off_pod(spec: Object) -> list[Found]:
     """Find interfaces with masquerade outside of the pod network."""
     pods = {text(net, "name") for net in items(spec, "networks") if at(net, "pod") is not None}
@@ -212,16 +207,6 @@ def answers(sysprep: Object) -> list[Found]:
     """Find a volume of answers with other than one source."""
     named = [kind for kind in ("configMap", "secret") if text(sysprep, kind, "name")]
     return other_than_one(named, " and ")
-
-
-def kinds_of_credential(credential: Object) -> list[Found]:
-    """Find a credential with other than one kind."""
-    return other_than_one(given(credential, "sshPublicKey", "userPassword"), " and ")
-
-
-def keys_without_source(keys: Object) -> list[Found]:
-    """Find keys without a Secret."""
-    return when(not text(keys, "source", "secret", "secretName"), ".source")
 
 
 def ways_of_keys(keys: Object) -> list[Found]:

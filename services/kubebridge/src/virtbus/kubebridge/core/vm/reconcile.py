@@ -32,7 +32,6 @@ from virtbus.kubebridge.core.vm.status import (
     FAILURE,
     TOO_LARGE,
     Pair,
-    back_off_left_s,
     printable,
     start_failure,
     status,
@@ -101,8 +100,8 @@ def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
 
 def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> list[Action]:
     """Create a VMI once the backoff is over. Its appearance triggers the status."""
-    left_s = back_off_left_s(vm, now) if start_failure(vm, None, now) else 0.0
-    if left_s > 0:
+    if vm.retry_at is not None and vm.retry_at > now and start_failure(vm, None, now):
+        left_s = (vm.retry_at - now).total_seconds()
         return [*_told(Pair(vm, None), requests, now), Requeue(left_s)]
     vmi = vmi_of(vm, paused=bool(requests) and requests[0].paused == "true")
     vmi["status"] = vmi_status.status(read(Vmi, vmi), vmi_status.Seen(), now)  # saves a write

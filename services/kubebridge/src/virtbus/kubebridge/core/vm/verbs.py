@@ -160,16 +160,12 @@ def _changed(
     return JsonPatch(of, (test or {"op": "test", "path": pointer, "value": before}, change))
 
 
-def _expand(call: SubresourceCall) -> Outcome:
-    """Return the VM itself: without instance types, it is already expanded."""
-    return (Give(dict(call.vm or {})),)
-
-
 VERBS = (
     Verb("PUT", VM, "start", start),
     Verb("PUT", VM, "stop", stop),
     Verb("PUT", VM, "restart", restart),
-    Verb("GET", VM, "expand-spec", _expand, 200),
+    # Without instance types, a VM is already expanded.
+    Verb("GET", VM, "expand-spec", lambda call: (Give(dict(call.vm or {})),), 200),
     *shared(VM),
     missing("PUT", VM, "migrate", MIGRATION),
     missing("PUT", VM, "memorydump", "memory cannot be dumped yet"),
