@@ -138,7 +138,7 @@ async def test_the_nodes_of_the_bus_are_listed_and_changes_reported() -> None:
     leads.set()
     nodes = BusNodes(bus, leads, interval_s=0.01)
     changed: asyncio.Queue[str] = asyncio.Queue()
-    nodes.listeners.append(changed.put_nowait)
+    nodes.notify = changed.put_nowait
     endpoint = Endpoint("list", api("node", "list"), answer)
     async with (
         asyncio.timeout(30),

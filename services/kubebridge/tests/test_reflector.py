@@ -23,7 +23,7 @@ class Watched:
         self.server = server
         self.objects = ObjectStore()
         self.changed: list[str] = []
-        self.objects.listeners.append(self.changed.append)
+        self.objects.notify = self.changed.append
         self.following = Reflector(client, CONFIG_MAP, self.objects)
 
     def known(self) -> dict[str, str]:

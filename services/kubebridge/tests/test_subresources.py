@@ -140,10 +140,10 @@ def test_an_unknown_verb_or_method_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "its", "options", "deed"),
     [
-        ("pause", running(), {}, BusVerb("vm.pause", UID)),
-        ("unpause", running(Paused=True), {}, BusVerb("vm.unpause", UID)),
-        ("reset", running(), {}, BusVerb("vm.reset", UID)),
-        ("softreboot", running(), {}, BusVerb("vm.soft-reboot", UID)),
+        ("pause", running(), {}, BusVerb("pause", UID)),
+        ("unpause", running(Paused=True), {}, BusVerb("unpause", UID)),
+        ("reset", running(), {}, BusVerb("reset", UID)),
+        ("softreboot", running(), {}, BusVerb("soft-reboot", UID)),
         ("console", running(), {}, GuestStream("console", UID)),
         ("vnc", running(), {}, GuestStream("vnc", UID)),
         ("vnc/screenshot", running(), {}, GuestStream("screenshot", UID)),

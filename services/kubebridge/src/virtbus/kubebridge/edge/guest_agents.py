@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
-from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, KeyMapping, Listeners
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, KeyMapping, Notify
 from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.schemas import subjects
@@ -59,7 +59,7 @@ class _Asked:
 
 
 class GuestAgentPoller:
-    """The last answers. Listeners get the name of a VM whose answer changed."""
+    """The last answers. `notify` gets the name of a VM whose answer changed."""
 
     def __init__(self, bus: Bus, views: VmInformer, delays: Delays = NORMAL) -> None:
         self._bus = bus
@@ -68,7 +68,7 @@ class GuestAgentPoller:
         self._asked: dict[str, _Asked] = {}
         self._uids: dict[str, set[str]] = {}
         """The polled uids of each name."""
-        self.listeners = Listeners()
+        self.notify: Notify = lambda _: None
 
     def get(self, uid: str) -> GuestInfo | None:
         """Return the last answer of the guest agent, or None."""
@@ -133,4 +133,4 @@ class GuestAgentPoller:
     def _take(self, one: _Asked, path: str, answer: bytes) -> None:
         if answer != one.answer:
             one.answer = answer
-            self.listeners(path)
+            self.notify(path)

@@ -81,44 +81,37 @@ def _operation(version: str, verb: Verb, path: str) -> _Operation:
 
 def document_v2() -> dict[str, Any]:
     """Return the body of `GET /openapi/v2`: all versions of the API in one document."""
-    paths: dict[str, Any] = {}
+    paths = {}
     for each in (one for version in VERSIONS for one in _operations(version)):
-        body = [] if each.body is None else [{"in": "body", "name": "body", "schema": each.body}]
-        paths[each.path] = {
-            each.method: {
-                "operationId": each.id,
-                "description": each.about,
-                "consumes": [JSON],
-                "produces": [JSON],
-                "responses": each.answers,
-                **({"parameters": body} if body else {}),
-            },
-            "parameters": [
-                {"in": "path", "name": name, "required": True, "type": "string"}
-                for name in each.parameters
-            ],
-        }
+        body = {"in": "body", "name": "body", "schema": each.body}
+        more = {"parameters": [body]} if each.body is not None else {}
+        paths[each.path] = _path(each, _WORDS, consumes=[JSON], produces=[JSON], **more)
     return {"swagger": "2.0", "info": _info(), "paths": paths, "definitions": {}}
 
 
 def document_v3(version: str) -> dict[str, Any]:
     """Return the body of `GET /openapi/v3/apis/subresources.kubevirt.io/<version>`."""
-    paths: dict[str, Any] = {}
+    paths = {}
     for each in _operations(version):
-        body = {} if each.body is None else {"content": {JSON: {"schema": each.body}}}
-        paths[each.path] = {
-            each.method: {
-                "operationId": each.id,
-                "description": each.about,
-                "responses": each.answers,
-                **({"requestBody": body} if body else {}),
-            },
-            "parameters": [
-                {"in": "path", "name": name, "required": True, "schema": _WORDS}
-                for name in each.parameters
-            ],
-        }
+        body = {"requestBody": {"content": {JSON: {"schema": each.body}}}}
+        more = body if each.body is not None else {}
+        paths[each.path] = _path(each, {"schema": _WORDS}, **more)
     return {"openapi": "3.0.0", "info": _info(), "paths": paths, "components": {}}
+
+
+def _path(each: _Operation, parameter: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return the operation of a path. `parameter` has the type of a part of the path."""
+    return {
+        each.method: {
+            "operationId": each.id,
+            "description": each.about,
+            "responses": each.answers,
+            **more,
+        },
+        "parameters": [
+            {"in": "path", "name": name, "required": True, **parameter} for name in each.parameters
+        ],
+    }
 
 
 def index_v3() -> dict[str, Any]:

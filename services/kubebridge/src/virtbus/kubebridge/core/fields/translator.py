@@ -49,7 +49,8 @@ class Translation:
 
     def where(self, path: str) -> str:
         """Return the manifest field that gave ours (`spec.volumes[0].name`), or the nearest."""
-        parts = _parts(path)
+        found = re.findall(r"[^.\[\]]+", path)
+        parts = tuple(int(part) if part.isdigit() else part for part in found)
         for end in range(len(parts), 0, -1):
             if (origin := self.origin.get(parts[:end])) is not None:
                 return origin + "".join(map(_kubevirts, parts[end:]))
@@ -171,11 +172,6 @@ def _ours(to: str, indices: tuple[int, ...]) -> Path:
         if part.endswith("[]"):
             path.append(next(numbers))
     return tuple(path)
-
-
-def _parts(path: str) -> Path:
-    """Split `spec.volumes[0].name` into parts."""
-    return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", path))
 
 
 def _kubevirts(part: str | int) -> str:

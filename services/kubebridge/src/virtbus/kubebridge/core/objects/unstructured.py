@@ -43,6 +43,11 @@ def number(value: Any, *path: str) -> int:
     return _number(at(value, *path)) or 0
 
 
+def pointer(*names: str) -> str:
+    """Return the JSON pointer of a path (RFC 6901)."""
+    return "".join("/" + one.replace("~", "~0").replace("/", "~1") for one in names)
+
+
 def key(obj: Any) -> str:
     """Return `namespace/name`."""
     return f"{text(obj, 'metadata', 'namespace')}/{text(obj, 'metadata', 'name')}"

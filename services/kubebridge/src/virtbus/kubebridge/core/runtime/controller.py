@@ -217,13 +217,8 @@ class Await:
 Action = Create | Replace | Patch | Merge | Delete | BusCall | RecordEvent | Requeue | Await
 
 
-class Listeners(list[Callable[[str], None]]):
-    """Functions that are called with the `namespace/name` of what changed."""
-
-    def __call__(self, path: str) -> None:
-        """Call all of them."""
-        for listener in self:
-            listener(path)
+Notify = Callable[[str], None]
+"""Takes the `namespace/name` of an object that changed."""
 
 
 class Lister(Protocol):

@@ -48,7 +48,7 @@ class JsonPatch:
 
 @dataclass(frozen=True, slots=True)
 class BusVerb:
-    """A verb of the bus for the VM of this uid. A refusal becomes the answer."""
+    """A verb of the bus for the VM of this uid, such as `pause`. A refusal becomes the answer."""
 
     verb: str
     uid: str

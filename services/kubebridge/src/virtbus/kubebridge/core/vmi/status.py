@@ -161,14 +161,10 @@ def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
         yield Said(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
     elif view is not None and view.reason and view.state is not VmState.RUNNING:
         reason = "FailedStart"
-        if image_failed(view):
+        stopped = view.state in {VmState.FAILED, VmState.PREPARING}
+        if stopped and view.failure_stage == "image":
             reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
         yield Said(SYNCHRONIZED, False, reason, view.message, retried)
-
-
-def image_failed(view: VmView) -> bool:
-    """Return True if the VM does not start because of its image."""
-    return view.state in {VmState.FAILED, VmState.PREPARING} and view.failure_stage == "image"
 
 
 # --- guest information -------------------------------------------------------------------------

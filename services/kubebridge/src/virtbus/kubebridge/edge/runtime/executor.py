@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from virtbus.bus.client.ports import Bus
-from virtbus.kubebridge.core.objects.unstructured import Object, at, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, pointer, text
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     Action,
@@ -201,19 +201,16 @@ def operations(read: Object, patch: Json) -> list[Json]:
     `status` replaces the whole status. Labels are added to existing ones.
     """
     version = text(read, "metadata", "resourceVersion")
-    made = [_add(("metadata", "resourceVersion"), version)]
+    changes: dict[tuple[str, ...], Any] = {("metadata", "resourceVersion"): version}
     for part, value in patch.items():
         if part == "status":
-            made.append(_add((part,), value))
+            changes[(part,)] = value
             continue
         for name, one in value.items():
             if isinstance(one, dict) and isinstance(at(read, part, name), dict):
-                made += [_add((part, name, key), inner) for key, inner in one.items()]
+                changes |= {(part, name, key): inner for key, inner in one.items()}
             else:
-                made.append(_add((part, name), one))
-    return made
-
-
-def _add(path: tuple[str, ...], value: Any) -> Json:
-    pointer = "".join("/" + one.replace("~", "~0").replace("/", "~1") for one in path)
-    return {"op": "add", "path": pointer, "value": value}
+                changes[part, name] = one
+    return [
+        {"op": "add", "path": pointer(*path), "value": value} for path, value in changes.items()
+    ]

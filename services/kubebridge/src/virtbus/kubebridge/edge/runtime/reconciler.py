@@ -16,7 +16,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Key,
     KeyMapping,
     Kind,
-    Listeners,
+    Notify,
     key_of,
 )
 from virtbus.kubebridge.edge.cluster import EVERYTHING, KubernetesApi, Scope
@@ -35,9 +35,9 @@ RESYNC_S = 1.0
 
 
 class ChangeSource(Protocol):
-    """Calls its listeners with the `namespace/name` of what changed."""
+    """Calls `notify` for each change."""
 
-    listeners: Listeners
+    notify: Notify
 
     def paths(self) -> Iterable[str]:
         """Return the paths of all objects."""
@@ -73,7 +73,7 @@ class Reconciler:
         """Return the store of a kind of Kubernetes, kept by a reflector."""
         if kind not in self.stores:
             store = self.stores[kind] = ObjectStore(slim)
-            store.listeners.append(partial(self._changed, kind))
+            store.notify = partial(self._changed, kind)
             self.reflectors[kind] = Reflector(
                 self._cluster, kind, store, scope=scope, sources=self._sources
             )
@@ -83,7 +83,7 @@ class Reconciler:
     def source(self, kind: Kind, source: ChangeSource, synced: asyncio.Event | None = None) -> None:
         """Add a source on the bus. `synced` is set once its initial list is complete."""
         self._others[kind] = source
-        source.listeners.append(partial(self._changed, kind))
+        source.notify = partial(self._changed, kind)
         if synced is not None:
             self._synced[kind] = synced
 

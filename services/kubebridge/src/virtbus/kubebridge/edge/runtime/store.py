@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from virtbus.bus.runtime.recent import Recent
 from virtbus.kubebridge.core.objects.unstructured import Object, at, key, part, text
-from virtbus.kubebridge.core.runtime.controller import Listeners
+from virtbus.kubebridge.core.runtime.controller import Notify
 from virtbus.kubebridge.core.translation import annotations as notes
 
 Slim = Callable[[Object], dict[str, Any]]
@@ -33,9 +33,9 @@ class ObjectStore:
         self._slim = slim or slim_kubevirt
         self._held: dict[str, _Held] = {}
         self._ended: Recent[str, None] = Recent(ENDED_MAX)
-        self.listeners = Listeners()
+        self.notify: Notify = lambda _: None
         self.writes: set[str] = set()
-        """The keys of the bridge's own writes, which `listeners` do not get."""
+        """The keys of the bridge's own writes, for which `notify` is not called."""
 
     def __iter__(self) -> Iterator[str]:
         """Yield the keys, `namespace/name`."""
@@ -61,7 +61,7 @@ class ObjectStore:
             return  # a newer write of our own is already stored
         self._held[name] = held
         if before != held:
-            self.listeners(name)
+            self.notify(name)
 
     def wrote(self, obj: Object) -> None:
         """Store the answer of our own write before the watch delivers it.
@@ -90,7 +90,7 @@ class ObjectStore:
     def drop(self, name: str) -> None:
         """Remove an object that is deleted or missing."""
         if self._held.pop(name, None) is not None:
-            self.listeners(name)
+            self.notify(name)
 
     def retain(self, names: set[str]) -> None:
         """Remove all objects that are missing in a complete list."""

@@ -13,7 +13,7 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.recent import Recent
-from virtbus.kubebridge.core.runtime.controller import Listeners
+from virtbus.kubebridge.core.runtime.controller import Notify
 from virtbus.kubebridge.core.translation.mapping import CLUSTER
 from virtbus.kubebridge.edge.runtime.store import ENDED_MAX
 from virtbus.schemas import subjects
@@ -47,7 +47,7 @@ class VmInformer:
         """The uids of each `namespace/name`."""
         self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request finds a forgotten end
         self._pauses = delays(*PAUSE_S, bus.sources)
-        self.listeners = Listeners()
+        self.notify: Notify = lambda _: None
         self.synced = asyncio.Event()
 
     def paths(self) -> Iterable[str]:
@@ -128,7 +128,7 @@ class VmInformer:
                     listed.add(self._take(view))
                 if reply.get("synced"):
                     for uid in self._held.keys() - listed:
-                        self.listeners(self._drop(uid))
+                        self.notify(self._drop(uid))
                     self._pauses = delays(*PAUSE_S, self._bus.sources)
                     self.synced.set()
                 self._changed(reply)
@@ -145,7 +145,7 @@ class VmInformer:
         before, held = self._held.get(uid), (key, encode(view))
         if uid not in self._gone and before != held:
             self._put(uid, *held)
-            self.listeners(key)
+            self.notify(key)
         return uid
 
     def _went(self, uid: str) -> None:
@@ -155,4 +155,4 @@ class VmInformer:
             return
         if view.deleting:
             self.ended(uid)
-        self.listeners(path)
+        self.notify(path)

@@ -21,8 +21,9 @@ SHUTDOWN_S = 1.0
 class TlsListener:
     """The port's certificate, and the CA of its clients.
 
-    A client need not show a certificate; the caller of webhooks shows none. A certificate that the
-    CA did not sign fails the handshake. A connection keeps the settings with which it was made.
+    Without a certificate, no client can connect. A client need not show one; the caller of webhooks
+    shows none. A certificate that the CA did not sign fails the handshake. A connection keeps the
+    settings with which it was made.
     """
 
     def __init__(self) -> None:
@@ -36,11 +37,6 @@ class TlsListener:
         self.context.options |= ssl.OP_NO_TICKET
         self.context.num_tickets = 0
         self.context.sni_callback = self._choose
-
-    @property
-    def shut(self) -> bool:
-        """Return True while there is no certificate. No client can connect then."""
-        return self._now is None
 
     def show(self, certificate: Path, key: Path) -> None:
         """Serve this certificate (with its chain) and key from now on. Both are PEM files.
