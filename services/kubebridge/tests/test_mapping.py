@@ -283,7 +283,7 @@ def test_problems_of_any_object_are_reported(spec: dict[str, Any]) -> None:
     assert all(cause.message for cause in vm_causes(template_only))
     once = defaults.of_vmi(whole)
     assert defaults.of_vmi(once) == once
-    needs(spec)
+    list(needs(spec))
 
 
 @settings(deadline=None, max_examples=25)

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
-from typing import Any
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime.process import notify
@@ -32,7 +30,6 @@ class Bridge:
         self.bus = bus
         self.cluster = cluster
         self.settings = settings
-        self.name = name
         self.instance = f"{settings.node}-{bus.sources.uuid7()[-12:]}"
         self.leads = asyncio.Event()
         """Set while this bridge is the leader, which writes."""
@@ -52,28 +49,18 @@ class Bridge:
 
     async def run(self) -> None:
         """Serve until cancelled."""
+        settings, sources = self.settings, self.bus.sources
+        accepted = self.site.asking.is_front_proxy if settings.webhook_certificate else None
+        lease = LeaseHolder(self.cluster, settings.namespace, self.instance, self.leads, sources)
         async with asyncio.TaskGroup() as group:
             self.reconciler.queue.add(self.certificates.key)
-            for piece in self._pieces():
-                group.create_task(piece)
+            for loop in (*self.sources, self.recorder, self.reconciler, lease):
+                group.create_task(loop.run())
+            group.create_task(self.site.run(self._not_ready, admission.routes(accepted)))
             await self.reconciler.until_synced(VM, VMI, BUS_VM)
             log.info("ready", extra={"code": "ready"})
             notify("READY=1")
             await asyncio.get_running_loop().create_future()
-
-    def _pieces(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield the coroutines that run as long as the bridge does."""
-        settings, sources = self.settings, self.bus.sources
-        yield from (source.run() for source in self.sources)
-        yield self.recorder.run()
-        accepted = (
-            self.site.asking.is_front_proxy if settings.webhook_certificate else admission.anybody
-        )
-        yield self.site.run(self._not_ready, admission.routes(accepted))
-        yield self.reconciler.run()
-        yield LeaseHolder(
-            self.cluster, settings.namespace, self.instance, self.leads, sources
-        ).run()
 
     def _not_ready(self) -> str:
         """Return the reason why the bridge is not ready, or an empty string."""

@@ -39,26 +39,25 @@ MUTATE, VALIDATE = "/admission/mutate", "/admission/validate"
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
-Known = Callable[[web.Request], bool]
-
-
-def anybody(_request: web.Request) -> bool:
-    """Accept every client, because API servers by default show webhooks no certificate."""
-    return True
+Accepted = Callable[[web.Request], bool]
 
 
 def routes(
-    known: Known = anybody, *, answer_s: float = ANSWER_S, idle_s: float = IDLE_S
+    accepted: Accepted | None = None, *, answer_s: float = ANSWER_S, idle_s: float = IDLE_S
 ) -> list[web.RouteDef]:
-    """Return the routes of the two webhooks. Only clients that `known` accepts get an answer."""
-    reviews = _Reviews(known, answer_s, idle_s)
+    """Return the routes of the two webhooks.
+
+    Only accepted clients get an answer. Without `accepted`, these are all, because API servers by
+    default show webhooks no certificate.
+    """
+    reviews = _Reviews(accepted, answer_s, idle_s)
     mutate, validate = (partial(reviews.handle, mutating=mutating) for mutating in (True, False))
     return [web.post(MUTATE, mutate), web.post(VALIDATE, validate)]
 
 
 class _Reviews:
-    def __init__(self, known: Known, answer_s: float, idle_s: float) -> None:
-        self._known = known
+    def __init__(self, accepted: Accepted | None, answer_s: float, idle_s: float) -> None:
+        self._accepted = accepted
         self._answer_s = answer_s
         self._idle_s = idle_s
         self._held = FairShares(HELD_BYTES)
@@ -66,7 +65,7 @@ class _Reviews:
         self._beside = ThreadPoolExecutor(1, "review")
 
     async def handle(self, request: web.Request, *, mutating: bool) -> web.Response:
-        if not self._known(request):
+        if self._accepted is not None and not self._accepted(request):
             raise web.HTTPUnauthorized(text="show the front proxy's certificate")
         source = request.remote or ""
         try:

@@ -29,15 +29,6 @@ class _Operation(NamedTuple):
     code: int = 200
     body: dict[str, Any] | None = None
 
-    @property
-    def parameters(self) -> list[str]:
-        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
-
-    @property
-    def answers(self) -> dict[str, Any]:
-        about = {200: "OK", 202: "Accepted", 101: "Switching to a websocket"}[self.code]
-        return {str(self.code): {"description": about}, "401": {"description": "Unauthorized"}}
-
 
 def _operations(version: str) -> list[_Operation]:
     base = f"/apis/{GROUP}/{version}"
@@ -101,15 +92,20 @@ def document_v3(version: str) -> dict[str, Any]:
 
 def _path(each: _Operation, parameter: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Return the operation of a path. `parameter` has the type of a part of the path."""
+    about = {200: "OK", 202: "Accepted", 101: "Switching to a websocket"}[each.code]
+    names = [part[1:-1] for part in each.path.split("/") if part.startswith("{")]
     return {
         each.method: {
             "operationId": each.id,
             "description": each.about,
-            "responses": each.answers,
+            "responses": {
+                str(each.code): {"description": about},
+                "401": {"description": "Unauthorized"},
+            },
             **more,
         },
         "parameters": [
-            {"in": "path", "name": name, "required": True, **parameter} for name in each.parameters
+            {"in": "path", "name": name, "required": True, **parameter} for name in names
         ],
     }
 

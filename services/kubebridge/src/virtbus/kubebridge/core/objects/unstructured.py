@@ -95,19 +95,14 @@ def _plan(cls: Hashable) -> tuple[tuple[tuple[str, ...], Callable[[Any], Any]], 
 
 def _converter(hint: Any, default: Any) -> Callable[[Any], Any]:
     if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        convert = _item(item)
+        convert = _converter(get_args(hint)[0], None)
         return lambda value: tuple(map(convert, value)) if isinstance(value, list) else ()
+    if is_dataclass(hint):
+        return lambda value: read(cast("type[Any]", hint), value)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        known: Mapping[Any, Any] = {str(one): one for one in hint}
-        return lambda value: known.get(value, default) if isinstance(value, str) else default
+        values: Mapping[Any, Any] = {str(one): one for one in hint}
+        return lambda value: values.get(value, default) if isinstance(value, str) else default
     return _SCALARS[hint]
-
-
-def _item(item: Any) -> Callable[[Any], Any]:
-    if is_dataclass(item):
-        return lambda value: read(cast("type[Any]", item), value)
-    return _SCALARS[item]
 
 
 def _number(value: Any) -> int | None:

@@ -66,12 +66,8 @@ IN_VOLUMES: tuple[tuple[tuple[str, ...], str, Use], ...] = (
 OF_KEYS = ("sshPublicKey", "source", "secret", "secretName")
 
 
-def needs(spec: Object, prefix: str = "spec") -> tuple[Need, ...]:
-    """Return all references of the spec: first those of volumes, in order, then those of keys."""
-    return tuple(_needs(spec, prefix))
-
-
-def _needs(spec: Object, prefix: str) -> Iterator[Need]:
+def needs(spec: Object, prefix: str = "spec") -> Iterator[Need]:
+    """Yield all references of the spec: first those of volumes, in order, then those of keys."""
     for index, volume in enumerate(items(spec, "volumes")):
         for path, kind, use in IN_VOLUMES:
             if name := text(volume, *path):

@@ -59,7 +59,19 @@ class Reflector:
                 else:
                     await self._list()
             except StatusError as answer:
-                await self._failed(answer)
+                pause_s = max(answer.retry_after_s, next(self._pauses))
+                if not answer.passing:  # refused for good: list again
+                    self._version = ""
+                level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+                log.log(
+                    level,
+                    "%s: %s; retrying in %.1f s",
+                    self._kind.plural,
+                    answer,
+                    pause_s,
+                    extra={"code": "watch_failed"},
+                )
+                await asyncio.sleep(pause_s)
 
     async def _list(self) -> None:
         """List all objects, and remove the missing ones."""
@@ -95,19 +107,3 @@ class Reflector:
         named = {"apiVersion": self._kind.api_version, "kind": self._kind.kind, **obj}
         self._objects.put(named)
         return key(obj)
-
-    async def _failed(self, answer: StatusError) -> None:
-        """Wait after a failure. After a permanent refusal, list again."""
-        pause_s = max(answer.retry_after_s, next(self._pauses))
-        if not answer.passing:
-            self._version = ""
-        level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
-        log.log(
-            level,
-            "%s: %s; retrying in %.1f s",
-            self._kind.plural,
-            answer,
-            pause_s,
-            extra={"code": "watch_failed"},
-        )
-        await asyncio.sleep(pause_s)
