@@ -31,6 +31,8 @@ MAX_ENDPOINTS = 100
 RETRY_S = 5.0
 """Seconds before a retry if a created slice does not appear."""
 FAMILIES = ("IPv4", "IPv6")
+_VMI = {"apiVersion": VMI.api_version, "kind": VMI.kind}
+_SLICE = {"apiVersion": ENDPOINT_SLICE.api_version, "kind": ENDPOINT_SLICE.kind}
 UNRESOLVED = "UnresolvedPort"
 """Reason of the Event about a port that guests cannot resolve."""
 
@@ -125,8 +127,7 @@ def _endpoint(one: Member, family: str, *, early: bool) -> dict[str, Any]:
             "terminating": one.terminating,
         },
         "targetRef": {
-            "apiVersion": VMI.api_version,
-            "kind": VMI.kind,
+            **_VMI,
             "namespace": one.namespace,
             "name": one.name,
             "uid": one.uid,
@@ -148,8 +149,7 @@ def _slice(
     if service.cluster_ip in {"", "None"}:
         labels[HEADLESS] = ""
     return {
-        "apiVersion": ENDPOINT_SLICE.api_version,
-        "kind": ENDPOINT_SLICE.kind,
+        **_SLICE,
         "metadata": {
             "name": name,
             "namespace": service.namespace,

@@ -262,7 +262,7 @@ SPEC_RULES = (
         95,
         "accessCredentials[].sshPublicKey.source",
         "must name the secret with the keys in secret.secretName",
-        lambda keys: when(not text(keys, "source", "secret", "secretName"), ".source"),
+        checks.unnamed("source", "secret", "secretName"),
         REQUIRED,
         cel=False,
         of="accessCredentials[].sshPublicKey",

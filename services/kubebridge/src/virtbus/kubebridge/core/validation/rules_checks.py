@@ -69,6 +69,11 @@ def too_many(path: str) -> Check:
 
 
 # --- names -------------------------------------------------------------------------------------
+def unnamed(*path: str) -> Check:
+    """Find an object without a name at the path."""
+    return lambda one: when(not text(one, *path), f".{path[0]}")
+
+
 def names_twice(path: str) -> Check:
     """Find duplicate names in a list."""
 
@@ -196,11 +201,6 @@ def inline_size(seed: Object) -> list[Found]:
         if len(text(seed, inline).encode()) > INLINE_BYTES
         or len(text(seed, encoded)) * 3 // 4 > INLINE_BYTES
     ]
-
-
-def unnamed(name: str) -> Check:
-    """Find a volume that does not name its object."""
-    return lambda one: when(not text(one, name), f".{name}")
 
 
 def answers(sysprep: Object) -> list[Found]:
