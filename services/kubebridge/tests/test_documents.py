@@ -1,7 +1,14 @@
 """The aggregated API's own documents match the table of verbs."""
 
-from virtbus.kubebridge.core.api.discovery import aggregated, api_resources, version
-from virtbus.kubebridge.core.api.openapi import OPTIONS, document_v2, document_v3, index_v3
+from virtbus.kubebridge.core.api.discovery import (
+    OPTIONS,
+    aggregated,
+    api_resources,
+    document_v2,
+    document_v3,
+    index_v3,
+    version,
+)
 from virtbus.kubebridge.core.api.subresources import EXPAND, VERBS, VERSIONS
 
 

@@ -47,22 +47,19 @@ class LeaseHolder:
                 try:
                     await self._step()
                 except StatusError as answer:
-                    self._refused(answer)
+                    if answer.passing or answer.code == 409:
+                        log.debug("lease: %s", answer)
+                    elif not self.held.is_set():
+                        log.warning(
+                            "no permission for a Lease, working without one: %s",
+                            answer,
+                            extra={"code": "no_lease"},
+                        )
+                        self.held.set()
                 await asyncio.sleep(self._sources.uniform(0.8, 1.2) * RENEW_S)
         finally:
             if self.held.is_set():
                 await self._give_back()
-
-    def _refused(self, answer: StatusError) -> None:
-        if answer.passing or answer.code == 409:
-            log.debug("lease: %s", answer)
-        elif not self.held.is_set():
-            log.warning(
-                "no permission for a Lease, working without one: %s",
-                answer,
-                extra={"code": "no_lease"},
-            )
-            self.held.set()
 
     async def _step(self) -> None:
         lease = await self._cluster.get(LEASE, NAME, self._namespace)

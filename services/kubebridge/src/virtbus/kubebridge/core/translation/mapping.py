@@ -101,18 +101,17 @@ def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
     try:
         return VmCreate.model_validate(walked.ours), ()
     except ValidationError as error:
-        told = tuple(cause.field for cause in walked.causes)
-        found = [
-            Cause(walked.where(one.path), _plain(one.message))
+        reported = tuple(cause.field for cause in walked.causes)
+        found = dict.fromkeys(  # in Kubernetes' terms: sizes become quantities
+            Cause(
+                walked.where(one.path),
+                _SIZE.sub(_quantity, one.message).replace("Input should", "must", 1),
+            )
             for one in problems(error, model=VmCreate)
-        ]
-    own = dict.fromkeys(found)
-    return None, tuple(one for one in own if not any(field.startswith(one.field) for field in told))
-
-
-def _plain(message: str) -> str:
-    """Rewrite a message of our models in Kubernetes' terms: sizes become quantities."""
-    return _SIZE.sub(_quantity, message).replace("Input should", "must", 1)
+        )
+    return None, tuple(
+        one for one in found if not any(field.startswith(one.field) for field in reported)
+    )
 
 
 def _quantity(found: re.Match[str]) -> str:
@@ -146,13 +145,13 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
         seeds = [(len(volumes), NO_CLOUD)]
         walked.put(("spec", "volumes", len(volumes), "name"), _free(spec), prefix)
     hostname = text(spec, "hostname")
-    told = f"{prefix}.hostname" if hostname else "metadata.name"
+    origin = f"{prefix}.hostname" if hostname else "metadata.name"
     hostname = hostname or text(vmi, "metadata", "name") or UNNAMED
     for index, seed in seeds:
         place = ("spec", "volumes", index, SEEDS[seed])
-        walked.put((*place, "hostname"), hostname, told)
-        for number, (key, origin) in enumerate(keys.get(seed, ())):
-            walked.put((*place, "ssh_keys", number), key, origin)
+        walked.put((*place, "hostname"), hostname, origin)
+        for number, (key, field) in enumerate(keys.get(seed, ())):
+            walked.put((*place, "ssh_keys", number), key, field)
 
 
 def _free(spec: Object) -> str:

@@ -167,10 +167,6 @@ class Reconciler:
         try:
             return await self.executor.execute(actions, key, read)
         finally:
-            self._queue_watchers()
-
-    def _queue_watchers(self) -> None:
-        """Queue the keys that depend on the bridge's own writes."""
-        for kind, one in self.stores.items():
-            while one.writes:
-                self._changed(kind, one.writes.pop(), own=True)
+            for kind, written in self.stores.items():
+                while written.writes:
+                    self._changed(kind, written.writes.pop(), own=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from virtbus.kubebridge.core.api import discovery, openapi
+from virtbus.kubebridge.core.api import discovery
 from virtbus.kubebridge.core.api.subresources import GROUP, VERSIONS
 from virtbus.kubebridge.edge.web.authorization import Authorization
 from virtbus.kubebridge.edge.web.error_middleware import Handler
@@ -30,10 +30,10 @@ def documents(asking: Authorization, release: str) -> list[web.RouteDef]:
         web.get("/apis/", _known(asking, _apis)),
         *(web.get(path, _known(asking, _json(what))) for path, what in apis.items()),
         *(web.get(f"/apis/{GROUP}/{one}/guestfs", _known(asking, _guestfs)) for one in VERSIONS),
-        web.get("/openapi/v2", _json(openapi.document_v2)),
-        web.get("/openapi/v3", _json(openapi.index_v3)),
+        web.get("/openapi/v2", _json(discovery.document_v2)),
+        web.get("/openapi/v3", _json(discovery.index_v3)),
         *(
-            web.get(f"/openapi/v3/apis/{GROUP}/{one}", _json(partial(openapi.document_v3, one)))
+            web.get(f"/openapi/v3/apis/{GROUP}/{one}", _json(partial(discovery.document_v3, one)))
             for one in VERSIONS
         ),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from virtbus.bus.errors import BusError
-from virtbus.kubebridge.core.objects.status_errors import Refusal, of_http
+from virtbus.kubebridge.core.objects.status_errors import REASONS, Refusal, of_http
 from virtbus.kubebridge.edge.cluster import StatusError
 from virtbus.schemas.errors import VirtbusError
 
@@ -41,11 +41,14 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _said(error: Exception) -> Refusal | None:
+    """Return the refusal for an error, or None. Overload and failed logins are temporary."""
     match error:
         case RefusedError():
             return error.refusal
         case StatusError():
-            return _passed_on(error)
+            passing = error.passing or error.code == 401  # our own login failed
+            code, reason = (503, REASONS[503]) if passing else (error.code, error.reason)
+            return Refusal(code, reason or "InternalError", error.message)
         case VirtbusError():
             return of_http(error.body.code, error.body.message)
         case BusError():
@@ -54,10 +57,3 @@ def _said(error: Exception) -> Refusal | None:
             return of_http(error.status, error.reason)
         case _:
             return None
-
-
-def _passed_on(answer: StatusError) -> Refusal:
-    """Forward a refusal of the API server. Its overload and our login failures are temporary."""
-    if answer.passing or answer.code == 401:
-        return of_http(503, answer.message)
-    return Refusal(answer.code, answer.reason or "InternalError", answer.message)
