@@ -46,8 +46,8 @@ def test_aggregated_discovery_equals_the_single_documents() -> None:
             for one in listed["resources"]
             for sub in one.get("subresources", ())
         }
-        told = {one["name"] for one in api_resources(listed["version"])["resources"]}
-        assert names | {EXPAND} == told
+        listed_names = {one["name"] for one in api_resources(listed["version"])["resources"]}
+        assert names | {EXPAND} == listed_names
 
 
 def test_virtctl_can_read_the_version() -> None:

@@ -284,15 +284,15 @@ def test_a_webhooks_refusal_has_its_causes() -> None:
 
 
 def test_guest_agent_answers_have_kubevirts_format() -> None:
-    told = GuestInfo(
+    info = GuestInfo(
         hostname="box",
         os=GuestOs(id="debian", timezone="CET", utc_offset_s=3600),
         users=(GuestUser(name="root", login_time_s=1.5),),
         filesystems=(GuestFilesystem(name="vda1", mountpoint="/", type="ext4", used_bytes=5),),
     )
-    whole = guest_answers.os_info(told)
+    whole = guest_answers.os_info(info)
     assert (whole["hostname"], whole["timezone"]) == ("box", "CET, 3600")
-    user, disk = guest_answers.users(told)["items"][0], guest_answers.filesystems(told)["items"][0]
+    user, disk = guest_answers.users(info)["items"][0], guest_answers.filesystems(info)["items"][0]
     assert user == {"userName": "root", "domain": "", "loginTime": 1.5}
     assert disk == {
         "diskName": "vda1",

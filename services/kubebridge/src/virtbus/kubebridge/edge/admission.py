@@ -31,7 +31,7 @@ ANSWER_S = 10.0
 """Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
 """Time between two parts of a body. API servers send it in one piece."""
-HELD_BYTES = 64 * 1024**2
+BODIES_BYTES = 64 * 1024**2
 """Largest size of all bodies in memory. The client that sends most is refused first."""
 LARGE_BYTES, LARGE_VALUES = 64 * 1024, 4000
 """A larger review is checked in a thread. Others take at most 0.1 s."""
@@ -60,7 +60,7 @@ class _Reviews:
         self._accepted = accepted
         self._answer_s = answer_s
         self._idle_s = idle_s
-        self._held = FairShares(HELD_BYTES)
+        self._body_bytes = FairShares(BODIES_BYTES)
         self._small, self._large = FairTurns(), FairTurns()
         self._beside = ThreadPoolExecutor(1, "review")
 
@@ -101,7 +101,7 @@ class _Reviews:
             if (request.content_length or 0) > MAX_BYTES:
                 raise web.HTTPRequestEntityTooLarge(MAX_BYTES, request.content_length or 0)
             while data := await self._next_part(request):
-                if not self._held.take(source, len(data)):
+                if not self._body_bytes.take(source, len(data)):
                     raise web.HTTPServiceUnavailable(text="too many reviews at once; retry")
                 body += data
                 if len(body) > MAX_BYTES:
@@ -109,7 +109,7 @@ class _Reviews:
             yield bytes(body)
         finally:
             if body:
-                self._held.release(source, len(body))
+                self._body_bytes.release(source, len(body))
 
     async def _next_part(self, request: web.Request) -> bytes:
         """Return the next part of the body, empty at its end; TimeoutError if none arrives."""

@@ -43,8 +43,8 @@ async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient
                 persist_config=False,
             )
     except (ConfigException, OSError, AttributeError) as error:
-        told = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod (give --kubeconfig)"
-        message = f"no login to a cluster: {told}: {error}"
+        source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod (give --kubeconfig)"
+        message = f"no login to a cluster: {source}: {error}"
         raise VirtbusError(Code.INVALID, "no_login", message) from error
     if configuration.proxy is None:
         configuration.proxy = _proxy(configuration.host or "")

@@ -98,5 +98,5 @@ def of_http(code: int, why: str) -> Refusal:
 
 def invalid(kind: str, name: str, causes: Sequence[Cause]) -> Refusal:
     """Return the 422 of a webhook, with all problems and their fields in the message."""
-    told = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
-    return Refusal(422, "Invalid", told, kind, name, tuple(causes))
+    message = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
+    return Refusal(422, "Invalid", message, kind, name, tuple(causes))

@@ -169,10 +169,10 @@ def _events(vmi: Vmi, said: dict[str, Any], end: GuestExit | None, plan: list[Ac
         if after is VmiPhase.FAILED and end is not None:
             message = ENDS.get(end.how, message)
         plan.append(RecordEvent(reason, message, warning=after is VmiPhase.FAILED))
-    known = _trouble(vmi)
+    before = _trouble(vmi)
     for one in said["conditions"]:
         message = one.get("message", "")
-        if one["type"] == SYNCHRONIZED and message != (known.message if known else ""):
+        if one["type"] == SYNCHRONIZED and message != (before.message if before else ""):
             plan.append(RecordEvent("SyncFailed", message, warning=True))
 
 

@@ -133,9 +133,9 @@ def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[Sai
     if after not in FINAL:
         said += _troubles(seen, retried)
     if view is not None and view.state is VmState.PAUSED:
-        told = next((one for one in view.conditions if one.type == PAUSED), None)
-        reason = (told.reason if told else "") or "PausedByUser"
-        message = (told.message if told else "") or "VMI was paused by user"
+        paused = next((one for one in view.conditions if one.type == PAUSED), None)
+        reason = (paused.reason if paused else "") or "PausedByUser"
+        message = (paused.message if paused else "") or "VMI was paused by user"
         said.append(Said(PAUSED, on=True, reason=reason, message=message))
     if runs and (seen.guest is not None if seen.asked else holds(vmi, AGENT)):
         said.append(Said(AGENT, on=True))
@@ -170,15 +170,13 @@ def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
 # --- guest information -------------------------------------------------------------------------
 def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
     guest = seen.guest
-    told: Object = next((nic for nic in vmi.interfaces if nic.get("mac") == one.mac), {})
-    if not seen.asked and "interfaceName" in told:
-        return dict(told)
+    before: Object = next((nic for nic in vmi.interfaces if nic.get("mac") == one.mac), {})
+    if not seen.asked and "interfaceName" in before:
+        return dict(before)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
-    known = [
-        *one.addresses,
-        *(inside.addresses if inside else ()),
-    ]  # ours first: they are certain
-    addresses = list(dict.fromkeys(text_.partition("/")[0] for text_ in known))
+    # Ours come first: they are certain.
+    reported = (*one.addresses, *(inside.addresses if inside else ()))
+    addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
     said: dict[str, Any] = {
         "name": one.name,
         "mac": one.mac,

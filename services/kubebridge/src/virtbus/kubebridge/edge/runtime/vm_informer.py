@@ -42,7 +42,7 @@ class VmInformer:
     def __init__(self, bus: Bus, cluster: str) -> None:
         self._bus = bus
         self._cluster = cluster
-        self._held: dict[str, tuple[str, bytes]] = {}
+        self._views: dict[str, tuple[str, bytes]] = {}
         self._named: dict[str, set[str]] = {}
         """The uids of each `namespace/name`."""
         self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request finds a forgotten end
@@ -57,13 +57,13 @@ class VmInformer:
     # --- reading --------------------------------------------------------------------------
     def get(self, uid: str) -> VmView | None:
         """Return the VM as it was last seen, or None."""
-        held = self._held.get(uid)
-        return None if held is None else read(VmView, held[1])
+        stored = self._views.get(uid)
+        return None if stored is None else read(VmView, stored[1])
 
     def marked(self, uid: str) -> bool:
         """Return True if the VM is marked as orphaned."""
-        held = self._held.get(uid)
-        return held is not None and ORPHANED.encode() in held[1]
+        stored = self._views.get(uid)
+        return stored is not None and ORPHANED.encode() in stored[1]
 
     def gone(self, uid: str) -> bool:
         """Return True if the VM is certainly gone."""
@@ -86,12 +86,12 @@ class VmInformer:
 
     def _put(self, uid: str, path: str, body: bytes) -> None:
         self._drop(uid)
-        self._held[uid] = (path, body)
+        self._views[uid] = (path, body)
         self._named.setdefault(path, set()).add(uid)
 
     def _drop(self, uid: str) -> str:
         """Remove a VM. Return its name, or an empty string."""
-        path, _ = self._held.pop(uid, ("", b""))
+        path, _ = self._views.pop(uid, ("", b""))
         if path:
             self._named[path].discard(uid)
             if not self._named[path]:
@@ -127,7 +127,7 @@ class VmInformer:
                 for view in reply.get("items") or ():
                     listed.add(self._take(view))
                 if reply.get("synced"):
-                    for uid in self._held.keys() - listed:
+                    for uid in self._views.keys() - listed:
                         self.notify(self._drop(uid))
                     self._pauses = delays(*PAUSE_S, self._bus.sources)
                     self.synced.set()
@@ -142,9 +142,9 @@ class VmInformer:
 
     def _take(self, view: Plain) -> str:
         uid, key = str(view["uid"]), f"{view['namespace']}/{view['name']}"
-        before, held = self._held.get(uid), (key, encode(view))
-        if uid not in self._gone and before != held:
-            self._put(uid, *held)
+        before, stored = self._views.get(uid), (key, encode(view))
+        if uid not in self._gone and before != stored:
+            self._put(uid, *stored)
             self.notify(key)
         return uid
 

@@ -47,8 +47,8 @@ class Guests:
         """Return the answer of the guest agent."""
         want = GuestAsk(uid=uid, about=tuple(questions), timeout_s=GUEST_S)
         subject = subjects.rpc(await self._node(uid), "agent", "guest")
-        told = await self._bus.request(subject, want, timeout_s=GUEST_S + ANSWER_S)
-        return validate(GuestInfo, told)
+        answer = await self._bus.request(subject, want, timeout_s=GUEST_S + ANSWER_S)
+        return validate(GuestInfo, answer)
 
     async def stream(
         self, request: web.Request, deed: deeds.GuestStream, owner: str
