@@ -29,8 +29,9 @@ def users(info: GuestInfo) -> dict[str, Any]:
 
 def filesystems(info: GuestInfo) -> dict[str, Any]:
     """Return the answer of `filesystemlist`."""
-    listed = [_filesystem(one) for one in info.filesystems]
-    return _list("VirtualMachineInstanceFileSystemList", listed)
+    return _list(
+        "VirtualMachineInstanceFileSystemList", [_filesystem(one) for one in info.filesystems]
+    )
 
 
 def _list(kind: str, listed: list[dict[str, Any]]) -> dict[str, Any]:
