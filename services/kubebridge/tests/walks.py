@@ -1,7 +1,7 @@
 """Records the calls of reconciles, and counts how often one returns to a module that it has left.
 
 The profile hook of the interpreter reports each call of a Python function of the bridge, below
-`Reconciler.reconcile`. A coroutine that waited is the same call when it goes on. Calls within a
+`Reconciler.reconcile`. A coroutine that waited is the same call when it continues. Calls within a
 module are no moves. Code outside of the bridge is no stop: what it calls belongs to its caller.
 
 Two kinds of calls are no stops. Neither is chosen by hand.
