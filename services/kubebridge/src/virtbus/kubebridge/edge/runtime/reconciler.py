@@ -166,7 +166,7 @@ class Reconciler:
         self.references.wait(key, frozenset().union(*awaited))
         try:
             return await self.executor.execute(actions, key, read)
-        finally:
+        finally:  # what was written before a failure took effect, too
             for kind, written in self.stores.items():
                 while written.writes:
                     self._changed(kind, written.writes.pop(), own=True)
