@@ -6,7 +6,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 
 from virtbus.documents.manifests import NAMESPACE
 from virtbus.kubebridge.edge.admission import routes
-from virtbus.kubebridge.edge.certificates import Certificates, Where
+from virtbus.kubebridge.edge.certificates import Certificates
 from virtbus.kubebridge.edge.cluster import connect
 
 
@@ -56,7 +56,7 @@ class Webhooks:
         runner = web.AppRunner(application)
         await runner.setup()
         async with connect(kubeconfig) as cluster, asyncio.TaskGroup() as group:
-            keeper = Certificates(cluster, Where(NAMESPACE), self._show)
+            keeper = Certificates(cluster, NAMESPACE, self._show)
             kept = group.create_task(_kept(keeper))
             await self._shown.wait()
             site = web.SockSite(runner, self.socket, ssl_context=self.context)
@@ -74,6 +74,5 @@ class Webhooks:
 
 async def _kept(keeper: Certificates) -> None:
     """Keep the certificates valid until cancelled, as the bridge's work queue does."""
-    with closing(keeper):
-        while True:
-            await asyncio.sleep(await keeper.reconcile(keeper.key))
+    while True:
+        await asyncio.sleep(await keeper.reconcile(keeper.key))

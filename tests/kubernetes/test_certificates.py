@@ -4,7 +4,6 @@ import asyncio
 import base64
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,6 @@ from virtbus.kubebridge.edge.certificates import (
     SECRET_NAME,
     WEBHOOKS,
     Certificates,
-    Where,
 )
 from virtbus.kubebridge.edge.cluster import connect
 
@@ -67,12 +65,8 @@ async def looks(kubeconfig: Path, shown: Shown, *, days: int = 0, replicas: int 
     later = replace(REAL, time_ns=lambda: time.time_ns() + days * DAY_NS)
     async with connect(kubeconfig) as cluster, asyncio.TaskGroup() as group:
         for _ in range(replicas):
-            group.create_task(look(Certificates(cluster, Where(NAMESPACE), shown.show, later)))
-
-
-async def look(keeper: Certificates) -> None:
-    with closing(keeper):
-        await keeper.ensure()
+            keeper = Certificates(cluster, NAMESPACE, shown.show, sources=later)
+            group.create_task(keeper.ensure())
 
 
 def test_replicas_that_start_at_once_make_one_certificate(kubevirt: Cluster, bridge: Path) -> None:
@@ -120,7 +114,7 @@ def test_certificates_of_others_are_only_served(
 
     async def look_twice() -> None:
         async with connect(bridge) as cluster:
-            keeper = Certificates(cluster, Where(NAMESPACE, tmp_path), shown.show)
+            keeper = Certificates(cluster, NAMESPACE, shown.show, tmp_path)
             await keeper.ensure()
             await keeper.ensure()
             other = kubevirt.authority.sign("own", "own", hosts=["other.svc"])

@@ -52,17 +52,22 @@ async def said(error: Exception) -> tuple[int, Any]:
 async def test_an_error_is_answered_with_its_code_and_words(
     error: Exception, code: int, reason: str, message: str
 ) -> None:
-    status, told = await said(error)
-    assert (status, told["code"], told["reason"], told["message"]) == (code, code, reason, message)
-    assert (told["kind"], told["status"]) == ("Status", "Failure")
+    status, answer = await said(error)
+    assert (status, answer["code"], answer["reason"], answer["message"]) == (
+        code,
+        code,
+        reason,
+        message,
+    )
+    assert (answer["kind"], answer["status"]) == ("Status", "Failure")
 
 
 async def test_an_internal_error_is_logged_and_not_shown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    status, told = await said(KeyError("secret"))
-    assert (status, told["reason"]) == (500, "InternalError")
-    assert "secret" not in told["message"]
+    status, answer = await said(KeyError("secret"))
+    assert (status, answer["reason"]) == (500, "InternalError")
+    assert "secret" not in answer["message"]
     assert "secret" in caplog.text
 
 

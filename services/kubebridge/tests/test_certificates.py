@@ -60,13 +60,13 @@ class Year(NamedTuple):
 
 
 def look(kept: Year, now: datetime) -> Year:
-    held = tuple(one for one in kept.authorities if one.ends > now)
-    todo = due(held, kept.serving, now)
+    authorities = tuple(one for one in kept.authorities if one.ends > now)
+    todo = due(authorities, kept.serving, now)
     if todo.authority:
-        held = (life(now, AUTHORITY_LIFE), *held)
+        authorities = (life(now, AUTHORITY_LIFE), *authorities)
     if not todo.serving:
-        return kept._replace(authorities=held)
-    return Year(held, life(now, SERVING_LIFE, held[0]), held[0], now)
+        return kept._replace(authorities=authorities)
+    return Year(authorities, life(now, SERVING_LIFE, authorities[0]), authorities[0], now)
 
 
 @pytest.mark.parametrize("seed", range(20))

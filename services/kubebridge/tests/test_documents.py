@@ -1,7 +1,14 @@
 """The aggregated API's own documents match the table of verbs."""
 
-from virtbus.kubebridge.core.api.discovery import aggregated, api_resources, version
-from virtbus.kubebridge.core.api.openapi import OPTIONS, document_v2, document_v3, index_v3
+from virtbus.kubebridge.core.api.discovery import (
+    OPTIONS,
+    aggregated,
+    api_resources,
+    document_v2,
+    document_v3,
+    index_v3,
+    version,
+)
 from virtbus.kubebridge.core.api.subresources import EXPAND, VERBS, VERSIONS
 
 
@@ -39,8 +46,8 @@ def test_aggregated_discovery_equals_the_single_documents() -> None:
             for one in listed["resources"]
             for sub in one.get("subresources", ())
         }
-        told = {one["name"] for one in api_resources(listed["version"])["resources"]}
-        assert names | {EXPAND} == told
+        listed_names = {one["name"] for one in api_resources(listed["version"])["resources"]}
+        assert names | {EXPAND} == listed_names
 
 
 def test_virtctl_can_read_the_version() -> None:

@@ -214,13 +214,13 @@ def test_a_guest_that_comes_or_leaves_changes_one_slice() -> None:
 
 def test_a_recreated_service_owns_its_slices() -> None:
     there = stored(slices(*reconciled(service(), [guest()], [])))
-    anew = service()
-    anew["metadata"]["uid"] = "service-2"
-    (one,) = reconciled(anew, [guest()], there)
+    successor = service()
+    successor["metadata"]["uid"] = "service-2"
+    (one,) = reconciled(successor, [guest()], there)
     assert isinstance(one, Replace)
     assert one.body["metadata"]["ownerReferences"][0]["uid"] == "service-2"
-    anew["metadata"]["deletionTimestamp"] = "2026-11-22T12:00:00Z"
-    assert reconciled(anew, [], there) == []
+    successor["metadata"]["deletionTimestamp"] = "2026-11-22T12:00:00Z"
+    assert reconciled(successor, [], there) == []
 
 
 GUESTS = {number: guest(number) for number in range(240)}

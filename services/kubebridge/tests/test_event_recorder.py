@@ -38,23 +38,23 @@ def vmi(uid: str = "u") -> dict[str, Any]:
     return {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": meta}
 
 
-async def told(recorder: Recorder, *what: tuple[str, RecordEvent]) -> EventRecorder:
-    teller = EventRecorder(recorder, "bridge-1")  # type: ignore[arg-type]
+async def sent(recorder: Recorder, *what: tuple[str, RecordEvent]) -> EventRecorder:
+    sender = EventRecorder(recorder, "bridge-1")  # type: ignore[arg-type]
     async with background() as tasks:
-        tasks.start(teller.run())
+        tasks.start(sender.run())
         for number, (uid, one) in enumerate(what):
-            teller.record(vmi(uid), one)
+            sender.record(vmi(uid), one)
             if number % 100 == 0:
                 await asyncio.sleep(0.001)
-        while teller._waiting.qsize():
+        while sender._waiting.qsize():
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-    return teller
+    return sender
 
 
 async def test_an_event_has_its_object_and_reason() -> None:
     recorder = Recorder()
-    await told(recorder, ("u", RecordEvent("Started", "VirtualMachineInstance started.")))
+    await sent(recorder, ("u", RecordEvent("Started", "VirtualMachineInstance started.")))
     (event,) = recorder.created
     assert event["regarding"]["uid"] == "u"
     assert (event["reason"], event["type"]) == ("Started", "Normal")
@@ -63,7 +63,7 @@ async def test_an_event_has_its_object_and_reason() -> None:
 
 async def test_a_repeated_event_is_counted_and_not_written() -> None:
     recorder = Recorder()
-    await told(recorder, *[("u", RecordEvent("SyncFailed", "no", warning=True))] * 500)
+    await sent(recorder, *[("u", RecordEvent("SyncFailed", "no", warning=True))] * 500)
     assert (len(recorder.created), recorder.patched) == (1, 0)
 
 
@@ -74,40 +74,40 @@ async def test_a_repeat_of_an_expired_event_is_written_again(
     recorder = Recorder()
     recorder.forgets = True
     started = ("u", RecordEvent("SuccessfulCreate", "Started the virtual machine"))
-    teller = await told(recorder, started, started)
+    sender = await sent(recorder, started, started)
     first, second = (event["metadata"]["name"] for event in recorder.created)
     assert first != second
-    assert teller.dropped == 0
+    assert sender.dropped == 0
 
 
 async def test_a_note_has_a_bounded_size() -> None:
     recorder = Recorder()
-    await told(recorder, ("u", RecordEvent("SyncFailed", "é" * 2000, warning=True)))
+    await sent(recorder, ("u", RecordEvent("SyncFailed", "é" * 2000, warning=True)))
     (event,) = recorder.created
     assert event["note"] == "é" * 512
 
 
 async def test_events_of_one_object_are_limited() -> None:
     recorder = Recorder()
-    teller = await told(
+    sender = await sent(
         recorder, *[("u", RecordEvent("Odd", f"number {n}")) for n in range(10_000)]
     )
     assert len(recorder.created) <= BURST + 1
-    assert teller.dropped >= 10_000 - BURST - 1
+    assert sender.dropped >= 10_000 - BURST - 1
 
 
 async def test_events_beyond_the_queue_are_dropped() -> None:
-    teller = EventRecorder(Recorder(), "bridge-1")  # type: ignore[arg-type]
+    sender = EventRecorder(Recorder(), "bridge-1")  # type: ignore[arg-type]
     for number in range(10_000):
-        teller.record(vmi(str(number)), RecordEvent("Started", "it runs"))
-    assert teller._waiting.qsize() == WAITING_MAX
-    assert teller.dropped == 10_000 - WAITING_MAX
+        sender.record(vmi(str(number)), RecordEvent("Started", "it runs"))
+    assert sender._waiting.qsize() == WAITING_MAX
+    assert sender.dropped == 10_000 - WAITING_MAX
 
 
 async def test_a_refused_event_has_no_effect() -> None:
     recorder = Recorder()
     recorder.refuses = True
-    teller = await told(
+    sender = await sent(
         recorder, ("u", RecordEvent("Started", "a")), ("v", RecordEvent("Started", "b"))
     )
-    assert teller.dropped == 2
+    assert sender.dropped == 2

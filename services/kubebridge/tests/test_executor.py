@@ -25,7 +25,7 @@ class Refusing:
     def __init__(self, **refusal: Any) -> None:
         self.refusal = refusal
         self.asked = 0
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.vm = of_vm(vm(running=None, runStrategy="Always"))
         self.vm["metadata"]["resourceVersion"] = "1"
         bus, anything = MemoryBus(MemoryServer()), cast("Any", self)
@@ -50,7 +50,7 @@ class Refusing:
         return self.vm
 
     def record(self, _: Object, what: RecordEvent) -> None:
-        self.told.append(what.reason)
+        self.events.append(what.reason)
 
 
 @pytest.mark.parametrize("code", [403, 422])
@@ -59,7 +59,7 @@ async def test_a_refused_vmi_is_retried(code: int) -> None:
     again_s = [await here.look() for _ in range(4)]
     assert here.asked == 4
     assert all(0 < one <= 10 for one in again_s)
-    assert here.told == ["FailedCreate"]
+    assert here.events == ["FailedCreate"]
 
 
 async def test_a_refusal_for_an_earlier_object_of_the_name_is_forgotten() -> None:
@@ -74,13 +74,13 @@ async def test_a_refusal_for_an_earlier_object_of_the_name_is_forgotten() -> Non
 async def test_a_quota_conflict_ends_the_actions() -> None:
     here = Refusing(code=409, reason="Conflict", message="resourcequotas: modified")
     assert 0 < await here.look() <= 10
-    assert here.told == []
+    assert here.events == []
 
 
 async def test_an_existing_vmi_counts_as_created() -> None:
     here = Refusing(code=409, reason="AlreadyExists", message="it is there")
     assert await here.look() == 0
-    assert here.told == ["SuccessfulCreate"]
+    assert here.events == ["SuccessfulCreate"]
 
 
 async def test_a_delete_has_the_version_that_was_read() -> None:

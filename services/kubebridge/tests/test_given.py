@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, vmi
 
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
+from virtbus.kubebridge.core.translation.contents import needs
 from virtbus.kubebridge.core.translation.mapping import translate
-from virtbus.kubebridge.core.translation.references import needs
 from virtbus.kubebridge.core.validation.rules import vmi_causes
 from virtbus.schemas.vm import VmSpec
 
@@ -214,17 +214,17 @@ def test_a_vmi_waits_for_a_missing_config_map() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ({"a" * 65: "x"}, "is not a valid file name"),
         ({"a/b": "x"}, "is not a valid file name"),
         ({f"k{number}": "x" for number in range(129)}, "129 keys"),
     ],
 )
-def test_an_unusable_config_map_is_reported_at_its_reference(data: Json, told: str) -> None:
+def test_an_unusable_config_map_is_reported_at_its_reference(data: Json, message: str) -> None:
     (cause,) = causes(volume(configMap={"name": "app"}), {("ConfigMap", "app"): {"data": data}})
     assert cause.field == "spec.volumes[3].configMap.name"
-    assert told in cause.message
+    assert message in cause.message
 
 
 def test_contents_that_are_too_large_are_reported() -> None:

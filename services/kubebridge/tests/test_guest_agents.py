@@ -45,7 +45,7 @@ class Asked:
         self.asks = GuestAgentPoller(bus, views, Delays(0.01, 0.01, 0.01))
         self.queue = WorkQueue(leads)
         self.queue.add_lane(GUEST_AGENT, self.asks.lane())
-        self.asks.listeners.append(self.changed.put_nowait)
+        self.asks.notify = self.changed.put_nowait
 
     async def guest(self, _: Request) -> Any:
         self.count += 1
@@ -69,7 +69,7 @@ async def asked(state: VmState) -> AsyncIterator[Asked]:
     await bus.aclose()
 
 
-async def test_an_answer_is_stored_and_listeners_get_changes() -> None:
+async def test_an_answer_is_stored_and_a_change_is_notified() -> None:
     async with asked(VmState.RUNNING) as here:
         assert not here.asks.asked(UID)
         key = await here.changed.get()

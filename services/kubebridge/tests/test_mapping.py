@@ -12,8 +12,8 @@ from virtbus.controller.core.admission import admit
 from virtbus.kubebridge.core.objects import quantity
 from virtbus.kubebridge.core.runtime.controller import BusCall, Create
 from virtbus.kubebridge.core.translation import defaults
+from virtbus.kubebridge.core.translation.contents import needs
 from virtbus.kubebridge.core.translation.mapping import defaulted_template, translate
-from virtbus.kubebridge.core.translation.references import needs
 from virtbus.kubebridge.core.validation.rules import vm_causes, vmi_causes
 from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.api import VmCreate
@@ -283,7 +283,7 @@ def test_problems_of_any_object_are_reported(spec: dict[str, Any]) -> None:
     assert all(cause.message for cause in vm_causes(template_only))
     once = defaults.of_vmi(whole)
     assert defaults.of_vmi(once) == once
-    needs(spec)
+    list(needs(spec))
 
 
 @settings(deadline=None, max_examples=25)

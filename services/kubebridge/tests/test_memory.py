@@ -71,8 +71,8 @@ def test_annotations_that_rules_read_are_kept() -> None:
 
 
 def test_too_many_annotations_are_refused_with_their_size() -> None:
-    told = vm_field_causes(stopped(1, {}, {"big": "x" * notes.TEMPLATE_BYTES}))
-    assert [(one.field, one.message) for one in told] == [
+    causes = vm_field_causes(stopped(1, {}, {"big": "x" * notes.TEMPLATE_BYTES}))
+    assert [(one.field, one.message) for one in causes] == [
         (
             "spec.template.metadata.annotations",
             "the annotations have 16387 bytes, but a VMI gets at most 16384",
@@ -90,8 +90,8 @@ def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
     kept = objects.get("default/vm-1")
     assert kept is not None
     instance = vmi_of(kept, paused=False) if strategy == "Always" else None
-    told = reconcile_vm(kept, instance, NOW)
-    (status,) = (one.changes["status"] for one in told if isinstance(one, Patch) and one.sub)
+    actions = reconcile_vm(kept, instance, NOW)
+    (status,) = (one.changes["status"] for one in actions if isinstance(one, Patch) and one.sub)
     said = find(status["conditions"], "AnnotationsDropped")
     message = (
         "spec.template.metadata.annotations: the annotations have 200012 bytes, but a VMI gets at"
@@ -100,7 +100,7 @@ def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
     assert (said["status"], said["reason"], said["message"]) == (
         *("True", "AnnotationsTooLarge", message),
     )
-    assert RecordEvent("AnnotationsTooLarge", message, warning=True) in told
+    assert RecordEvent("AnnotationsTooLarge", message, warning=True) in actions
     again = reconcile_vm(kept | {"status": status}, instance, NOW)
     assert not [one for one in again if isinstance(one, RecordEvent)], "one Event, not one a look"
     small = stopped(1, {}, {"mine": "stays"}) | {"status": status}

@@ -51,11 +51,11 @@ def after(there: dict[str, Any], written: list[Merge]) -> dict[str, Any]:
 
 def marks(views: list[NodeView], there: dict[str, Any], now: datetime) -> list[Merge]:
     """Return the writes to all Nodes. A Node without a write waits for its next heartbeat."""
-    known = {view.node: view for view in views}
+    of_bus = {view.node: view for view in views}
     found = []
-    for name in sorted(known.keys() | there.keys()):
+    for name in sorted(of_bus.keys() | there.keys()):
         seen = read(Node, there[name]) if name in there else None
-        actions = reconcile(name, known.get(name), seen, now)
+        actions = reconcile(name, of_bus.get(name), seen, now)
         assert all(one.after_s > 0 for one in actions if isinstance(one, Requeue))
         found += [one for one in actions if isinstance(one, Merge)]
     return found
@@ -138,7 +138,7 @@ async def test_the_nodes_of_the_bus_are_listed_and_changes_reported() -> None:
     leads.set()
     nodes = BusNodes(bus, leads, interval_s=0.01)
     changed: asyncio.Queue[str] = asyncio.Queue()
-    nodes.listeners.append(changed.put_nowait)
+    nodes.notify = changed.put_nowait
     endpoint = Endpoint("list", api("node", "list"), answer)
     async with (
         asyncio.timeout(30),

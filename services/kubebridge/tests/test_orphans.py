@@ -58,7 +58,7 @@ class Site:
         self.there: Object | None = None
         self.deleted: list[str] = []
         self.updates: list[dict[str, str]] = []
-        self.told: list[RecordEvent] = []
+        self.events: list[RecordEvent] = []
         leads, anything = asyncio.Event(), cast("Any", self)
         leads.set()
         self.reconciler = Reconciler(anything, self.bus, self.views, anything, leads)
@@ -77,7 +77,7 @@ class Site:
         return self.there
 
     def record(self, _: Object, what: RecordEvent) -> None:
-        self.told.append(what)
+        self.events.append(what)
 
     async def update(self, request: Request) -> VmView:
         want = validate(VmUpdate, request.data)
@@ -140,16 +140,16 @@ async def test_a_new_vmi_of_an_orphans_name_gets_the_reason() -> None:
     async with here.runs():
         await until(lambda: here.updates)
         assert "another VirtualMachineInstance" in here.updates[0][ORPHANED]
-        assert here.told[0].reason == "OrphanHeld"
-        assert f"virtbus vm delete {UID}" in here.told[0].message
+        assert here.events[0].reason == "OrphanHeld"
+        assert f"virtbus vm delete {UID}" in here.events[0].message
         assert here.deleted == []
         other["metadata"]["finalizers"] = []
         instances = Instances(here.vmis, here.views, cast("Any", Silent()), CLUSTER)
         key = Key(VMI, "default", NAME)
         taken = Refused(Code.CONFLICT, "name_taken", "the name is taken")
         actions = instances.controller().reconcile(key, Inputs(other, NOW, 0.0, {}, taken))
-        (told,) = (one for one in actions if isinstance(one, RecordEvent))
-        assert f"is held by VM {UID}" in told.message
+        (event,) = (one for one in actions if isinstance(one, RecordEvent))
+        assert f"is held by VM {UID}" in event.message
 
 
 async def test_a_vm_whose_vmi_was_deleted_is_deleted() -> None:
@@ -179,11 +179,11 @@ async def test_a_vmi_that_comes_back_removes_the_mark() -> None:
 
 
 def test_the_kubevirt_object_lists_the_orphans() -> None:
-    def told(orphans: dict[str, str]) -> dict[str, str]:
+    def condition(orphans: dict[str, str]) -> dict[str, str]:
         found = status(1, orphans)["conditions"]
         return next(one for one in found if one["type"] == "OrphanedVirtualMachines")
 
-    assert told({})["status"] == "False"
-    said = told({UID: KEY})
+    assert condition({})["status"] == "False"
+    said = condition({UID: KEY})
     assert said["status"] == "True"
     assert f"{KEY} ({UID})" in said["message"]

@@ -23,16 +23,16 @@ class Watched:
         self.server = server
         self.objects = ObjectStore()
         self.changed: list[str] = []
-        self.objects.listeners.append(self.changed.append)
+        self.objects.notify = self.changed.append
         self.following = Reflector(client, CONFIG_MAP, self.objects)
 
-    def known(self) -> dict[str, str]:
+    def stored(self) -> dict[str, str]:
         found = {name: self.objects.get(name) for name in self.objects}
         return {name: one["data"]["value"] for name, one in found.items() if one is not None}
 
     async def agrees(self) -> None:
         """Wait until the cache equals the server's objects."""
-        while self.known() != {
+        while self.stored() != {
             f"n/{name}": one["data"]["value"] for name, one in self.server.objects.items()
         }:
             await asyncio.sleep(0.01)
@@ -134,7 +134,7 @@ async def test_a_server_that_comes_back_is_watched_again(tmp_path: Path) -> None
         await server.close()
         server.put("b")
         await asyncio.sleep(0.3)
-        assert here.known() == {"n/a": ""}, "nothing is taken for gone"
+        assert here.stored() == {"n/a": ""}, "nothing is taken for gone"
         await server.open()
         await here.agrees()
         assert here.server.asked.count("list") == 1

@@ -112,25 +112,25 @@ def test_a_new_vm_has_its_first_status_when_its_vmi_runs_or_after_a_second() -> 
     instance = vmi_of(made, paused=False)
     instance["metadata"]["creationTimestamp"] = stamp(NOW)
 
-    def told(after_s: float, *, phase: str = "Pending", before: str = "") -> list[Any]:
-        known = {"status": {"printableStatus": before}} if before else {}
+    def actions(after_s: float, *, phase: str = "Pending", before: str = "") -> list[Any]:
+        status = {"status": {"printableStatus": before}} if before else {}
         seen = instance | {"status": {"phase": phase}}
         now = NOW + timedelta(seconds=after_s)
-        return reconcile_vm(made | known, seen, now)
+        return reconcile_vm(made | status, seen, now)
 
-    assert told(0.4) == [Requeue(0.6)]
+    assert actions(0.4) == [Requeue(0.6)]
     for said in (
-        told(1.0),
-        told(-300.0),  # the API server's clock is ahead
-        told(0.4, phase="Running"),
-        told(0.4, before="Running"),
+        actions(1.0),
+        actions(-300.0),  # the API server's clock is ahead
+        actions(0.4, phase="Running"),
+        actions(0.4, before="Running"),
     ):
         assert [type(one) for one in said] == [Patch]
 
 
 # --- run strategies ----------------------------------------------------------------------------
 def test_cases_of_the_table_of_run_strategies() -> None:
-    told = {
+    decisions = {
         (strategy, has): {
             TABLE.get((strategy, has, asked), Decision.NOTHING) for asked in PendingRequest
         }
@@ -138,10 +138,10 @@ def test_cases_of_the_table_of_run_strategies() -> None:
         for has in VmiPresence
     }
     for strategy in RunStrategy:
-        assert told[strategy, VmiPresence.ENDING] == {Decision.NOTHING}
-    assert told[RunStrategy.ONCE, VmiPresence.FAILED] == {Decision.NOTHING}
-    assert told[RunStrategy.HALTED, VmiPresence.ALIVE] == {Decision.STOP}
-    assert told[RunStrategy.MANUAL, VmiPresence.NONE] == {Decision.NOTHING, Decision.START}
+        assert decisions[strategy, VmiPresence.ENDING] == {Decision.NOTHING}
+    assert decisions[RunStrategy.ONCE, VmiPresence.FAILED] == {Decision.NOTHING}
+    assert decisions[RunStrategy.HALTED, VmiPresence.ALIVE] == {Decision.STOP}
+    assert decisions[RunStrategy.MANUAL, VmiPresence.NONE] == {Decision.NOTHING, Decision.START}
 
 
 def test_a_strategy_is_read_from_either_field() -> None:

@@ -9,8 +9,7 @@ from services.kubebridge.tests.world import World, world
 from virtbus.kubebridge.core.api import guest_answers
 from virtbus.kubebridge.core.api.discovery import api_group, api_resources
 from virtbus.kubebridge.core.api.subresources import BY_NAME, VERBS, answer
-from virtbus.kubebridge.core.objects.status_causes import Cause
-from virtbus.kubebridge.core.objects.status_errors import Refusal, invalid
+from virtbus.kubebridge.core.objects.status_errors import Cause, Refusal, invalid
 from virtbus.kubebridge.core.runtime.subresource_effects import (
     VM,
     VMI,
@@ -141,10 +140,10 @@ def test_an_unknown_verb_or_method_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "its", "options", "deed"),
     [
-        ("pause", running(), {}, BusVerb("vm.pause", UID)),
-        ("unpause", running(Paused=True), {}, BusVerb("vm.unpause", UID)),
-        ("reset", running(), {}, BusVerb("vm.reset", UID)),
-        ("softreboot", running(), {}, BusVerb("vm.soft-reboot", UID)),
+        ("pause", running(), {}, BusVerb("pause", UID)),
+        ("unpause", running(Paused=True), {}, BusVerb("unpause", UID)),
+        ("reset", running(), {}, BusVerb("reset", UID)),
+        ("softreboot", running(), {}, BusVerb("soft-reboot", UID)),
         ("console", running(), {}, GuestStream("console", UID)),
         ("vnc", running(), {}, GuestStream("vnc", UID)),
         ("vnc/screenshot", running(), {}, GuestStream("screenshot", UID)),
@@ -285,15 +284,15 @@ def test_a_webhooks_refusal_has_its_causes() -> None:
 
 
 def test_guest_agent_answers_have_kubevirts_format() -> None:
-    told = GuestInfo(
+    info = GuestInfo(
         hostname="box",
         os=GuestOs(id="debian", timezone="CET", utc_offset_s=3600),
         users=(GuestUser(name="root", login_time_s=1.5),),
         filesystems=(GuestFilesystem(name="vda1", mountpoint="/", type="ext4", used_bytes=5),),
     )
-    whole = guest_answers.os_info(told)
+    whole = guest_answers.os_info(info)
     assert (whole["hostname"], whole["timezone"]) == ("box", "CET, 3600")
-    user, disk = guest_answers.users(told)["items"][0], guest_answers.filesystems(told)["items"][0]
+    user, disk = guest_answers.users(info)["items"][0], guest_answers.filesystems(info)["items"][0]
     assert user == {"userName": "root", "domain": "", "loginTime": 1.5}
     assert disk == {
         "diskName": "vda1",

@@ -45,7 +45,7 @@ from virtbus.schemas.vm_status import GUEST_ENDED, Condition
 ERRORS = Path(__file__).parents[3] / "docs/reference/errors.md"
 
 
-def told(seen: Seen, **status: Any) -> dict[str, Any]:
+def status_of(seen: Seen, **status: Any) -> dict[str, Any]:
     whole = put(vmi(), {"status": status})
     return vmi_said(whole, seen, NOW)
 
@@ -59,7 +59,7 @@ def test_the_status_of_a_running_vmi_is_complete() -> None:
         ),
     )
     seen = view(UID, state=VmState.RUNNING, interfaces=(nic,))
-    said = told(Seen(seen, guest=guest), phase="Scheduled")
+    said = status_of(Seen(seen, guest=guest), phase="Scheduled")
     assert said["phase"] == "Running"
     assert find(said["conditions"], "Ready")["status"] == "True"
     assert find(said["conditions"], "AgentConnected")["status"] == "True"
@@ -83,7 +83,7 @@ def test_the_status_of_a_running_vmi_is_complete() -> None:
 
 
 def test_the_status_is_kept_while_the_vm_is_not_seen() -> None:
-    running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
+    running = put(vmi(), {"status": status_of(Seen(view(UID, state=VmState.RUNNING)))})
     create, *again = reconcile_vmi(running, Seen(), {}, NOW, CLUSTER)
     assert isinstance(create, BusCall)  # the next reconcile gets its answer
     assert Requeue(AT_ONCE_S) in again
@@ -111,7 +111,7 @@ def test_a_guest_agents_answer_is_kept_until_the_next_poll() -> None:
 
 def test_a_paused_vmi_has_a_reason_and_is_not_ready() -> None:
     paused = Condition(type="Paused", status=True, reason="PausedIOError", message="disk full")
-    said = told(Seen(view(UID, state=VmState.PAUSED, conditions=(paused,))))
+    said = status_of(Seen(view(UID, state=VmState.PAUSED, conditions=(paused,))))
     assert find(said["conditions"], "Paused")["reason"] == "PausedIOError"
     assert find(said["conditions"], "Ready")["status"] == "False"
     assert said["phase"] == "Running"
@@ -134,7 +134,7 @@ def test_a_paused_vmi_has_a_reason_and_is_not_ready() -> None:
     ],
 )  # fmt: skip
 def test_a_condition_shows_an_obstacle(seen: Seen, kind: str, reason: str) -> None:
-    found = find(told(seen)["conditions"], kind)
+    found = find(status_of(seen)["conditions"], kind)
     assert (found["status"], found["reason"]) == ("False", reason)
     assert found["message"]
 
@@ -224,7 +224,7 @@ def test_an_event_reports_how_a_guest_failed(how: Any, word: str) -> None:
 
 
 def test_a_condition_keeps_the_time_of_its_transition() -> None:
-    first = told(Seen(view(UID, state=VmState.STARTING)))
+    first = status_of(Seen(view(UID, state=VmState.STARTING)))
     later = vmi_said(
         put(vmi(), {"status": first}),
         Seen(view(UID, state=VmState.STARTING, message="soon")),

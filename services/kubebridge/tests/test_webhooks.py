@@ -143,11 +143,11 @@ def template_meta(labels: dict[str, Any]) -> dict[str, Any]:
 
 async def test_only_known_clients_get_an_answer_if_that_is_required() -> None:
     application = web.Application()
-    application.add_routes(routes(lambda request: request.headers.get("known") == "1"))
+    application.add_routes(routes(lambda request: request.headers.get("accepted") == "1"))
     async with TestClient(TestServer(application)) as client:
         assert (await client.post(MUTATE, data=review())).status == 401
-        known = await client.post(VALIDATE, data=review(), headers={"known": "1"})
-        assert known.status == 200
+        accepted = await client.post(VALIDATE, data=review(), headers={"accepted": "1"})
+        assert accepted.status == 200
 
 
 async def test_a_long_review_delays_no_others(

@@ -21,8 +21,8 @@ from virtbus.kubebridge.core.runtime.controller import (
     RecordEvent,
     Requeue,
 )
+from virtbus.kubebridge.core.translation.contents import Given
 from virtbus.kubebridge.core.translation.defaults import of_vm
-from virtbus.kubebridge.core.translation.references import Given
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.kubebridge.core.vm.status import Pair

@@ -7,7 +7,7 @@ event's own id is in its body; emitters and readers compare that one.
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 
 from virtbus.bus.client.records import Records
@@ -20,6 +20,7 @@ from virtbus.bus.errors import (
 )
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.ids import uuid7
+from virtbus.bus.runtime.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,7 @@ class RecentEvents:
     """Recently emitted events, so that a repeated step is one event."""
 
     def __init__(self, limit: int = REMEMBERED) -> None:
-        self._limit = limit
-        self._at_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._at_s: Recent[tuple[str, str], float] = Recent(limit)
 
     def again(self, subject: str, message_id: str, now_s: float) -> bool:
         """Return True if the same event was emitted within SAME_S."""
@@ -71,9 +71,6 @@ class RecentEvents:
         if now_s - self._at_s.get(key, -SAME_S) < SAME_S:
             return True
         self._at_s[key] = now_s
-        self._at_s.move_to_end(key)
-        if len(self._at_s) > self._limit:
-            self._at_s.popitem(last=False)
         return False
 
 

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
+from virtbus.bus.runtime.recent import Recent
 from virtbus.imaged.core import expiry, overlay
 from virtbus.imaged.core.disk_requests import DiskRequest, overlay_size, wanted_disks
 from virtbus.imaged.core.expiry import expired
@@ -79,8 +79,8 @@ class Disks:
         self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
         self._locks = KeyedLock()
-        self._epochs: OrderedDict[str, int] = OrderedDict()
-        self._released: OrderedDict[str, int] = OrderedDict()
+        self._epochs: Recent[str, int] = Recent(MAX_REMEMBERED)
+        self._released: Recent[str, int] = Recent(MAX_REMEMBERED)
 
     async def ensure(
         self,
@@ -211,7 +211,7 @@ class Disks:
             if epoch < self._epochs.get(uid, 0):
                 raise _stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
-                _remember(self._released, uid, epoch)
+                self._released[uid] = max(epoch, self._released.get(uid, 0))
             if keep is None:
                 return Gone(await self._threads.run(self._files.remove, uid))
             manifest = self._manifest(uid, epoch, keep)
@@ -309,7 +309,7 @@ class Disks:
             )
         if epoch < self._epochs.get(uid, 0):
             raise _stale(epoch, self._epochs[uid])
-        _remember(self._epochs, uid, epoch)
+        self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))
 
 
 def _made_disk(found: Overlay, digest: str) -> MadeDisk:
@@ -318,13 +318,6 @@ def _made_disk(found: Overlay, digest: str) -> MadeDisk:
         digest=digest,
         image_format=ImageFormat(found.backing_format) if digest else None,
     )
-
-
-def _remember(fences: "OrderedDict[str, int]", uid: str, epoch: int) -> None:
-    fences[uid] = max(epoch, fences.get(uid, 0))
-    fences.move_to_end(uid)
-    while len(fences) > MAX_REMEMBERED:
-        fences.popitem(last=False)
 
 
 def _stale(epoch: int, newest: int) -> VirtbusError:

@@ -13,7 +13,7 @@ async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
     async with (
         connection.connect(settings.bus(), name="kubebridge") as bus,
-        cluster.connect(settings.kubeconfig, settings.kube_context) as kubernetes,
+        cluster.connect(settings.kubeconfig) as kubernetes,
     ):
         with tracing.recording("kubebridge", UNPLACED, bus.emit, settings.otlp_endpoint):
             name = await name_of(kubernetes, settings)

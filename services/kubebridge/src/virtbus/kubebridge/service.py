@@ -2,15 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
-from contextlib import closing
-from typing import Any
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime.process import notify
 from virtbus.kubebridge.core.runtime.controller import BUS_VM, NAMESPACE, SECRET, VM, VMI
 from virtbus.kubebridge.edge import admission, controllers
-from virtbus.kubebridge.edge.certificates import Certificates, Where
+from virtbus.kubebridge.edge.certificates import Certificates
 from virtbus.kubebridge.edge.cluster import KubernetesApi, StatusError
 from virtbus.kubebridge.edge.lease import LeaseHolder
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
@@ -33,7 +30,6 @@ class Bridge:
         self.bus = bus
         self.cluster = cluster
         self.settings = settings
-        self.name = name
         self.instance = f"{settings.node}-{bus.sources.uuid7()[-12:]}"
         self.leads = asyncio.Event()
         """Set while this bridge is the leader, which writes."""
@@ -42,43 +38,33 @@ class Bridge:
         self.reconciler = Reconciler(cluster, bus, self.views, self.recorder, self.leads)
         self.sources = controllers.add(self.reconciler, bus, self.views, name, self.leads)
         self.site = Application(bus, cluster, settings.listen)
-        whose = Where(settings.namespace, settings.certificates)
-        self.certificates = Certificates(cluster, whose, self.site.door.show, bus.sources)
+        self.certificates = Certificates(
+            cluster,
+            settings.namespace,
+            self.site.door.show,
+            settings.certificates,
+            bus.sources,
+        )
         self.reconciler.add_lane(SECRET, self.certificates.lane(), ())
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        with closing(self.certificates):
-            async with asyncio.TaskGroup() as group:
-                self.reconciler.queue.add(self.certificates.key)
-                for piece in self._pieces():
-                    group.create_task(piece)
-                await self.reconciler.until_synced(VM, VMI, BUS_VM)
-                log.info("ready", extra={"code": "ready"})
-                notify("READY=1")
-                await asyncio.get_running_loop().create_future()
-
-    def _pieces(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield the coroutines that run as long as the bridge does."""
         settings, sources = self.settings, self.bus.sources
-        yield from (source.run() for source in self.sources)
-        yield self.recorder.run()
-        known = (
-            self.site.asking.is_front_proxy if settings.webhook_certificate else admission.anybody
-        )
-        yield self.site.run(self._against, admission.routes(known))
-        yield self.reconciler.run()
-        yield LeaseHolder(
-            self.cluster, settings.namespace, self.instance, self.leads, sources
-        ).run()
+        accepted = self.site.asking.is_front_proxy if settings.webhook_certificate else None
+        lease = LeaseHolder(self.cluster, settings.namespace, self.instance, self.leads, sources)
+        async with asyncio.TaskGroup() as group:
+            self.reconciler.queue.add(self.certificates.key)
+            for loop in (*self.sources, self.recorder, self.reconciler, lease):
+                group.create_task(loop.run())
+            group.create_task(self.site.run(self._not_ready, admission.routes(accepted)))
+            await self.reconciler.until_synced(VM, VMI, BUS_VM)
+            log.info("ready", extra={"code": "ready"})
+            notify("READY=1")
+            await asyncio.get_running_loop().create_future()
 
-    def _synced(self) -> bool:
-        """Return True once all three caches are complete: an existing VM is not created again."""
-        return self.reconciler.synced(VM, VMI, BUS_VM)
-
-    def _against(self) -> str:
+    def _not_ready(self) -> str:
         """Return the reason why the bridge is not ready, or an empty string."""
-        if not self._synced():
+        if not self.reconciler.synced(VM, VMI, BUS_VM):
             return "the initial lists are not complete yet"
         return "" if self.bus.connected else "the bus is away"
 

@@ -14,9 +14,10 @@ class Settings(ServiceSettings):
     service: ClassVar[str] = "kubebridge"
 
     kubeconfig: Path | None = Field(
-        None, description="kubeconfig of the cluster; empty: the service account of this pod"
+        None,
+        description="kubeconfig of the cluster, with its current context; empty: the service "
+        "account of this pod",
     )
-    kube_context: str = Field("", description="context of kubeconfig; empty: its current one")
     cluster: str = Field(
         "",
         max_length=63,

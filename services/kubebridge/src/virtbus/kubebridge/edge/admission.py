@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -30,7 +31,7 @@ ANSWER_S = 10.0
 """Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
 """Time between two parts of a body. API servers send it in one piece."""
-HELD_BYTES = 64 * 1024**2
+BODIES_BYTES = 64 * 1024**2
 """Largest size of all bodies in memory. The client that sends most is refused first."""
 LARGE_BYTES, LARGE_VALUES = 64 * 1024, 4000
 """A larger review is checked in a thread. Others take at most 0.1 s."""
@@ -38,39 +39,33 @@ MUTATE, VALIDATE = "/admission/mutate", "/admission/validate"
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
-Known = Callable[[web.Request], bool]
-
-
-def anybody(_request: web.Request) -> bool:
-    """Accept every client, because API servers by default show webhooks no certificate."""
-    return True
+Accepted = Callable[[web.Request], bool]
 
 
 def routes(
-    known: Known = anybody, *, answer_s: float = ANSWER_S, idle_s: float = IDLE_S
+    accepted: Accepted | None = None, *, answer_s: float = ANSWER_S, idle_s: float = IDLE_S
 ) -> list[web.RouteDef]:
-    """Return the routes of the two webhooks. Only clients that `known` accepts get an answer."""
-    reviews = _Reviews(known, answer_s, idle_s)
-    return [web.post(MUTATE, reviews.mutate), web.post(VALIDATE, reviews.validate)]
+    """Return the routes of the two webhooks.
+
+    Only accepted clients get an answer. Without `accepted`, these are all, because API servers by
+    default show webhooks no certificate.
+    """
+    reviews = _Reviews(accepted, answer_s, idle_s)
+    mutate, validate = (partial(reviews.handle, mutating=mutating) for mutating in (True, False))
+    return [web.post(MUTATE, mutate), web.post(VALIDATE, validate)]
 
 
 class _Reviews:
-    def __init__(self, known: Known, answer_s: float, idle_s: float) -> None:
-        self._known = known
+    def __init__(self, accepted: Accepted | None, answer_s: float, idle_s: float) -> None:
+        self._accepted = accepted
         self._answer_s = answer_s
         self._idle_s = idle_s
-        self._held = FairShares(HELD_BYTES)
+        self._body_bytes = FairShares(BODIES_BYTES)
         self._small, self._large = FairTurns(), FairTurns()
         self._beside = ThreadPoolExecutor(1, "review")
 
-    async def mutate(self, request: web.Request) -> web.Response:
-        return await self._handle(request, mutating=True)
-
-    async def validate(self, request: web.Request) -> web.Response:
-        return await self._handle(request, mutating=False)
-
-    async def _handle(self, request: web.Request, *, mutating: bool) -> web.Response:
-        if not self._known(request):
+    async def handle(self, request: web.Request, *, mutating: bool) -> web.Response:
+        if self._accepted is not None and not self._accepted(request):
             raise web.HTTPUnauthorized(text="show the front proxy's certificate")
         source = request.remote or ""
         try:
@@ -106,7 +101,7 @@ class _Reviews:
             if (request.content_length or 0) > MAX_BYTES:
                 raise web.HTTPRequestEntityTooLarge(MAX_BYTES, request.content_length or 0)
             while data := await self._next_part(request):
-                if not self._held.take(source, len(data)):
+                if not self._body_bytes.take(source, len(data)):
                     raise web.HTTPServiceUnavailable(text="too many reviews at once; retry")
                 body += data
                 if len(body) > MAX_BYTES:
@@ -114,7 +109,7 @@ class _Reviews:
             yield bytes(body)
         finally:
             if body:
-                self._held.release(source, len(body))
+                self._body_bytes.release(source, len(body))
 
     async def _next_part(self, request: web.Request) -> bytes:
         """Return the next part of the body, empty at its end; TimeoutError if none arrives."""

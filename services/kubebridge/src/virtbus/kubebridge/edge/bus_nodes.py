@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
 from virtbus.kubebridge.core.node.labels import SILENT, takes
-from virtbus.kubebridge.core.runtime.controller import Listeners
+from virtbus.kubebridge.core.runtime.controller import Notify
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeView
@@ -22,7 +22,7 @@ TIMEOUT_S = 10.0
 
 
 class BusNodes:
-    """The nodes by name. Listeners get `/name` if a Node may need another mark."""
+    """The nodes by name. `notify` gets `/name` if a Node may need another mark."""
 
     def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:
         self._bus = bus
@@ -31,7 +31,7 @@ class BusNodes:
         self._views: dict[str, NodeView] = {}
         self.current = False
         """True if the last list succeeded."""
-        self.listeners = Listeners()
+        self.notify: Notify = lambda _: None
 
     def get(self, name: str) -> NodeView | None:
         """Return the node, or None."""
@@ -53,13 +53,10 @@ class BusNodes:
             else:
                 self.current = True
                 before, self._views = self._views, views
-                self._tell(before)
+                for name in sorted(before.keys() | views.keys()):
+                    if _shown(before.get(name)) != _shown(views.get(name)):
+                        self.notify(f"/{name}")
             await asyncio.sleep(self._interval_s)
-
-    def _tell(self, before: dict[str, NodeView]) -> None:
-        for name in sorted(before.keys() | self._views.keys()):
-            if _shown(before.get(name)) != _shown(self._views.get(name)):
-                self.listeners(f"/{name}")
 
     async def _listed(self) -> AsyncIterator[NodeView]:
         ask = PageAsk()

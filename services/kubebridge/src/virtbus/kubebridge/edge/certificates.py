@@ -6,11 +6,9 @@ another tool maintains (`tls.crt`, `tls.key`), they are only served.
 
 import base64
 import logging
-import os
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from virtbus.bus.runtime.clock import REAL, Clock
 from virtbus.kubebridge.core.objects.unstructured import Object, items, part, text
@@ -25,6 +23,7 @@ from virtbus.kubebridge.core.runtime.controller import (
 from virtbus.kubebridge.edge.cluster import KubernetesApi, StatusError
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.kubebridge.edge.signing import KeyMaterial, renewed
+from virtbus.kubebridge.edge.web.tls import in_memory
 
 SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  the name of a Secret
 SERVICE_NAME = "virtbus-kubebridge"
@@ -40,35 +39,33 @@ Show = Callable[[Path, Path], None]
 """Serves a certificate (with its chain) and its key from now on. Raises ValueError or OSError."""
 
 
-class Where(NamedTuple):
-    """The bridge's namespace, and the folder of the certificates if another tool maintains them."""
-
-    namespace: str
-    own: Path | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the host names by which API servers call the bridge's Service."""
-        return tuple(f"{SERVICE_NAME}.{self.namespace}{end}" for end in (".svc", ""))
-
-
 class Certificates:
-    """Keeps the certificate that `show` serves valid and trusted."""
+    """Keeps the certificate that `show` serves valid and trusted.
+
+    `namespace` is the bridge's. `own` is the folder of certificates that another tool maintains.
+    """
 
     def __init__(
-        self, cluster: KubernetesApi, where: Where, show: Show, sources: Clock = REAL
+        self,
+        cluster: KubernetesApi,
+        namespace: str,
+        show: Show,
+        own: Path | None = None,
+        sources: Clock = REAL,
     ) -> None:
         self._cluster = cluster
-        self._where = where
+        self._namespace = namespace
+        self._names = tuple(f"{SERVICE_NAME}.{namespace}{end}" for end in (".svc", ""))
+        """The host names by which API servers call the bridge's Service."""
         self._show = show
+        self._own = own
         self._sources = sources
         self._shown: tuple[bytes, bytes] | None = None
-        self._files: list[int] = []
 
     @property
     def key(self) -> Key:
         """Return the key of the Secret."""
-        return Key(SECRET, self._where.namespace, SECRET_NAME)
+        return Key(SECRET, self._namespace, SECRET_NAME)
 
     def lane(self) -> Lane:
         """Return the lane of the work queue. All replicas serve, so all check."""
@@ -85,31 +82,31 @@ class Certificates:
             return RETRY_S
         return LOOK_S
 
-    def close(self) -> None:
-        """Close the files of the certificate. After that, nothing can be served."""
-        _close(self._files)
-        self._files = []
-
     async def ensure(self) -> None:
         """Make missing certificates, serve them, and publish their CA."""
-        if self._where.own is not None:
-            self._serve(*(self._where.own / name for name in ("tls.crt", "tls.key")))
+        if self._own is not None:
+            self._serve(self._own / "tls.crt", self._own / "tls.key")
             return
         kept = await self._kept()
-        self._hold(kept.tls_crt.encode(), kept.tls_key.encode())
+        # The key is in no file, and a pod's root may be read-only.
+        with in_memory(kept.tls_crt.encode()) as crt, in_memory(kept.tls_key.encode()) as key:
+            self._serve(crt, key)
         bundle = base64.b64encode(kept.ca_crt.encode()).decode()
         for name in API_SERVICES:
-            await self._tell_api_service(name, bundle)
+            service = await self._cluster.get(API_SERVICE, name)
+            if service is not None and text(service, "spec", "caBundle") != bundle:
+                await self._cluster.patch(API_SERVICE, name, {"spec": {"caBundle": bundle}})
         for kind in (MUTATING, VALIDATING):
-            await self._tell_webhooks(kind, bundle)
+            await self._trust_in_webhooks(kind, bundle)
 
     # --- the Secret -----------------------------------------------------------------------
     async def _kept(self) -> KeyMaterial:
         """Return the shared certificates. The first replica to write wins; others read it."""
         while True:
-            secret = await self._cluster.get(SECRET, SECRET_NAME, self._where.namespace)
+            secret = await self._cluster.get(SECRET, SECRET_NAME, self._namespace)
             kept = _read(secret)
-            fresh = renewed(kept, self._where.names, self._now())
+            now = self._sources.now().replace(microsecond=0)  # certificates have whole seconds
+            fresh = renewed(kept, self._names, now)
             if fresh == kept:
                 return kept
             try:
@@ -129,12 +126,9 @@ class Certificates:
         if secret is not None:
             await self._cluster.replace(SECRET, secret | {"data": data})
             return
-        metadata = {"name": SECRET_NAME, "namespace": self._where.namespace}
+        metadata = {"name": SECRET_NAME, "namespace": self._namespace}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
-        await self._cluster.create(SECRET, body, self._where.namespace)
-
-    def _now(self) -> datetime:
-        return self._sources.now().replace(microsecond=0)  # certificates have whole seconds
+        await self._cluster.create(SECRET, body, self._namespace)
 
     # --- serving --------------------------------------------------------------------------
     def _serve(self, certificate: Path, key: Path) -> None:
@@ -143,27 +137,7 @@ class Certificates:
             self._show(certificate, key)
             self._shown = found
 
-    def _hold(self, certificate: bytes, key: bytes) -> None:
-        """Serve from memory: the key is in no file, and a pod's root may be read-only."""
-        if (certificate, key) == self._shown:
-            return
-        files = [_in_memory(name, data) for name, data in (("crt", certificate), ("key", key))]
-        try:
-            self._serve(*(Path(f"/proc/self/fd/{file}") for file in files))
-        except BaseException:
-            _close(files)
-            raise
-        _close(self._files)
-        self._files = files
-
-    # --- telling --------------------------------------------------------------------------
-    async def _tell_api_service(self, name: str, bundle: str) -> None:
-        service = await self._cluster.get(API_SERVICE, name)
-        if service is None or text(service, "spec", "caBundle") == bundle:
-            return
-        await self._cluster.patch(API_SERVICE, name, {"spec": {"caBundle": bundle}})
-
-    async def _tell_webhooks(self, kind: Kind, bundle: str) -> None:
+    async def _trust_in_webhooks(self, kind: Kind, bundle: str) -> None:
         """Set the CA of each webhook, unless the list changed since it was read."""
         configured = await self._cluster.get(kind, WEBHOOKS)
         steps: list[dict[str, Any]] = []
@@ -187,14 +161,3 @@ def _read(secret: Object | None) -> KeyMaterial:
         except ValueError:
             found[field] = ""
     return KeyMaterial(**found)
-
-
-def _in_memory(name: str, data: bytes) -> int:
-    file = os.memfd_create(f"virtbus-tls-{name}", os.MFD_CLOEXEC)
-    os.write(file, data)
-    return file
-
-
-def _close(files: list[int]) -> None:
-    for file in files:
-        os.close(file)

@@ -331,7 +331,7 @@ def _why(error: BaseException) -> str:
 
 
 @asynccontextmanager
-async def connect(kubeconfig: Path | None, context: str = "") -> AsyncIterator[KubernetesApi]:
+async def connect(kubeconfig: Path | None) -> AsyncIterator[KubernetesApi]:
     """Connect to the cluster of a kubeconfig, or of this pod. See `login.client` for errors."""
-    async with login.client(kubeconfig, context, MANAGER) as client:
+    async with login.client(kubeconfig, MANAGER) as client:
         yield KubernetesApi(client)

@@ -1,7 +1,6 @@
 """Adds the controllers to the runtime, with the stores and sources that they read."""
 
 import asyncio
-from typing import Protocol
 
 from virtbus.bus.client.ports import Bus
 from virtbus.kubebridge.core.installation import controller as installation
@@ -31,16 +30,9 @@ from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 
 
-class Running(Protocol):
-    """A source with a loop of its own."""
-
-    async def run(self) -> None:
-        """Run until cancelled."""
-
-
 def add(
     reconciler: Reconciler, bus: Bus, views: VmInformer, cluster: str, leads: asyncio.Event
-) -> tuple[Running, ...]:
+) -> tuple[VmInformer, BusNodes]:
     """Add all controllers. Return the sources that have to run."""
     vms, vmis, services, kubevirts = map(reconciler.store, (VM, VMI, SERVICE, KUBEVIRT))
     slices = reconciler.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
-from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, KeyMapping, Listeners
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, KeyMapping, Notify
 from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.schemas import subjects
@@ -48,16 +48,18 @@ NORMAL = Delays()
 
 @dataclass(slots=True)
 class _Asked:
-    """The state of one guest, in loop time. `told` is its encoded answer, empty for none."""
+    """The state of one guest, in loop time.
+
+    `answer` is the last one, encoded: empty for none, and None until the first poll.
+    """
 
     due_s: float
     since_s: float = 0.0
-    told: bytes = b""
-    known: bool = False
+    answer: bytes | None = None
 
 
 class GuestAgentPoller:
-    """The last answers. Listeners get the name of a VM whose answer changed."""
+    """The last answers. `notify` gets the name of a VM whose answer changed."""
 
     def __init__(self, bus: Bus, views: VmInformer, delays: Delays = NORMAL) -> None:
         self._bus = bus
@@ -66,17 +68,17 @@ class GuestAgentPoller:
         self._asked: dict[str, _Asked] = {}
         self._uids: dict[str, set[str]] = {}
         """The polled uids of each name."""
-        self.listeners = Listeners()
+        self.notify: Notify = lambda _: None
 
     def get(self, uid: str) -> GuestInfo | None:
         """Return the last answer of the guest agent, or None."""
         one = self._asked.get(uid)
-        return read(GuestInfo, one.told) if one is not None and one.told else None
+        return read(GuestInfo, one.answer) if one is not None and one.answer else None
 
     def asked(self, uid: str) -> bool:
         """Return True once the guest was polled, with or without an answer."""
         one = self._asked.get(uid)
-        return one is not None and one.known
+        return one is not None and one.answer is not None
 
     def paths(self) -> Iterable[str]:
         """Return the names of the polled VMs."""
@@ -114,10 +116,10 @@ class GuestAgentPoller:
         """Poll a guest. Return the seconds before the next poll."""
         want = GuestAsk(uid=view.uid, about=ABOUT, timeout_s=ANSWER_S)
         subject = subjects.rpc(view.node, "agent", "guest")
-        after_s, told = self._delays.each_s, b""
+        after_s, answer = self._delays.each_s, b""
         try:
             said = await self._bus.request(subject, want, timeout_s=ANSWER_S + SLACK_S)
-            told = encode(validate(GuestInfo, said))
+            answer = encode(validate(GuestInfo, said))
         except VirtbusError as error:
             up_s = asyncio.get_running_loop().time() - one.since_s
             never = error.code == Code.UNSUPPORTED
@@ -125,10 +127,10 @@ class GuestAgentPoller:
         except BusError as error:  # it says nothing about the guest
             log.debug("agent of %s: %s", path, error)
             return self._delays.first_s
-        self._take(one, path, told)
+        self._take(one, path, answer)
         return after_s
 
-    def _take(self, one: _Asked, path: str, told: bytes) -> None:
-        if told != one.told or not one.known:
-            one.told, one.known = told, True
-            self.listeners(path)
+    def _take(self, one: _Asked, path: str, answer: bytes) -> None:
+        if answer != one.answer:
+            one.answer = answer
+            self.notify(path)

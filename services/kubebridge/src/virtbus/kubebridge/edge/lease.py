@@ -23,14 +23,14 @@ GIVE_BACK_S = 2.0
 
 
 class LeaseHolder:
-    """Sets and clears `held` while `run` runs."""
+    """Sets and clears `leads` while `run` runs."""
 
     def __init__(
         self,
         cluster: KubernetesApi,
         namespace: str,
         holder: str,
-        held: asyncio.Event,
+        leads: asyncio.Event,
         sources: Clock = REAL,
     ) -> None:
         self._cluster = cluster
@@ -38,7 +38,7 @@ class LeaseHolder:
         self._holder = holder
         self._sources = sources
         self._seen = ("", 0.0)
-        self.held = held
+        self.leads = leads
 
     async def run(self) -> None:
         """Take the Lease when it is free, renew it, and give it back at the end."""
@@ -47,22 +47,19 @@ class LeaseHolder:
                 try:
                     await self._step()
                 except StatusError as answer:
-                    self._refused(answer)
+                    if answer.passing or answer.code == 409:
+                        log.debug("lease: %s", answer)
+                    elif not self.leads.is_set():
+                        log.warning(
+                            "no permission for a Lease, working without one: %s",
+                            answer,
+                            extra={"code": "no_lease"},
+                        )
+                        self.leads.set()
                 await asyncio.sleep(self._sources.uniform(0.8, 1.2) * RENEW_S)
         finally:
-            if self.held.is_set():
+            if self.leads.is_set():
                 await self._give_back()
-
-    def _refused(self, answer: StatusError) -> None:
-        if answer.passing or answer.code == 409:
-            log.debug("lease: %s", answer)
-        elif not self.held.is_set():
-            log.warning(
-                "no permission for a Lease, working without one: %s",
-                answer,
-                extra={"code": "no_lease"},
-            )
-            self.held.set()
 
     async def _step(self) -> None:
         lease = await self._cluster.get(LEASE, NAME, self._namespace)
@@ -72,14 +69,14 @@ class LeaseHolder:
         elif text(lease, "spec", "holderIdentity") in {self._holder, ""} or self._over(lease):
             await self._cluster.replace(LEASE, self._mine(lease))
             self._hold()
-        elif self.held.is_set():
+        elif self.leads.is_set():
             log.warning("another bridge has the Lease", extra={"code": "lease_lost"})
-            self.held.clear()
+            self.leads.clear()
 
     def _hold(self) -> None:
-        if not self.held.is_set():
+        if not self.leads.is_set():
             log.info("this bridge has the Lease", extra={"code": "lease_held"})
-            self.held.set()
+            self.leads.set()
 
     def _over(self, lease: Json) -> bool:
         """Return True if the Lease did not change for LASTS_S. Other clocks are not trusted."""

@@ -24,7 +24,7 @@ READ_BYTES = 2 * 1024 * 1024
 
 
 @asynccontextmanager
-async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIterator[ApiClient]:
+async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient]:
     """Return a client of the cluster of a kubeconfig, or of the cluster of this pod.
 
     It renews expiring logins. `agent` is its user agent.
@@ -39,13 +39,12 @@ async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIter
         else:
             await load_kube_config(
                 config_file=str(kubeconfig),
-                context=context or None,
                 client_configuration=configuration,
                 persist_config=False,
             )
     except (ConfigException, OSError, AttributeError) as error:
-        told = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod (give --kubeconfig)"
-        message = f"no login to a cluster: {told}: {error}"
+        source = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod (give --kubeconfig)"
+        message = f"no login to a cluster: {source}: {error}"
         raise VirtbusError(Code.INVALID, "no_login", message) from error
     if configuration.proxy is None:
         configuration.proxy = _proxy(configuration.host or "")

@@ -35,15 +35,15 @@ def renewed(kept: KeyMaterial, names: tuple[str, ...], now: datetime) -> KeyMate
     `names` are the host names of the serving certificate.
     """
     authorities = [one for one in _certificates(kept.ca_crt) if one.not_valid_after_utc > now]
-    key = known = _key(kept.ca_key)
-    if known is None or not authorities or known.public_key() != authorities[0].public_key():
+    key = stored = _key(kept.ca_key)
+    if stored is None or not authorities or stored.public_key() != authorities[0].public_key():
         authorities, key = [], None
     serving = _serving(kept, names, authorities)
     todo = due(tuple(map(_life, authorities)), _life(serving) if serving else None, now)
     if todo.authority or key is None:
         key = ec.generate_private_key(ec.SECP256R1())
         authorities = [_authority(key, now), *authorities]
-    ca_key = kept.ca_key if key is known else _key_pem(key)
+    ca_key = kept.ca_key if key is stored else _key_pem(key)
     tls_crt, tls_key = kept.tls_crt, kept.tls_key
     if todo.serving:
         own = ec.generate_private_key(ec.SECP256R1())

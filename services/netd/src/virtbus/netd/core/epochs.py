@@ -1,7 +1,6 @@
 """Fences requests of outdated assignments."""
 
-from collections import OrderedDict
-
+from virtbus.bus.runtime.recent import Recent
 from virtbus.netd.core.attachment import Attachment
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ANY_EPOCH
@@ -28,16 +27,13 @@ class ReleasedEpochs:
     """The released epochs: a record of one of them that arrives later is outdated."""
 
     def __init__(self) -> None:
-        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._epochs: Recent[str, int] = Recent(MAX_REMEMBERED)
 
     def add(self, uid: str, epoch: int) -> None:
         """Accept only higher epochs from now on; `ANY_EPOCH` does not restrict later ones."""
         if epoch >= ANY_EPOCH:
             return
         self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))
-        self._epochs.move_to_end(uid)
-        while len(self._epochs) > MAX_REMEMBERED:
-            self._epochs.popitem(last=False)
 
     def check(self, uid: str, epoch: int) -> None:
         """Refuse a released epoch.

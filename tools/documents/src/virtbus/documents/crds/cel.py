@@ -11,7 +11,7 @@ interfaces with networks, cost 0.7 ms each, so only the webhooks check them (ADR
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.objects.status_causes import Reason
+from virtbus.kubebridge.core.objects.status_errors import Reason
 from virtbus.kubebridge.core.validation.rules import (
     CROWD_RULES,
     RUN_RULES,

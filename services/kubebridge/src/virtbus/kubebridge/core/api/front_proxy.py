@@ -55,16 +55,14 @@ class FrontProxy(NamedTuple):
             return None
         groups = tuple(_values(headers, self.group_headers))
         uid = next(iter(_values(headers, self.uid_headers)), "")
-        return User(name, groups, uid, self._extra(headers))
-
-    def _extra(self, headers: Sequence[tuple[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         found: dict[str, list[str]] = {}
         for prefix in self.extra_prefixes:
-            for name, value in headers:
-                if name.lower().startswith(prefix.lower()):
-                    key = unquote(name[len(prefix) :].lower())
+            for header, value in headers:
+                if header.lower().startswith(prefix.lower()):
+                    key = unquote(header[len(prefix) :].lower())
                     found.setdefault(key, []).append(value)
-        return tuple((key, tuple(values)) for key, values in sorted(found.items()))
+        extra = tuple((key, tuple(values)) for key, values in sorted(found.items()))
+        return User(name, groups, uid, extra)
 
 
 def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[str]:

@@ -8,37 +8,34 @@ from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestUser
 API_VERSION = "subresources.kubevirt.io/v1"
 
 
-def os_info(told: GuestInfo) -> dict[str, Any]:
+def os_info(info: GuestInfo) -> dict[str, Any]:
     """Return the answer of `guestosinfo`: system, users and file systems."""
+    os = info.os
     return {
         "apiVersion": API_VERSION,
         "kind": "VirtualMachineInstanceGuestAgentInfo",
-        "hostname": told.hostname,
-        "os": guest_os(told),
-        "timezone": _zone(told),
-        "userList": [_user(one) for one in told.users],
-        "fsInfo": {"disks": [_filesystem(one) for one in told.filesystems]},
+        "hostname": info.hostname,
+        "os": guest_os(info),
+        "timezone": f"{os.timezone}, {os.utc_offset_s}" if os is not None else "",
+        "userList": [_user(one) for one in info.users],
+        "fsInfo": {"disks": [_filesystem(one) for one in info.filesystems]},
     }
 
 
-def users(told: GuestInfo) -> dict[str, Any]:
+def users(info: GuestInfo) -> dict[str, Any]:
     """Return the answer of `userlist`."""
-    return _list("VirtualMachineInstanceGuestOSUserList", [_user(one) for one in told.users])
+    return _list("VirtualMachineInstanceGuestOSUserList", [_user(one) for one in info.users])
 
 
-def filesystems(told: GuestInfo) -> dict[str, Any]:
+def filesystems(info: GuestInfo) -> dict[str, Any]:
     """Return the answer of `filesystemlist`."""
-    listed = [_filesystem(one) for one in told.filesystems]
-    return _list("VirtualMachineInstanceFileSystemList", listed)
+    return _list(
+        "VirtualMachineInstanceFileSystemList", [_filesystem(one) for one in info.filesystems]
+    )
 
 
 def _list(kind: str, listed: list[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {}, "items": listed}
-
-
-def _zone(told: GuestInfo) -> str:
-    """Return the time zone as KubeVirt writes it: `CET, 3600`."""
-    return f"{told.os.timezone}, {told.os.utc_offset_s}" if told.os is not None else ""
 
 
 def _user(one: GuestUser) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from virtbus.kubebridge.core.objects.status_errors import (
     Refusal,
     bad_request,
     not_found,
-    not_implemented,
+    of_http,
 )
 from virtbus.kubebridge.core.objects.unstructured import at, text
 from virtbus.kubebridge.core.runtime.subresource_effects import (
     KINDS,
     VM,
+    Give,
+    JsonPatch,
     Outcome,
     SubresourceCall,
     Verb,
@@ -38,7 +40,7 @@ def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
     if text(given, "metadata", "namespace") not in {"", namespace}:
         return bad_request(f"VM namespace must be empty or {namespace}")
     if at(given, "spec", "instancetype") or at(given, "spec", "preference"):
-        return not_implemented(f"{EXPAND}: instance types and preferences are not supported yet")
+        return of_http(501, f"{EXPAND}: instance types and preferences are not supported yet")
     return given
 
 
@@ -46,15 +48,14 @@ def answer(call: SubresourceCall) -> Outcome:
     """Return the effects of a call, or a refusal. Effects run in order, at the versions read."""
     verb = BY_NAME.get((call.resource, call.verb))
     if verb is None:
-        return Refusal(404, "NotFound", f"there is no subresource {call.verb!r:.60}")
+        return of_http(404, f"there is no subresource {call.verb!r:.60}")
     if verb.method != call.method:
-        why = f"{call.verb} needs the method {verb.method}"
-        return Refusal(405, "MethodNotAllowed", why)
+        return of_http(405, f"{call.verb} needs the method {verb.method}")
     if verb.missing:
-        return not_implemented(verb.missing)
+        return of_http(501, verb.missing)
     if (call.vm if call.resource == VM else call.vmi) is None:
         return not_found(KINDS[call.resource], call.name)
     outcome = verb.decide(call)
     if isinstance(outcome, Refusal) or not call.dry_run:
         return outcome
-    return tuple(deed for deed in outcome if deed.is_a_patch)
+    return tuple(deed for deed in outcome if isinstance(deed, JsonPatch | Give))

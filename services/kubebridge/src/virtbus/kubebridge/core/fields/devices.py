@@ -1,7 +1,6 @@
 """Fields of the guest's devices: `spec.domain.devices`."""
 
 import re
-from typing import Any
 
 from virtbus.kubebridge.core.fields.row import (
     Field,
@@ -22,10 +21,6 @@ POINTER = "a guest has only a PS/2 keyboard and mouse"
 DISCONTINUED = "KubeVirt removed it in v1.3"
 BRIDGE = "write bridge: {} or masquerade: {}"
 PLACE = "devices are placed by virtbus"
-
-
-def _cdrom(_: Any) -> str:
-    return "cdrom"
 
 
 _DASHES = re.compile("[0-9A-Fa-f]{2}(-[0-9A-Fa-f]{2}){5}")
@@ -55,7 +50,12 @@ DISK = (
     refused(
         f"{DISKS}.disk.pciAddress", PLACE, "leave it out; disks keep the order of the manifest"
     ),
-    below(f"{DISKS}.cdrom", "the device is a CD-ROM drive", to=f"{TO_DISK}.device", make=_cdrom),
+    below(
+        f"{DISKS}.cdrom",
+        "the device is a CD-ROM drive",
+        to=f"{TO_DISK}.device",
+        make=lambda _: "cdrom",
+    ),
     _disk(f"{DISKS}.cdrom.bus"),
     mapped(
         f"{DISKS}.cdrom.readonly",

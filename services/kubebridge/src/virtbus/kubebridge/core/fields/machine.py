@@ -14,16 +14,6 @@ UNPINNED = "leave it out: CPUs are shared fairly, up to eight vCPUs for each of 
 ENCRYPTED = "encrypted guests are not supported"
 
 
-def some(value: int) -> int | None:
-    """Return a count, or None for 0, which KubeVirt treats as missing."""
-    return value or None
-
-
-def cpu_model(value: str) -> str | None:
-    """Return a named model, or None for the host's CPU model."""
-    return None if value in {"host-model", "host-passthrough"} else value
-
-
 def memory_bytes(value: Any) -> int:
     """Return the quantity in bytes, raised to the smallest memory that a machine starts with."""
     memory_bytes = whole(value)
@@ -35,7 +25,13 @@ def memory_bytes(value: Any) -> int:
 
 def _count(name: str) -> Field:
     to = f"{DOMAIN}.cpu.{name}"
-    return mapped(f"domain.cpu.{name}", FieldType.NUMBER, to, "0 counts as missing", make=some)
+    return mapped(
+        f"domain.cpu.{name}",
+        FieldType.NUMBER,
+        to,
+        "0 counts as missing",
+        make=lambda count: count or None,
+    )
 
 
 def _on(path: str, why: str, instead: str) -> Field:
@@ -56,7 +52,7 @@ CPU = (
         FieldType.TEXT,
         f"{DOMAIN}.cpu.model",
         "host-model and host-passthrough both mean the host's CPU model",
-        make=cpu_model,
+        make=lambda model: None if model in {"host-model", "host-passthrough"} else model,
         pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
         instead="write host-model, host-passthrough or a QEMU model such as Skylake-Client",
     ),
@@ -176,10 +172,6 @@ FIRMWARE = (
 )
 
 
-def _q35(value: Any) -> None:
-    """Pass nothing on: each node's QEMU uses its own version of q35."""
-
-
 FEATURES = (
     below("domain.features"),
     below("domain.features.acpi"),
@@ -209,7 +201,7 @@ MACHINE = (
         FieldType.TEXT,
         "",
         "q35, in the version of the node's QEMU",
-        make=_q35,
+        make=lambda _: None,  # each node's QEMU uses its own version
         pattern=r"(pc-)?q35(-[A-Za-z0-9.-]{1,40})?",
         instead="write q35",
     ),

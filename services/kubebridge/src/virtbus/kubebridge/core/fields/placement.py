@@ -1,6 +1,12 @@
-"""Fields of placement, termination and naming: the rest of the VMI's spec."""
+"""Fields of placement, termination and naming: the rest of the VMI's spec.
+
+Node affinity with one term and single values becomes a node selector.
+"""
+
+from collections.abc import Iterator
 
 from virtbus.kubebridge.core.fields.row import FieldType, below, ignored, mapped, refused
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.schemas.vm import EvictionStrategy
 
 EVERY_NODE = {
@@ -11,35 +17,30 @@ EVERY_NODE = {
 """Labels of Kubernetes nodes that every schedulable virtbus node implicitly has."""
 
 
-def virtbus_labels(value: dict[str, str]) -> dict[str, str]:
-    """Return a node selector without the labels that every virtbus node has."""
-    return {key: want for key, want in value.items() if EVERY_NODE.get(key) != want}
-
-
 NAMES = "virtbus serves no DNS for guests"
 PROBES = "probes are not supported"
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-TERMS = f"affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[]"
+TERMS = f"affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms"
 EMPTIEST = "only a preference; virtbus takes the emptiest node"
 OTHERS = "placement considers nodes, not the VMs that run there"
 AFFINITY = (
     below("affinity"),
     below("affinity.nodeAffinity"),
     below(f"affinity.nodeAffinity.{REQUIRED}", "the same as nodeSelector"),
-    below(TERMS),
-    below(f"{TERMS}.matchExpressions[]"),
-    mapped(f"{TERMS}.matchExpressions[].key", FieldType.TEXT, "", "a label of virtbus nodes"),
+    below(f"{TERMS}[]"),
+    below(f"{TERMS}[].matchExpressions[]"),
+    mapped(f"{TERMS}[].matchExpressions[].key", FieldType.TEXT, "", "a label of virtbus nodes"),
     mapped(
-        f"{TERMS}.matchExpressions[].operator",
+        f"{TERMS}[].matchExpressions[].operator",
         FieldType.TEXT,
         values=("In",),
         instead="write In with one value, or label the nodes and use nodeSelector",
     ),
-    mapped(f"{TERMS}.matchExpressions[].values", FieldType.ANY, "", "one value"),
+    mapped(f"{TERMS}[].matchExpressions[].values", FieldType.ANY, "", "one value"),
     refused(
-        f"{TERMS}.matchFields[]",
+        f"{TERMS}[].matchFields[]",
         "nodes are selected by labels only",
         "give the nodes a label, and use nodeSelector",
     ),
@@ -70,7 +71,7 @@ PLACEMENT = (
         "spec.node_selector",
         "labels of virtbus nodes; every node implicitly has "
         + ", ".join(f"`{k}={v}`" for k, v in EVERY_NODE.items()),
-        make=virtbus_labels,
+        make=lambda value: {k: want for k, want in value.items() if EVERY_NODE.get(k) != want},
     ),
     *AFFINITY,
     refused(
@@ -138,3 +139,38 @@ NAMING = (
 )
 
 ALL = (below(""), *PLACEMENT, *LIFE, *NAMING)
+
+
+# --- node affinity -----------------------------------------------------------------------------
+Expression = tuple[str, Object]
+"""The path of a match expression below the spec, and the expression."""
+
+
+def terms(spec: Object) -> list[Object]:
+    """Return the terms. A node must match one of them."""
+    return items(spec, *TERMS.split("."))
+
+
+def expressions(spec: Object) -> Iterator[Expression]:
+    """Yield the expressions of the only term. A node must match all of them."""
+    for index, one in enumerate(items(next(iter(terms(spec)), {}), "matchExpressions")):
+        yield f"{TERMS}[0].matchExpressions[{index}]", one
+
+
+def value_of(expression: Object) -> str | None:
+    """Return the only value of an expression, or None."""
+    values = at(expression, "values")
+    if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return None
+
+
+def selector(spec: Object) -> dict[str, str]:
+    """Return the labels that the affinity requires in addition to nodeSelector."""
+    asked = {
+        text(one, "key"): value
+        for _, one in expressions(spec)
+        if (value := value_of(one)) is not None
+    }
+    selected = {**EVERY_NODE, **part(spec, "nodeSelector")}
+    return {key: value for key, value in asked.items() if selected.get(key) != value}

@@ -9,7 +9,7 @@ from typing import Any
 from virtbus.kubebridge.core.fields.row import Field, FieldType, Verdict, as_is
 from virtbus.kubebridge.core.fields.table import Table
 from virtbus.kubebridge.core.objects import quantity
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 
 MAX_CAUSES = 100
 """Largest number of reported problems. A hostile object of 1.5 MB may have far more."""
@@ -49,10 +49,11 @@ class Translation:
 
     def where(self, path: str) -> str:
         """Return the manifest field that gave ours (`spec.volumes[0].name`), or the nearest."""
-        parts = _parts(path)
+        found = re.findall(r"[^.\[\]]+", path)
+        parts = tuple(int(part) if part.isdigit() else part for part in found)
         for end in range(len(parts), 0, -1):
             if (origin := self.origin.get(parts[:end])) is not None:
-                return _join(origin, tuple(_camel(one) for one in parts[end:]))
+                return origin + "".join(map(_kubevirts, parts[end:]))
         return path
 
 
@@ -124,7 +125,8 @@ def _object(
         yield Cause(path, "must be an object")
         return
     if row.to:
-        yield _step(row, value, path, indices, table)
+        ours = {} if row.make is as_is else row.make(value)  # an empty object is filled later
+        yield table.place[row.path], _ours(row.to, indices), ours, path
     for key, one in value.items():
         below = f"{row.path}.{key}" if row.path else str(key)
         yield from _walk(one, below, f"{path}.{key}", indices, table)
@@ -153,15 +155,9 @@ def _leaf(
         yield table.place[row.path], _ours(row.to, indices), ours, path
 
 
-def _step(row: Field, value: Any, path: str, indices: tuple[int, ...], table: Table) -> Step:
-    """Return the step of an object that becomes a value of ours, or an empty object to fill."""
-    ours = {} if row.make is as_is else row.make(value)
-    return table.place[row.path], _ours(row.to, indices), ours, path
-
-
 def _unknown(pattern: str, path: str, table: Table) -> Cause:
-    known = table.beside(pattern)
-    near = difflib.get_close_matches(pattern.rpartition(".")[2][:64], known, n=1)
+    name, beside = pattern.rpartition(".")[2], table.beside(pattern)
+    near = difflib.get_close_matches(name[:64], beside, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return Cause(path, f"KubeVirt has no such field{hint}", Reason.NOT_SUPPORTED)
 
@@ -178,23 +174,12 @@ def _ours(to: str, indices: tuple[int, ...]) -> Path:
     return tuple(path)
 
 
-def _parts(path: str) -> Path:
-    """Split `spec.volumes[0].name` into parts."""
-    return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", path))
-
-
-def _camel(part: str | int) -> str | int:
-    """Return a name of ours as KubeVirt writes it: `container_disk` is `containerDisk`."""
+def _kubevirts(part: str | int) -> str:
+    """Return a part of our path as KubeVirt writes it: `container_disk` is `.containerDisk`."""
     if isinstance(part, int):
-        return part
+        return f"[{part}]"
     first, *others = part.split("_")
-    return first + "".join(one.capitalize() for one in others)
-
-
-def _join(path: str, rest: Path) -> str:
-    for part in rest:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path
+    return f".{first}" + "".join(one.capitalize() for one in others)
 
 
 def _put(root: dict[str, Any], path: Path, value: Any) -> None:

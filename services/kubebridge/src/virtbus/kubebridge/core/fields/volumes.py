@@ -12,10 +12,6 @@ BOUNDS = "128 keys of up to 64 characters, 512 KiB in all"
 AGENT = "the guest agent is not used to write keys or passwords"
 
 
-def _pod(_: object) -> str:
-    return "default"
-
-
 def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
     """Return the rows of one kind of seed, inline or from Secrets."""
     here, to = f"{VOLUMES}.{kind}", f"{TO}.{ours}"
@@ -131,7 +127,7 @@ NETS = (
         f"{NETWORKS}.pod",
         "the nodes' network `default`",
         to=f"{TO_NETWORK}.network",
-        make=_pod,
+        make=lambda _: "default",
     ),
     refused(
         f"{NETWORKS}.pod.vmNetworkCIDR",

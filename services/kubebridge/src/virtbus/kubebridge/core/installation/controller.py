@@ -39,10 +39,8 @@ def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
         said = status(kubevirt.generation, orphans.kept)
         return [Patch({"status": said}, "status")] if kubevirt.status != said else []
 
-    def every(_: Key) -> list[Key]:
-        return [key_of(KUBEVIRT, path) for path in kubevirts]
-
-    return Controller(KUBEVIRT, run, (KeyMapping(KUBEVIRT), KeyMapping(ORPHAN, every)), workers=1)
+    every = KeyMapping(ORPHAN, lambda _: [key_of(KUBEVIRT, path) for path in kubevirts])
+    return Controller(KUBEVIRT, run, (KeyMapping(KUBEVIRT), every), workers=1)
 
 
 SHOWN = 10

@@ -1,10 +1,8 @@
 """Builds Kubernetes' Status objects for refusals (apimachinery, api/errors)."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple
-
-from virtbus.kubebridge.core.objects.status_causes import Cause
-from virtbus.schemas.errors import ErrorBody
 
 GROUP = "kubevirt.io"
 REASONS = {
@@ -24,6 +22,28 @@ REASONS = {
     504: "Timeout",
 }
 """Kubernetes' reason for each code (apimachinery, StatusReason)."""
+
+
+class Reason(StrEnum):
+    """Reasons of a cause (meta/v1, CauseType)."""
+
+    REQUIRED = "FieldValueRequired"
+    INVALID = "FieldValueInvalid"
+    NOT_SUPPORTED = "FieldValueNotSupported"
+    DUPLICATE = "FieldValueDuplicate"
+    NOT_FOUND = "FieldValueNotFound"
+
+
+class Cause(NamedTuple):
+    """One problem: the field's path as KubeVirt writes it, and a message with the next step."""
+
+    field: str
+    message: str
+    reason: Reason = Reason.INVALID
+
+    def plain(self) -> dict[str, Any]:
+        """Return the cause as in `details.causes`."""
+        return {"reason": str(self.reason), "message": self.message, "field": self.field}
 
 
 class Refusal(NamedTuple):
@@ -68,17 +88,7 @@ def not_found(kind: str, name: str) -> Refusal:
 
 def bad_request(why: str) -> Refusal:
     """Return a 400: the request is invalid or incomplete."""
-    return Refusal(400, "BadRequest", why)
-
-
-def unauthorized() -> Refusal:
-    """Return a 401: no trusted certificate or header names the user."""
-    return of_http(401, "Unauthorized")
-
-
-def unavailable(why: str) -> Refusal:
-    """Return a 503: the same request may succeed later."""
-    return of_http(503, why)
+    return of_http(400, why)
 
 
 def of_http(code: int, why: str) -> Refusal:
@@ -86,17 +96,7 @@ def of_http(code: int, why: str) -> Refusal:
     return Refusal(code, REASONS.get(code, "Unknown"), why)
 
 
-def of_bus(error: ErrorBody) -> Refusal:
-    """Return the refusal of the bus, whose codes are those of HTTP."""
-    return of_http(error.code, error.message)
-
-
-def not_implemented(what: str) -> Refusal:
-    """Return a 501 with the name of the missing feature."""
-    return Refusal(501, "NotImplemented", what)
-
-
 def invalid(kind: str, name: str, causes: Sequence[Cause]) -> Refusal:
     """Return the 422 of a webhook, with all problems and their fields in the message."""
-    told = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
-    return Refusal(422, "Invalid", told, kind, name, tuple(causes))
+    message = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
+    return Refusal(422, "Invalid", message, kind, name, tuple(causes))

@@ -40,8 +40,12 @@ def text(value: Any, *path: str) -> str:
 
 def number(value: Any, *path: str) -> int:
     """Return the whole number at the path, or 0."""
-    found = at(value, *path)
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    return _number(at(value, *path)) or 0
+
+
+def pointer(*names: str) -> str:
+    """Return the JSON pointer of a path (RFC 6901)."""
+    return "".join("/" + one.replace("~", "~0").replace("/", "~1") for one in names)
 
 
 def key(obj: Any) -> str:
@@ -74,13 +78,7 @@ class Condition:
 
 def read(cls: type[T], obj: object) -> T:
     """Return the object as a dataclass."""
-    values = []
-    for names, convert in _plan(cast("Hashable", cls)):
-        value: Any = obj
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        values.append(convert(value))
-    return cls(*values)
+    return cls(*(convert(at(obj, *names)) for names, convert in _plan(cast("Hashable", cls))))
 
 
 @cache
@@ -97,19 +95,14 @@ def _plan(cls: Hashable) -> tuple[tuple[tuple[str, ...], Callable[[Any], Any]], 
 
 def _converter(hint: Any, default: Any) -> Callable[[Any], Any]:
     if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        convert = _item(item)
+        convert = _converter(get_args(hint)[0], None)
         return lambda value: tuple(map(convert, value)) if isinstance(value, list) else ()
+    if is_dataclass(hint):
+        return lambda value: read(cast("type[Any]", hint), value)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        known: Mapping[Any, Any] = {str(one): one for one in hint}
-        return lambda value: known.get(value, default) if isinstance(value, str) else default
+        values: Mapping[Any, Any] = {str(one): one for one in hint}
+        return lambda value: values.get(value, default) if isinstance(value, str) else default
     return _SCALARS[hint]
-
-
-def _item(item: Any) -> Callable[[Any], Any]:
-    if is_dataclass(item):
-        return lambda value: read(cast("type[Any]", item), value)
-    return _SCALARS[item]
 
 
 def _number(value: Any) -> int | None:
@@ -160,10 +153,10 @@ def merged(
 ) -> tuple[list[Any], str]:
     """Return conditions with times, and the time. An unchanged status keeps its transition time."""
     at = stamp(now)
-    known = {one.type: one for one in before}
+    stored = {one.type: one for one in before}
     result = []
     for one in said:
-        old, status = known.get(one.type), str(one.on)
+        old, status = stored.get(one.type), str(one.on)
         since = old.since if old is not None and old.status == status else ""
         texts = {"reason": one.reason, "message": one.message, "lastProbeTime": one.probed}
         result.append(

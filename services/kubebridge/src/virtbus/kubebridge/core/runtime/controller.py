@@ -217,13 +217,8 @@ class Await:
 Action = Create | Replace | Patch | Merge | Delete | BusCall | RecordEvent | Requeue | Await
 
 
-class Listeners(list[Callable[[str], None]]):
-    """Functions that are called with the `namespace/name` of what changed."""
-
-    def __call__(self, path: str) -> None:
-        """Call all of them."""
-        for listener in self:
-            listener(path)
+Notify = Callable[[str], None]
+"""Takes the `namespace/name` of an object that changed."""
 
 
 class Lister(Protocol):
@@ -256,24 +251,15 @@ class Inputs(NamedTuple):
     refused: Refused | None = None
 
 
-def same_name(key: Key) -> Iterable[Key]:
-    """Map a changed object to the object of its own name."""
-    return (key,)
-
-
 class KeyMapping(NamedTuple):
     """A source of changes. `keys` maps a changed object to keys of the controller's kind.
 
-    The name is what counts: the runtime replaces the kind of each key by the controller's.
+    The name is what counts: the runtime replaces the kind of each key by the controller's. By
+    default, it is the object of the same name.
     """
 
     source: Kind
-    keys: Callable[[Key], Iterable[Key]] = same_name
-
-
-def no_references(_key: Key, _time_s: float) -> Iterable[Key]:
-    """Return no references."""
-    return ()
+    keys: Callable[[Key], Iterable[Key]] = lambda key: (key,)
 
 
 @dataclass(frozen=True)
@@ -286,7 +272,7 @@ class Controller:
     kind: Kind
     reconcile: Callable[[Key, Inputs], Sequence[Action]]
     watches: tuple[KeyMapping, ...]
-    references: Callable[[Key, float], Iterable[Key]] = no_references
+    references: Callable[[Key, float], Iterable[Key]] = lambda _key, _time_s: ()
     workers: int = 16
     gather_s: float = 0.0
     """Seconds for which changes are collected before a reconcile."""

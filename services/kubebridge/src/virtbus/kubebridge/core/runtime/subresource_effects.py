@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from virtbus.kubebridge.core.objects.status_errors import Refusal, not_implemented
+from virtbus.kubebridge.core.objects.status_errors import Refusal, of_http
 from virtbus.kubebridge.core.objects.unstructured import Object, text
 from virtbus.schemas.guest import GuestQuestion
 
@@ -44,16 +44,14 @@ class JsonPatch:
 
     of: Literal["vm", "vm/status", "vmi"]
     operations: tuple[dict[str, Any], ...]
-    is_a_patch: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
 class BusVerb:
-    """A verb of the bus for the VM of this uid. A refusal becomes the answer."""
+    """A verb of the bus for the VM of this uid, such as `pause`. A refusal becomes the answer."""
 
     verb: str
     uid: str
-    is_a_patch: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,6 @@ class AskGuest:
 
     uid: str
     questions: tuple[GuestQuestion, ...]
-    is_a_patch: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,6 @@ class GuestStream:
     uid: str
     port: int = 0
     protocol: str = ""
-    is_a_patch: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,6 @@ class Give:
     """An answer that is an object."""
 
     what: dict[str, Any]
-    is_a_patch: ClassVar[bool] = True
 
 
 Deed = JsonPatch | BusVerb | AskGuest | GuestStream | Give
@@ -112,4 +107,4 @@ class Verb(NamedTuple):
 def missing(method: str, resource: str, name: str, what: str) -> Verb:
     """Return a verb that is not supported yet."""
     message = f"{name} is not supported yet: {what}"
-    return Verb(method, resource, name, lambda _: not_implemented(message), missing=message)
+    return Verb(method, resource, name, lambda _: of_http(501, message), missing=message)

@@ -91,16 +91,13 @@ class Services:
         """Return the Services that select a guest, or did before its change."""
         if key.namespace not in self._members:
             return set()
-        labels = self._learn(key.namespace, key.path)
-        return {
-            service
-            for service in self._selecting[key.namespace]
-            if labels and self._selects(service, labels)
-        }
-
-    def _selects(self, key: Key, labels: list[Mapping[str, str]]) -> bool:
-        service = read(KubeService, self._services.get(key.path))
-        return any(selects(service, one) for one in labels)
+        changed = self._learn(key.namespace, key.path)
+        found = set()
+        for one in self._selecting[key.namespace] if changed else ():
+            service = read(KubeService, self._services.get(one.path))
+            if any(selects(service, labels) for labels in changed):
+                found.add(one)
+        return found
 
     def _learn(self, space: str, path: str) -> list[Mapping[str, str]]:
         """Update a guest. Return the labels that it had and has, if it changed for Services."""

@@ -51,19 +51,19 @@ def reconcile(
     warns = [RecordEvent(UNRESOLVED, unresolved, warning=True)] if unresolved and chosen else []
     if unresolved and not ports:
         chosen = []
-    known = {one.name: one for one in slices}
+    existing = {one.name: one for one in slices}
     actions: list[Action] = []
     kept = set()
     for family in (one for one in FAMILIES if one in (service.families or FAMILIES[:1])):
         here = {one.uid: one for one in chosen if family in one.addresses}
-        for name, uids in _spread(here, family, service.name, known):
+        for name, uids in _spread(here, family, service.name, existing):
             kept.add(name)
             endpoints = [_endpoint(here[uid], family, early=early) for uid in uids]
             wanted = _slice(service, name, family, ports, endpoints)
-            actions += _written(wanted, known.get(name))
+            actions += _written(wanted, existing.get(name))
     actions += [
         Delete(Key(ENDPOINT_SLICE, service.namespace, name), one.uid)
-        for name, one in known.items()
+        for name, one in existing.items()
         if name not in kept
     ]
     return [*actions, *warns]
@@ -71,19 +71,19 @@ def reconcile(
 
 # --- distribution over slices ------------------------------------------------------------------
 def _spread(
-    here: Mapping[str, Member], family: str, service: str, known: Mapping[str, Slice]
+    here: Mapping[str, Member], family: str, service: str, existing: Mapping[str, Slice]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield slice names with their uids. Existing endpoints stay, new ones fill gaps."""
     left = dict.fromkeys(sorted(here))
     stem = f"{service}-virtbus-{family.lower()}-"
     numbers = sorted(
         int(name.removeprefix(stem))
-        for name in known
+        for name in existing
         if name.startswith(stem) and name.removeprefix(stem).isdecimal()
     )
     rows: dict[int, list[str]] = {}
     for number in numbers:
-        uids = dict.fromkeys(one.uid for one in known[f"{stem}{number}"].members)
+        uids = dict.fromkeys(one.uid for one in existing[f"{stem}{number}"].members)
         rows[number] = [uid for uid in uids if uid in left][:MAX_ENDPOINTS]
         for uid in rows[number]:
             left.pop(uid, None)

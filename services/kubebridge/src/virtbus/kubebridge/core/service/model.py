@@ -66,6 +66,8 @@ class Slice:
 class Member(NamedTuple):
     """A guest that Services may select. `addresses` has the addresses from virtbus, by family.
 
+    `labels` are those of the VMI and of KubeVirt's pod for it.
+
     Addresses that the guest reports are ignored. Otherwise a guest could direct a Service's traffic
     to any host.
     """
@@ -86,12 +88,19 @@ def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
     addresses = _addresses(interfaces)
     if vmi.phase in FINAL or not addresses:
         return None
+    labels = {key: value for key, value in vmi.labels.items() if isinstance(value, str)}
+    labels |= {
+        "kubevirt.io": "virt-launcher",
+        "kubevirt.io/created-by": vmi.uid,
+        "vmi.kubevirt.io/id": vmi.name,
+        VM_LABEL: vmi.name,
+    }
     return Member(
         vmi.namespace,
         vmi.name,
         vmi.uid,
         vmi.node,
-        labels_of(vmi.labels, vmi.name, vmi.uid),
+        labels,
         addresses,
         vmi.phase in {VmiPhase.RUNNING, VmiPhase.UNKNOWN},
         holds(vmi, READY) or holds(vmi, READY, on=False, reason=TERMINATING),
@@ -99,23 +108,12 @@ def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
     )
 
 
-def labels_of(labels: Object, name: str, uid: str) -> dict[str, str]:
-    """Return the labels of a VMI and those of KubeVirt's pod for it. Services select by them."""
-    own = {key: value for key, value in labels.items() if isinstance(value, str)}
-    return own | {
-        "kubevirt.io": "virt-launcher",
-        "kubevirt.io/created-by": uid,
-        "vmi.kubevirt.io/id": name,
-        VM_LABEL: name,
-    }
-
-
 def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
     """Return one address of each family. The pod network has precedence."""
-    known = [one for one in interfaces if one.addresses]
-    of_pod = [one for one in known if one.network == "default"]
+    addressed = [one for one in interfaces if one.addresses]
+    of_pod = [one for one in addressed if one.network == "default"]
     found: dict[str, str] = {}
-    for one in (of_pod or known)[:1]:
+    for one in (of_pod or addressed)[:1]:
         for text_ in one.addresses:
             try:
                 address = ipaddress.ip_interface(text_).ip

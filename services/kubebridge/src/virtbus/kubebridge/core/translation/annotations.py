@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS
-from virtbus.kubebridge.core.objects.status_causes import Cause
-from virtbus.kubebridge.core.objects.unstructured import Object, number, part
+from virtbus.kubebridge.core.objects.status_errors import Cause
+from virtbus.kubebridge.core.objects.unstructured import Object, number, part, text
 
 READ = frozenset(ANNOTATIONS)
 """Annotations that rules read. All others are ignored; an object may have 256 KiB of them."""
@@ -22,7 +22,7 @@ large.
 
 def read(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the annotations that a rule reads, with values of bounded length."""
-    return {name: _cut(notes[name]) for name in READ & notes.keys()}
+    return {name: text(notes, name)[:VALUE_CHARS] for name in READ & notes.keys()}
 
 
 def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,10 +53,6 @@ def causes(vm: Object) -> list[Cause]:
         return []
     message = f"the annotations have {size_bytes} bytes, but a VMI gets at most {TEMPLATE_BYTES}"
     return [Cause("spec.template.metadata.annotations", message)]
-
-
-def _cut(value: Any) -> Any:
-    return value[:VALUE_CHARS] if isinstance(value, str) else ""
 
 
 def _size_bytes(name: str, value: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.objects import quantity
 from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER, VMI_FINALIZER
-from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, pointer, text
 
 FIRMWARE_NAMESPACE = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 """KubeVirt's namespace. A VM of the same name gets the same firmware uuid from both."""
@@ -219,15 +219,10 @@ def _patch(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
             yield {"op": "replace", "path": path, "value": after}
         return
     for key in before.keys() - after.keys():
-        yield {"op": "remove", "path": f"{path}/{_pointed(key)}"}
+        yield {"op": "remove", "path": path + pointer(key)}
     for key, value in after.items():
-        here = f"{path}/{_pointed(key)}"
+        here = path + pointer(key)
         if key not in before:
             yield {"op": "add", "path": here, "value": value}
         else:
             yield from _patch(before[key], value, here)
-
-
-def _pointed(key: str) -> str:
-    """Escape a name for a JSON pointer (RFC 6901)."""
-    return key.replace("~", "~0").replace("/", "~1")

@@ -10,17 +10,16 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.kubebridge.core.fields import affinity
+from virtbus.kubebridge.core.fields import placement
 from virtbus.kubebridge.core.fields.row import Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
 from virtbus.kubebridge.core.fields.translator import Translation, walk
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VM_LABEL
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.kubebridge.core.translation import annotations as notes
-from virtbus.kubebridge.core.translation.contents import fill
+from virtbus.kubebridge.core.translation.contents import SEEDS, Given, fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
-from virtbus.kubebridge.core.translation.references import SEEDS, Given
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import problems
@@ -102,18 +101,17 @@ def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
     try:
         return VmCreate.model_validate(walked.ours), ()
     except ValidationError as error:
-        told = tuple(cause.field for cause in walked.causes)
-        found = [
-            Cause(walked.where(one.path), _plain(one.message))
+        reported = tuple(cause.field for cause in walked.causes)
+        found = dict.fromkeys(  # in Kubernetes' terms: sizes become quantities
+            Cause(
+                walked.where(one.path),
+                _SIZE.sub(_quantity, one.message).replace("Input should", "must", 1),
+            )
             for one in problems(error, model=VmCreate)
-        ]
-    own = dict.fromkeys(found)
-    return None, tuple(one for one in own if not any(field.startswith(one.field) for field in told))
-
-
-def _plain(message: str) -> str:
-    """Rewrite a message of our models in Kubernetes' terms: sizes become quantities."""
-    return _SIZE.sub(_quantity, message).replace("Input should", "must", 1)
+        )
+    return None, tuple(
+        one for one in found if not any(field.startswith(one.field) for field in reported)
+    )
 
 
 def _quantity(found: re.Match[str]) -> str:
@@ -138,8 +136,8 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
-    for key, value in affinity.selector(spec).items():
-        walked.put(("spec", "node_selector", key), value, f"{prefix}.{'.'.join(affinity.TERMS)}")
+    for key, value in placement.selector(spec).items():
+        walked.put(("spec", "node_selector", key), value, f"{prefix}.{placement.TERMS}")
     keys = fill(walked, spec, given, prefix) if given is not None else {}
     volumes = items(spec, "volumes")
     seeds = [(i, seed) for i, one in enumerate(volumes) for seed in SEEDS if at(one, seed)]
@@ -147,13 +145,13 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
         seeds = [(len(volumes), NO_CLOUD)]
         walked.put(("spec", "volumes", len(volumes), "name"), _free(spec), prefix)
     hostname = text(spec, "hostname")
-    told = f"{prefix}.hostname" if hostname else "metadata.name"
+    origin = f"{prefix}.hostname" if hostname else "metadata.name"
     hostname = hostname or text(vmi, "metadata", "name") or UNNAMED
     for index, seed in seeds:
         place = ("spec", "volumes", index, SEEDS[seed])
-        walked.put((*place, "hostname"), hostname, told)
-        for number, (key, origin) in enumerate(keys.get(seed, ())):
-            walked.put((*place, "ssh_keys", number), key, origin)
+        walked.put((*place, "hostname"), hostname, origin)
+        for number, (key, field) in enumerate(keys.get(seed, ())):
+            walked.put((*place, "ssh_keys", number), key, field)
 
 
 def _free(spec: Object) -> str:

@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.fields.translator import MAX_CAUSES
 from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
-from virtbus.kubebridge.core.objects.status_errors import Refusal, bad_request, invalid
+from virtbus.kubebridge.core.objects.status_errors import (
+    Cause,
+    Reason,
+    Refusal,
+    bad_request,
+    invalid,
+)
 from virtbus.kubebridge.core.objects.unstructured import Object, at, part, text
 from virtbus.kubebridge.core.runtime.controller import VM, VMI
 from virtbus.kubebridge.core.translation.defaults import json_patch, of_vm, of_vmi
@@ -46,8 +51,8 @@ def _vm_changed(vm: Object, old: Object) -> list[Cause]:
     """Return only new problems: stricter rules must not keep a user from halting an old VM."""
     if at(vm, "spec") == at(old, "spec"):
         return []
-    known = set(vm_causes(old))
-    return [cause for cause in vm_causes(vm) if cause not in known]
+    reported = set(vm_causes(old))
+    return [cause for cause in vm_causes(vm) if cause not in reported]
 
 
 def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
@@ -124,11 +129,11 @@ def _denied(refusal: Refusal) -> Plain:
 
 
 def _bound(causes: list[Cause]) -> list[Cause]:
-    told = [
+    shown = [
         one._replace(field=one.field[:LONGEST], message=one.message[:LONGEST])
         for one in causes[:MAX_CAUSES]
     ]
     more = len(causes) - MAX_CAUSES
     if more > 0:
-        told.append(Cause("spec", f"has {more} more problems; correct these first"))
-    return told
+        shown.append(Cause("spec", f"has {more} more problems; correct these first"))
+    return shown

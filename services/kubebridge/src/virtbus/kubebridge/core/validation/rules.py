@@ -5,25 +5,21 @@ in KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL 
 too. The rules expect objects with filled-in defaults.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from virtbus.kubebridge.core.fields.affinity import TERMS, terms
-from virtbus.kubebridge.core.objects.status_causes import Cause, Reason
-from virtbus.kubebridge.core.objects.unstructured import Object, at, part, text
+from virtbus.kubebridge.core.fields.placement import TERMS, terms
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
 from virtbus.kubebridge.core.translation import mapping
+from virtbus.kubebridge.core.translation.contents import SEEDS
 from virtbus.kubebridge.core.translation.defaults import of_vmi
-from virtbus.kubebridge.core.translation.references import SEEDS
 from virtbus.kubebridge.core.validation import rules_checks as checks
-from virtbus.kubebridge.core.validation import rules_ignored as ignored
 from virtbus.kubebridge.core.validation.rules_checks import (
     DISKS,
     NICS,
     Check,
-    each,
     given,
-    inside,
     names_twice,
     other_than_one,
     over_limit,
@@ -34,7 +30,11 @@ from virtbus.kubebridge.core.validation.rules_checks import (
 
 
 class Rule(NamedTuple):
-    """A rule. Paths of its violations begin below the spec."""
+    """A rule. Paths of its violations begin below the spec.
+
+    With `of`, such as `volumes[]` or `volumes[].secret`, it checks each item of the list, or that
+    part of each item. The paths then begin there.
+    """
 
     number: int
     field: str
@@ -42,9 +42,9 @@ class Rule(NamedTuple):
     check: Check
     reason: Reason = Reason.INVALID
     cel: bool = True
+    of: str = ""
 
 
-STRATEGIES = ("running", "runStrategy")
 NAMELESS = "must be the name of the object whose keys are the files"
 TWICE = "{} is used twice; give each a name of its own"
 REQUIRED, DUPLICATE, UNSUPPORTED = Reason.REQUIRED, Reason.DUPLICATE, Reason.NOT_SUPPORTED
@@ -62,13 +62,13 @@ VM_RULES = (
         "running",
         "Running and RunStrategy are mutually exclusive. Note that Running is deprecated, please"
         " use RunStrategy instead",
-        lambda spec: when(len(given(spec, *STRATEGIES)) > 1, "running"),
+        lambda spec: when(len(given(spec, "running", "runStrategy")) > 1, "running"),
     ),
     Rule(
         3,
         "running",
         "RunStrategy must be specified",
-        lambda spec: when(not given(spec, *STRATEGIES), "running"),
+        lambda spec: when(not given(spec, "running", "runStrategy"), "running"),
         REQUIRED,
     ),
 )
@@ -83,30 +83,22 @@ bounds the cost of an object.
 """
 
 
-def _of_seed(seed: str) -> tuple[Rule, ...]:
-    """Return the rules of one kind of seed."""
-    return (
-        Rule(
-            64,
-            f"volumes[].{seed}",
-            "must have only one {} source set",
-            inside("volumes", seed, checks.data_twice),
-        ),
-        Rule(
-            65,
-            f"volumes[].{seed}",
-            "must have at least one userdatasource or one networkdatasource set.",
-            inside("volumes", seed, checks.no_data),
-            REQUIRED,
-        ),
-        Rule(
-            66,
-            f"volumes[].{seed}",
-            "{} exceeds 2048 byte limit; put it into a Secret, and name that in {}",
-            inside("volumes", seed, checks.inline_size),
-        ),
-    )
-
+_OF_SEEDS = (
+    (64, "must have only one {} source set", checks.data_twice, Reason.INVALID),
+    (
+        65,
+        "must have at least one userdatasource or one networkdatasource set.",
+        checks.no_data,
+        REQUIRED,
+    ),
+    (
+        66,
+        "{} exceeds 2048 byte limit; put it into a Secret, and name that in {}",
+        checks.inline_size,
+        Reason.INVALID,
+    ),
+)
+"""The rules of each kind of seed: number, message, check and reason."""
 
 SPEC_RULES = (
     Rule(
@@ -126,62 +118,66 @@ SPEC_RULES = (
         47,
         "volumes[]",
         "must have exactly one source type set; it has {}",
-        each("volumes", lambda one: other_than_one(given(one, *(n for n in one if n != "name")))),
+        lambda one: other_than_one(given(one, *(name for name in one if name != "name"))),
+        of="volumes[]",
     ),
     Rule(
         50,
-        "domain.devices.disks[].name",
+        f"{DISKS}[].name",
         "no volume is named {}; add one to volumes, or remove the disk",
         unpartnered(DISKS, "volumes", besides="cdrom"),
         cel=False,
     ),
-    Rule(
-        51,
-        "domain.devices.disks[].name",
-        TWICE,
-        names_twice(DISKS),
-        DUPLICATE,
-    ),
+    Rule(51, f"{DISKS}[].name", TWICE, names_twice(DISKS), DUPLICATE),
     Rule(
         52,
-        "domain.devices.disks[]",
+        f"{DISKS}[]",
         "must have only one device type; it has {}",
-        each(DISKS, checks.device_types),
+        checks.device_types,
+        of=f"{DISKS}[]",
     ),
     Rule(
         55,
-        "domain.devices.disks[].cdrom.bus",
+        f"{DISKS}[].cdrom.bus",
         "Bus type {} is not supported for a CD-ROM; write sata or scsi",
-        each(
-            DISKS, lambda disk: when(text(disk, "cdrom", "bus") == "virtio", ".cdrom.bus", "virtio")
-        ),
+        lambda disk: when(text(disk, "cdrom", "bus") == "virtio", ".cdrom.bus", "virtio"),
+        of=f"{DISKS}[]",
     ),
     Rule(
         56,
-        "domain.devices.disks[].disk.readonly",
+        f"{DISKS}[].disk.readonly",
         "a SATA disk cannot be read-only; write bus: virtio or scsi, or make it a cdrom",
-        each(DISKS, checks.readonly_sata),
+        checks.readonly_sata,
+        of=f"{DISKS}[]",
     ),
     Rule(
         58,
-        "domain.devices.disks[].bootOrder",
+        f"{DISKS}[].bootOrder",
         "{}: orders begin with 1, and each is given once",
         checks.boot_orders,
     ),
-    *(rule for seed in SEEDS for rule in _of_seed(seed)),
-    Rule(70, "volumes[].configMap.name", NAMELESS, checks.unnamed("configMap", "name"), REQUIRED),
-    Rule(
-        70,
-        "volumes[].secret.secretName",
-        NAMELESS,
-        checks.unnamed("secret", "secretName"),
-        REQUIRED,
+    *(
+        Rule(number, f"volumes[].{seed}", message, check, reason, of=f"volumes[].{seed}")
+        for seed in SEEDS
+        for number, message, check, reason in _OF_SEEDS
+    ),
+    *(
+        Rule(
+            70,
+            f"volumes[].{kind}.{name}",
+            NAMELESS,
+            checks.unnamed(name),
+            REQUIRED,
+            of=f"volumes[].{kind}",
+        )
+        for kind, name in (("configMap", "name"), ("secret", "secretName"))
     ),
     Rule(
         70,
         "volumes[].sysprep",
         "must name a configMap or a secret, and not both; it has {}",
-        inside("volumes", "sysprep", checks.answers),
+        checks.answers,
+        of="volumes[].sysprep",
     ),
     Rule(
         73,
@@ -192,7 +188,7 @@ SPEC_RULES = (
     ),
     Rule(
         73,
-        "domain.devices.interfaces[].name",
+        f"{NICS}[].name",
         "no network is named {}; add one to networks",
         unpartnered(NICS, "networks"),
         cel=False,
@@ -200,30 +196,32 @@ SPEC_RULES = (
     Rule(74, "networks[].name", TWICE, names_twice("networks"), DUPLICATE),
     Rule(
         75,
-        "domain.devices.interfaces[].name",
+        f"{NICS}[].name",
         "Only one interface can be connected to one specific network; {} has two",
         names_twice(NICS),
         DUPLICATE,
     ),
     Rule(
         76,
-        "domain.devices.interfaces[]",
+        f"{NICS}[]",
         "logical {} interface must have exactly one binding method; write bridge: {{}} or"
         " masquerade: {{}}",
-        each(NICS, checks.bindings),
+        lambda nic: when(len(given(nic, *checks.BINDINGS)) != 1, "", text(nic, "name")),
+        of=f"{NICS}[]",
     ),
     Rule(
         77,
-        "domain.devices.interfaces[].name",
+        f"{NICS}[].name",
         "Masquerade interface only implemented with pod network",
         checks.masquerade_off_pod,
         cel=False,
     ),
     Rule(
         79,
-        "domain.devices.interfaces[].macAddress",
+        f"{NICS}[].macAddress",
         "The requested MAC address is reserved for the in-pod bridge. Please choose another one.",
-        each(NICS, checks.reserved_mac),
+        checks.reserved_mac,
+        of=f"{NICS}[]",
     ),
     Rule(
         81,
@@ -236,7 +234,8 @@ SPEC_RULES = (
         81,
         "networks[]",
         "should have exactly one network type; it has {}",
-        each("networks", lambda net: other_than_one(given(net, "pod", "multus", "resourceClaim"))),
+        lambda net: other_than_one(given(net, "pod", "multus", "resourceClaim")),
+        of="networks[]",
     ),
     Rule(
         95,
@@ -248,33 +247,36 @@ SPEC_RULES = (
         95,
         "accessCredentials[].sshPublicKey",
         "must have exactly one propagationMethod; it has {}",
-        inside("accessCredentials", "sshPublicKey", checks.ways_of_keys),
+        checks.ways_of_keys,
+        of="accessCredentials[].sshPublicKey",
     ),
     Rule(
         95,
         "accessCredentials[]",
         "must have exactly one of sshPublicKey and userPassword; it has {}",
-        each("accessCredentials", checks.kinds_of_credential),
+        lambda one: other_than_one(given(one, "sshPublicKey", "userPassword"), " and "),
         cel=False,
+        of="accessCredentials[]",
     ),
     Rule(
         95,
         "accessCredentials[].sshPublicKey.source",
         "must name the secret with the keys in secret.secretName",
-        inside("accessCredentials", "sshPublicKey", checks.keys_without_source),
+        checks.unnamed("source", "secret", "secretName"),
         REQUIRED,
         cel=False,
+        of="accessCredentials[].sshPublicKey",
     ),
     Rule(
         0,
-        ".".join(TERMS),
+        TERMS,
         "a node is chosen by one term; write one, or nodeSelector",
-        lambda spec: when(len(terms(spec)) > 1, ".".join(TERMS)),
+        lambda spec: when(len(terms(spec)) > 1, TERMS),
         cel=False,
     ),
     Rule(
         0,
-        f"{'.'.join(TERMS)}[].matchExpressions[].values",
+        f"{TERMS}[].matchExpressions[].values",
         "must have one value; give the nodes a label that they share, and ask for that",
         checks.affinity_values,
         cel=False,
@@ -288,27 +290,25 @@ SPEC_RULES = (
     ),
     Rule(
         0,
-        ".".join(TERMS[:-1]),
+        TERMS.rpartition(".")[0],
         "must have at least one node selector term",
-        lambda spec: when(
-            given(part(spec, *TERMS[:-2]), TERMS[-2]) and not at(spec, *TERMS), ".".join(TERMS)
-        ),
+        checks.no_terms,
         REQUIRED,
         cel=False,
     ),
-    Rule(0, "tolerations[]", "{}", each("tolerations", ignored.toleration), cel=False),
-    Rule(0, "affinity", "{}", ignored.preferred, cel=False),
+    Rule(0, "tolerations[]", "{}", checks.toleration, cel=False, of="tolerations[]"),
+    Rule(0, "affinity", "{}", checks.preferred, cel=False),
     Rule(
         0,
         "domain.ioThreadsPolicy",
         "must be shared, auto or supplementalPool",
         lambda spec: when(
-            at(spec, "domain", "ioThreadsPolicy") not in ignored.POLICIES, "domain.ioThreadsPolicy"
+            at(spec, "domain", "ioThreadsPolicy") not in checks.POLICIES, "domain.ioThreadsPolicy"
         ),
         UNSUPPORTED,
         cel=False,
     ),
-    Rule(0, "domain.devices.interfaces[].ports[]", "{}", each(NICS, ignored.ports), cel=False),
+    Rule(0, f"{NICS}[].ports[]", "{}", checks.ports, cel=False, of=f"{NICS}[]"),
 )
 """Rules below a VMI's `spec`, or below a VM's `spec.template.spec`."""
 
@@ -373,17 +373,26 @@ def foreign_vmi_causes(vmi: Object) -> list[Cause]:
 
 def _broken(rules: tuple[Rule, ...], value: Object, prefix: str) -> Iterator[Cause]:
     for rule in rules:
-        for field, *shown in rule.check(value):
-            path = ".".join(name for name in (prefix, field) if name)
-            yield Cause(path, rule.message.format(*shown), rule.reason)
+        for place, one in _checked(value, rule.of):
+            for field, *shown in rule.check(one):
+                path = ".".join(name for name in (prefix, place + field) if name)
+                yield Cause(path, rule.message.format(*shown), rule.reason)
+
+
+def _checked(value: Object, of: str) -> Iterator[tuple[str, Object]]:
+    """Yield the objects that a rule checks, with their paths."""
+    if not of:
+        yield "", value
+        return
+    path, _, name = of.partition("[]")
+    for index, item in enumerate(items(value, *path.split("."))):
+        if not name:
+            yield f"{path}[{index}]", item
+        elif at(item, name[1:]) is not None:
+            yield f"{path}[{index}]{name}", part(item, name[1:])
 
 
 def _once(causes: list[Cause]) -> list[Cause]:
     """Remove duplicates: a rule and a field's row may both find the same problem."""
-    seen: Counter[tuple[str, str]] = Counter()
-    kept = []
-    for cause in causes:
-        seen[cause.field, cause.message] += 1
-        if seen[cause.field, cause.message] == 1:
-            kept.append(cause)
-    return kept
+    first = {(cause.field, cause.message): cause for cause in reversed(causes)}
+    return [cause for cause in causes if first[cause.field, cause.message] is cause]

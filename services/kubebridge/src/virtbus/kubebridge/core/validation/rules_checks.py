@@ -1,12 +1,10 @@
-"""Checks of the rules: each returns violations, a path and the values for the message.
+"""Checks of the rules: each returns violations, a path and the values for the message."""
 
-`each` and `inside` make a check of all items of a list from a function for one item.
-"""
-
+import re
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 
-from virtbus.kubebridge.core.fields import affinity
+from virtbus.kubebridge.core.fields import placement
 from virtbus.kubebridge.core.fields.devices import mac_address
 from virtbus.kubebridge.core.objects import quantity
 from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
@@ -33,28 +31,6 @@ def when(violated: object, *found: str) -> list[Found]:
 def listed(spec: Object, path: str) -> list[Object]:
     """Return the list at a path with dots."""
     return items(spec, *path.split("."))
-
-
-def each(path: str, check: Check) -> Check:
-    """Check each item of a list."""
-
-    def checked(spec: Object) -> Iterator[Found]:
-        for index, one in enumerate(listed(spec, path)):
-            for below, *shown in check(one):
-                yield (f"{path}[{index}]{below}", *shown)
-
-    return checked
-
-
-def inside(path: str, name: str, check: Check) -> Check:
-    """Check the part of this name in each item of a list, where it is given."""
-
-    def checked(one: Object) -> Iterator[Found]:
-        if at(one, name) is not None:
-            for below, *shown in check(part(one, name)):
-                yield (f".{name}{below}", *shown)
-
-    return each(path, checked)
 
 
 def given(one: Object, *names: str) -> list[str]:
@@ -93,6 +69,11 @@ def too_many(path: str) -> Check:
 
 
 # --- names -------------------------------------------------------------------------------------
+def unnamed(*path: str) -> Check:
+    """Find an object without a name at the path."""
+    return lambda one: when(not text(one, *path), f".{path[0]}")
+
+
 def names_twice(path: str) -> Check:
     """Find duplicate names in a list."""
 
@@ -107,14 +88,12 @@ def names_twice(path: str) -> Check:
 def unpartnered(path: str, partners: str, besides: str = "") -> Check:
     """Find items without a partner of their name. Those with the field `besides` need none."""
 
-    def check(spec: Object) -> Iterable[Found]:
+    def check(spec: Object) -> Iterator[Found]:
         names = {"", *(text(one, "name") for one in listed(spec, partners))}
-
-        def alone(one: Object) -> list[Found]:
-            free = text(one, "name") in names or (besides and at(one, besides) is not None)
-            return when(not free, ".name", text(one, "name"))
-
-        return each(path, alone)(spec)
+        for index, one in enumerate(listed(spec, path)):
+            name, free = text(one, "name"), bool(besides) and at(one, besides) is not None
+            if name not in names and not free:
+                yield f"{path}[{index}].name", name
 
     return check
 
@@ -141,20 +120,14 @@ def boot_orders(spec: Object) -> list[Found]:
     return [(f"{DISKS}[{index}].bootOrder", str(order)) for index, order in wrong]
 
 
-def bindings(nic: Object) -> list[Found]:
-    """Find an interface without a binding, or with several."""
-    return when(len(given(nic, *BINDINGS)) != 1, "", text(nic, "name"))
-
-
-def masquerade_off_pod(spec: Object) -> Iterable[Found]:
+def masquerade_off_pod(spec: Object) -> list[Found]:
     """Find interfaces with masquerade outside of the pod network."""
     pods = {text(net, "name") for net in items(spec, "networks") if at(net, "pod") is not None}
-
-    def check(nic: Object) -> list[Found]:
-        off = at(nic, "masquerade") is not None and text(nic, "name") not in pods
-        return when(off, ".name")
-
-    return each(NICS, check)(spec)
+    return [
+        (f"{NICS}[{index}].name",)
+        for index, nic in enumerate(listed(spec, NICS))
+        if at(nic, "masquerade") is not None and text(nic, "name") not in pods
+    ]
 
 
 def reserved_mac(nic: Object) -> list[Found]:
@@ -172,16 +145,23 @@ def pod_networks(spec: Object) -> list[Found]:
 # --- nodes -------------------------------------------------------------------------------------
 def affinity_values(spec: Object) -> list[Found]:
     """Find expressions with other than one value."""
-    found = affinity.expressions(spec)
-    return [(f"{path}.values",) for path, one in found if affinity.value_of(one) is None]
+    found = placement.expressions(spec)
+    return [(f"{path}.values",) for path, one in found if placement.value_of(one) is None]
+
+
+def no_terms(spec: Object) -> list[Found]:
+    """Find required node affinity without a term."""
+    affinity = part(spec, "affinity", "nodeAffinity")
+    required = given(affinity, placement.REQUIRED)
+    return when(required and not at(spec, *placement.TERMS.split(".")), placement.TERMS)
 
 
 def contradictions(spec: Object) -> Iterator[Found]:
     """Find a second value that is required of the same label."""
     selector = part(spec, "nodeSelector")
     wanted = {key: {value} for key, value in selector.items() if isinstance(value, str)}
-    for path, one in affinity.expressions(spec):
-        value = affinity.value_of(one)
+    for path, one in placement.expressions(spec):
+        value = placement.value_of(one)
         if value is not None and value not in wanted.setdefault(text(one, "key"), {value}):
             yield f"{path}.values", text(one, "key")
 
@@ -223,25 +203,10 @@ def inline_size(seed: Object) -> list[Found]:
     ]
 
 
-def unnamed(kind: str, name: str) -> Check:
-    """Find volumes that do not name their object."""
-    return inside("volumes", kind, lambda one: when(not text(one, name), f".{name}"))
-
-
 def answers(sysprep: Object) -> list[Found]:
     """Find a volume of answers with other than one source."""
     named = [kind for kind in ("configMap", "secret") if text(sysprep, kind, "name")]
     return other_than_one(named, " and ")
-
-
-def kinds_of_credential(credential: Object) -> list[Found]:
-    """Find a credential with other than one kind."""
-    return other_than_one(given(credential, "sshPublicKey", "userPassword"), " and ")
-
-
-def keys_without_source(keys: Object) -> list[Found]:
-    """Find keys without a Secret."""
-    return when(not text(keys, "source", "secret", "secretName"), ".source")
 
 
 def ways_of_keys(keys: Object) -> list[Found]:
@@ -251,14 +216,100 @@ def ways_of_keys(keys: Object) -> list[Found]:
     return [(".propagationMethod", *shown) for _, *shown in found]
 
 
-def keys_without_seed(spec: Object) -> Iterable[Found]:
+def keys_without_seed(spec: Object) -> Iterator[Found]:
     """Find keys for a seed that no volume has."""
     volumes = items(spec, "volumes")
     seeds = {seed for volume in volumes for seed in given(volume, *_OF_WAYS.values())}
+    for index, credential in enumerate(items(spec, "accessCredentials")):
+        for way in given(part(credential, "sshPublicKey", "propagationMethod"), *_OF_WAYS):
+            if _OF_WAYS[way] not in seeds:
+                path = f"accessCredentials[{index}].sshPublicKey.propagationMethod"
+                yield path, _OF_WAYS[way], way
 
-    def check(keys: Object) -> list[Found]:
-        ways = given(part(keys, "propagationMethod"), *_OF_WAYS)
-        missing = [way for way in ways if _OF_WAYS[way] not in seeds]
-        return [(".propagationMethod", _OF_WAYS[way], way) for way in missing]
 
-    return inside("accessCredentials", "sshPublicKey", check)(spec)
+# --- ignored fields ----------------------------------------------------------------------------
+# A manifest that KubeVirt refuses is refused here, too. Otherwise it would fail only later, when
+# it is moved to a KubeVirt cluster.
+POLICIES = (None, "shared", "auto", "supplementalPool")
+EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+VALUES_OF = {
+    "In": True,
+    "NotIn": True,
+    "Exists": False,
+    "DoesNotExist": False,
+    "Gt": True,
+    "Lt": True,
+}
+"""Operators of a node selector. True means that the operator needs values."""
+WEIGHTS, PORTS = range(1, 101), range(1, 65536)
+_PREFIX = r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
+_KEY = re.compile(rf"{_PREFIX}[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?")
+"""A qualified name (apimachinery, validation.IsQualifiedName)."""
+
+
+def toleration(one: Object) -> Iterator[Found]:
+    """Find problems of a toleration."""
+    key, operator = text(one, "key"), text(one, "operator") or "Equal"
+    if key and _KEY.fullmatch(key) is None:
+        yield ".key", "must be the key of a taint, such as example.com/dedicated"
+    if operator not in {"Exists", "Equal"}:
+        yield ".operator", "must be Exists or Equal"
+    elif not key and operator != "Exists":
+        yield ".operator", "must be Exists where key is empty"
+    elif operator == "Exists" and text(one, "value"):
+        yield ".value", "must be empty where operator is Exists"
+    if text(one, "effect") not in EFFECTS:
+        yield ".effect", "must be NoSchedule, PreferNoSchedule or NoExecute"
+    if at(one, "tolerationSeconds") is not None and text(one, "effect") != "NoExecute":
+        yield ".effect", "must be NoExecute where tolerationSeconds is set"
+
+
+def preferred(spec: Object) -> Iterator[Found]:
+    """Find problems of the weights and terms of preferred nodes and pods."""
+    for kind, inner, check in _PREFERENCES:
+        path = f"affinity.{kind}.{placement.PREFERRED}"
+        for index, one in enumerate(listed(spec, path)):
+            if at(one, "weight") not in WEIGHTS:
+                yield f"{path}[{index}].weight", "must be 1 to 100"
+            for below, why in check(part(one, inner)):
+                yield f"{path}[{index}].{inner}{below}", why
+
+
+def _preference(term: Object) -> Iterator[tuple[str, str]]:
+    for field in ("matchExpressions", "matchFields"):
+        for index, one in enumerate(items(term, field)):
+            yield from ((f".{field}[{index}]{below}", why) for below, why in _expression(one))
+
+
+def _expression(one: Object) -> Iterator[tuple[str, str]]:
+    operator, values = text(one, "operator"), at(one, "values")
+    values = values if isinstance(values, list) else []
+    if _KEY.fullmatch(text(one, "key")) is None:
+        yield ".key", "must be the key of a label, such as topology.kubernetes.io/zone"
+    if operator not in VALUES_OF:
+        yield ".operator", f"must be one of {', '.join(VALUES_OF)}"
+    elif VALUES_OF[operator] != bool(values):
+        wanted = "must be given" if VALUES_OF[operator] else "must be empty"
+        yield ".values", f"{wanted} where operator is {operator}"
+    elif operator in {"Gt", "Lt"} and len(values) != 1:
+        yield ".values", f"must be one number where operator is {operator}"
+
+
+def _pod_term(term: Object) -> Iterator[tuple[str, str]]:
+    if _KEY.fullmatch(text(term, "topologyKey")) is None:
+        yield ".topologyKey", "must be the key of a label of nodes"
+
+
+_PREFERENCES: tuple[tuple[str, str, Callable[[Object], Iterable[tuple[str, str]]]], ...] = (
+    ("nodeAffinity", "preference", _preference),
+    ("podAffinity", "podAffinityTerm", _pod_term),
+    ("podAntiAffinity", "podAffinityTerm", _pod_term),
+)
+
+
+def ports(nic: Object) -> Iterator[Found]:
+    """Find invalid and repeated ports of an interface."""
+    twice = "is used twice; give each port a name of its own"
+    odd = (index for index, one in enumerate(items(nic, "ports")) if at(one, "port") not in PORTS)
+    yield from ((f".ports[{index}].port", "must be 1 to 65535") for index in odd)
+    yield from ((f".{path}", twice) for path, _ in names_twice("ports")(nic))

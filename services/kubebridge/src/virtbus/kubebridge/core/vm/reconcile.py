@@ -32,7 +32,6 @@ from virtbus.kubebridge.core.vm.status import (
     FAILURE,
     TOO_LARGE,
     Pair,
-    back_off_left_s,
     printable,
     start_failure,
     status,
@@ -64,7 +63,7 @@ def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[
         return _end(vm, own, now)
     if vmi is not None and own is None:
         owner = f"VirtualMachineInstance {vmi.name} exists, and is not this VM's"
-        return _told(Pair(vm, None), [], now, failed=f"{owner}; delete it or rename the VM")
+        return _report(Pair(vm, None), [], now, failed=f"{owner}; delete it or rename the VM")
     actions = _follow(vm, vmi, now, failed)
     if VM_FINALIZER not in vm.finalizers:
         return [Patch({"metadata": {"finalizers": [*vm.finalizers, VM_FINALIZER]}}), *actions]
@@ -85,9 +84,9 @@ def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]
         return [Patch({"spec": spec}), Requeue(AT_ONCE_S)]  # requeue: the spec changed
     acted = vmi is not None or vm.strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
     observed = str(vm.strategy) if acted else ""
-    told = _told(Pair(vm, vmi), requests, now, observed=observed)
-    young_s = _young_s(vm, vmi, now) if told else 0.0
-    return [Requeue(young_s)] if young_s else told
+    report = _report(Pair(vm, vmi), requests, now, observed=observed)
+    young_s = _young_s(vm, vmi, now) if report else 0.0
+    return [Requeue(young_s)] if young_s else report
 
 
 def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
@@ -101,18 +100,18 @@ def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
 
 def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> list[Action]:
     """Create a VMI once the backoff is over. Its appearance triggers the status."""
-    left_s = back_off_left_s(vm, now) if start_failure(vm, None, now) else 0.0
-    if left_s > 0:
-        return [*_told(Pair(vm, None), requests, now), Requeue(left_s)]
+    if vm.retry_at is not None and vm.retry_at > now and start_failure(vm, None, now):
+        left_s = (vm.retry_at - now).total_seconds()
+        return [*_report(Pair(vm, None), requests, now), Requeue(left_s)]
     vmi = vmi_of(vm, paused=bool(requests) and requests[0].paused == "true")
     vmi["status"] = vmi_status.status(read(Vmi, vmi), vmi_status.Seen(), now)  # saves a write
     create: list[Action] = [Create(VMI, vmi)]
     if failed:
-        told = _told(Pair(vm, None, starts=True), requests, now, failed=failed)
+        report = _report(Pair(vm, None, starts=True), requests, now, failed=failed)
         if _message(vm, FAILURE) != failed:
             message = f"Error creating virtual machine instance: {failed}"
-            told.append(RecordEvent("FailedCreate", message, warning=True))
-        return [*told, *create, Requeue(REFUSED_S)]
+            report.append(RecordEvent("FailedCreate", message, warning=True))
+        return [*report, *create, Requeue(REFUSED_S)]
     message = f"Started the virtual machine by creating the new virtual machine instance {vm.name}"
     return [*create, RecordEvent("SuccessfulCreate", message)]
 
@@ -121,7 +120,7 @@ def _stop(vm: Vm, vmi: Vmi, requests: list[StateChange], now: datetime) -> list[
     """Stop the VMI. The requests that follow are written first, so that they survive a crash."""
     message = f"Stopped the virtual machine by deleting the virtual machine instance {vmi.name}"
     return [
-        *_told(Pair(vm, vmi, stops=True), requests, now, observed=str(vm.strategy)),
+        *_report(Pair(vm, vmi, stops=True), requests, now, observed=str(vm.strategy)),
         _delete(vmi),
         RecordEvent("SuccessfulDelete", message),
     ]
@@ -137,15 +136,15 @@ def _end(vm: Vm, vmi: Vmi | None, now: datetime) -> list[Action]:
     The status is written last, so a failed write of it does not delay the deletion.
     """
     if vmi is not None and ORPHAN not in vm.finalizers:
-        told = _told(Pair(vm, vmi, stops=True), [], now)
-        return told if vmi.deleting else [_delete(vmi), *told]
+        report = _report(Pair(vm, vmi, stops=True), [], now)
+        return report if vmi.deleting else [_delete(vmi), *report]
     if VM_FINALIZER in vm.finalizers:
         kept = [one for one in vm.finalizers if one != VM_FINALIZER]
         return [Patch({"metadata": {"finalizers": kept}})]
     return []
 
 
-def _told(
+def _report(
     pair: Pair, requests: list[StateChange], now: datetime, *, failed: str = "", observed: str = ""
 ) -> list[Action]:
     said = status(pair, requests, now, failed=failed, observed=observed)

@@ -6,7 +6,6 @@ follows from its absence.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 from virtbus.kubebridge.core.vm.model import StateChange, Vm
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
@@ -81,15 +80,11 @@ def has_of(vmi: Vmi | None) -> VmiPresence:
     return VmiPresence.ALIVE
 
 
-class StrategyStep(NamedTuple):
-    """The next step of a VM, and the requests that are still open."""
+def plan(vm: Vm, vmi: Vmi | None) -> tuple[Decision, list[StateChange]]:
+    """Return the next step, and the requests that are still open.
 
-    do: Decision
-    requests: list[StateChange]
-
-
-def plan(vm: Vm, vmi: Vmi | None) -> StrategyStep:
-    """Return the next step. A halt ends the requests before it: a restart must not undo it."""
+    A halt ends the requests before it: a restart must not undo it.
+    """
     halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
     has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)
     first = requests[0].action if requests else ""
@@ -99,7 +94,7 @@ def plan(vm: Vm, vmi: Vmi | None) -> StrategyStep:
     do = TABLE.get((vm.strategy, has, asked), Decision.NOTHING)
     if do is Decision.START_ONCE:
         do = Decision.START if vm.followed != vm.strategy else Decision.NOTHING
-    return StrategyStep(do, requests)
+    return do, requests
 
 
 def open_requests(vm: Vm, vmi: Vmi | None) -> list[StateChange]:
@@ -127,9 +122,6 @@ def back_off_s(count: int, uid: str) -> int:
     The uid of the failed VMI adds up to 50 %, so VMs that fail together are started apart.
     """
     delay = BACK_OFF_STEP_S * max(count, 1) ** 2
-    apart = int(uid.replace("-", "")[-4:] or "0", 16) if _is_hex(uid) else 0
+    end = uid.replace("-", "")[-4:]
+    apart = int(end or "0", 16) if set(end) <= set("0123456789abcdef") else 0
     return min(delay + apart % (delay // 2 + 1), BACK_OFF_MAX_S)
-
-
-def _is_hex(uid: str) -> bool:
-    return set(uid.replace("-", "")[-4:]) <= set("0123456789abcdef")

@@ -59,10 +59,6 @@ def _over(pair: Pair) -> bool:
     return pair.vmi is None or pair.vmi.phase in FINAL
 
 
-def _stopping(pair: Pair) -> bool:
-    return pair.vmi is not None and not _over(pair) and (pair.stops or pair.vmi.deleting)
-
-
 def _starting(pair: Pair) -> bool:
     if pair.vmi is None:
         return pair.starts
@@ -81,7 +77,10 @@ def _unsynchronized(pair: Pair, reason: str) -> bool:
 
 PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
     ("Terminating", lambda pair: pair.vm.deleting),
-    ("Stopping", _stopping),
+    (
+        "Stopping",
+        lambda pair: pair.vmi is not None and not _over(pair) and (pair.stops or pair.vmi.deleting),
+    ),
     ("Paused", lambda pair: _runs(pair) and pair.holds(PAUSED)),
     ("Running", _runs),
     ("ErrorUnschedulable", lambda pair: pair.holds(POD_SCHEDULED, on=False)),
@@ -140,7 +139,8 @@ _OURS = frozenset(
 
 def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
     """Return the count of failed starts in a row, and the time of the next retry."""
-    if vm.strategy not in BACKS_OFF or _ran(vmi):
+    ran = vmi is not None and any(one.phase == VmiPhase.RUNNING for one in vmi.transitions)
+    if vm.strategy not in BACKS_OFF or ran:
         return {}
     if vmi is None or vmi.phase is not VmiPhase.FAILED or vm.failed_uid == vmi.uid:
         return dict(vm.start_failure)
@@ -150,15 +150,6 @@ def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
         "lastFailedVMIUID": vmi.uid,
         "retryAfterTimestamp": stamp(after),
     }
-
-
-def back_off_left_s(vm: Vm, now: datetime) -> float:
-    """Return the seconds before a VMI may be created; 0 or less means now."""
-    return (vm.retry_at - now).total_seconds() if vm.retry_at is not None else 0.0
-
-
-def _ran(vmi: Vmi | None) -> bool:
-    return vmi is not None and any(one.phase == VmiPhase.RUNNING for one in vmi.transitions)
 
 
 # --- conditions --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ both writes here and sends to the bus, so it can be repeated if its answer was l
 from typing import Any, Literal
 
 from virtbus.kubebridge.core.objects.status_errors import Refusal, bad_request, conflict
-from virtbus.kubebridge.core.objects.unstructured import Object, at, items, number, read, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, items, read, text
 from virtbus.kubebridge.core.runtime.subresource_effects import (
     VM,
     Give,
@@ -20,7 +20,7 @@ from virtbus.kubebridge.core.runtime.subresource_effects import (
     missing,
 )
 from virtbus.kubebridge.core.vm.model import Vm
-from virtbus.kubebridge.core.vmi.model import FINAL, VmiPhase
+from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.verbs import MIGRATION, shared
 from virtbus.schemas.vm import RunStrategy as R
 
@@ -85,17 +85,12 @@ def stop(call: SubresourceCall) -> Outcome:
         return (*graced, _running(call.vm or {}, on=False))
     if not alive:
         return _no(call, NOT_RUNNING)
-    if strategy is R.HALTED and not _shortens(call, grace_s):
+    before_s = read(Vmi, call.vmi).grace_s
+    shorter = grace_s is not None and (before_s is None or grace_s < before_s)
+    if strategy is R.HALTED and not shorter:
         why = f"{strategy} only supports manual stop requests with a shorter graceperiod"
         return _no(call, why)
     return (*graced, _requests(call.vm, (_stop_of(call),)))
-
-
-def _shortens(call: SubresourceCall, grace_s: int | None) -> bool:
-    if grace_s is None:
-        return False
-    given = at(call.vmi, "spec", "terminationGracePeriodSeconds") is not None
-    return not given or grace_s < number(call.vmi, "spec", "terminationGracePeriodSeconds")
 
 
 def restart(call: SubresourceCall) -> Outcome:
@@ -160,16 +155,12 @@ def _changed(
     return JsonPatch(of, (test or {"op": "test", "path": pointer, "value": before}, change))
 
 
-def _expand(call: SubresourceCall) -> Outcome:
-    """Return the VM itself: without instance types, it is already expanded."""
-    return (Give(dict(call.vm or {})),)
-
-
 VERBS = (
     Verb("PUT", VM, "start", start),
     Verb("PUT", VM, "stop", stop),
     Verb("PUT", VM, "restart", restart),
-    Verb("GET", VM, "expand-spec", _expand, 200),
+    # Without instance types, a VM is already expanded.
+    Verb("GET", VM, "expand-spec", lambda call: (Give(dict(call.vm or {})),), 200),
     *shared(VM),
     missing("PUT", VM, "migrate", MIGRATION),
     missing("PUT", VM, "memorydump", "memory cannot be dumped yet"),

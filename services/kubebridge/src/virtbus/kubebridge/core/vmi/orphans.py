@@ -19,8 +19,8 @@ from virtbus.kubebridge.core.runtime.controller import (
     Inputs,
     Key,
     KeyMapping,
-    Listeners,
     Lister,
+    Notify,
     RecordEvent,
     Requeue,
 )
@@ -71,7 +71,7 @@ def hold(view: VmView, why: str) -> BusCall:
 class Orphans:
     """The suspects, and the VMs that are kept until a person decides.
 
-    Listeners get the name of each VM that is kept, or not kept any more.
+    `notify` gets the name of each VM that is kept, or not kept any more.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Orphans:
         """Times of the next checks, by the suspect's name and uid."""
         self.kept: dict[str, str] = {}
         """The `namespace/name` of each kept VM, by uid."""
-        self.listeners = Listeners()
+        self.notify: Notify = lambda _: None
 
     def paths(self) -> Iterable[str]:
         """Return the names of the kept VMs."""
@@ -139,7 +139,7 @@ class Orphans:
             self._due_s.setdefault(key.path, {})[uid] = at_s
             actions.append(Requeue(at_s - inputs.time_s))
         if self.kept != before:
-            self.listeners(key.path)
+            self.notify(key.path)
         return actions
 
     def _checked(self, view: VmView, key: Key, there: str) -> list[Action]:

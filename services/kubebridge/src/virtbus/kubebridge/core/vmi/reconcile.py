@@ -28,8 +28,8 @@ from virtbus.kubebridge.core.runtime.controller import (
     Refused,
     Requeue,
 )
+from virtbus.kubebridge.core.translation.contents import Given, needs
 from virtbus.kubebridge.core.translation.mapping import translate
-from virtbus.kubebridge.core.translation.references import Given, needs
 from virtbus.kubebridge.core.validation.rules import between_fields
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS
@@ -169,10 +169,10 @@ def _events(vmi: Vmi, said: dict[str, Any], end: GuestExit | None, plan: list[Ac
         if after is VmiPhase.FAILED and end is not None:
             message = ENDS.get(end.how, message)
         plan.append(RecordEvent(reason, message, warning=after is VmiPhase.FAILED))
-    known = _trouble(vmi)
+    before = _trouble(vmi)
     for one in said["conditions"]:
         message = one.get("message", "")
-        if one["type"] == SYNCHRONIZED and message != (known.message if known else ""):
+        if one["type"] == SYNCHRONIZED and message != (before.message if before else ""):
             plan.append(RecordEvent("SyncFailed", message, warning=True))
 
 

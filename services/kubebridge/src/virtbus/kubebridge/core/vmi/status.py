@@ -133,9 +133,9 @@ def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[Sai
     if after not in FINAL:
         said += _troubles(seen, retried)
     if view is not None and view.state is VmState.PAUSED:
-        told = next((one for one in view.conditions if one.type == PAUSED), None)
-        reason = (told.reason if told else "") or "PausedByUser"
-        message = (told.message if told else "") or "VMI was paused by user"
+        paused = next((one for one in view.conditions if one.type == PAUSED), None)
+        reason = (paused.reason if paused else "") or "PausedByUser"
+        message = (paused.message if paused else "") or "VMI was paused by user"
         said.append(Said(PAUSED, on=True, reason=reason, message=message))
     if runs and (seen.guest is not None if seen.asked else holds(vmi, AGENT)):
         said.append(Said(AGENT, on=True))
@@ -161,28 +161,22 @@ def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
         yield Said(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
     elif view is not None and view.reason and view.state is not VmState.RUNNING:
         reason = "FailedStart"
-        if image_failed(view):
+        stopped = view.state in {VmState.FAILED, VmState.PREPARING}
+        if stopped and view.failure_stage == "image":
             reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
         yield Said(SYNCHRONIZED, False, reason, view.message, retried)
-
-
-def image_failed(view: VmView) -> bool:
-    """Return True if the VM does not start because of its image."""
-    return view.state in {VmState.FAILED, VmState.PREPARING} and view.failure_stage == "image"
 
 
 # --- guest information -------------------------------------------------------------------------
 def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
     guest = seen.guest
-    told: Object = next((nic for nic in vmi.interfaces if nic.get("mac") == one.mac), {})
-    if not seen.asked and "interfaceName" in told:
-        return dict(told)
+    before: Object = next((nic for nic in vmi.interfaces if nic.get("mac") == one.mac), {})
+    if not seen.asked and "interfaceName" in before:
+        return dict(before)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
-    known = [
-        *one.addresses,
-        *(inside.addresses if inside else ()),
-    ]  # ours first: they are certain
-    addresses = list(dict.fromkeys(text_.partition("/")[0] for text_ in known))
+    # Ours come first: they are certain.
+    reported = (*one.addresses, *(inside.addresses if inside else ()))
+    addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
     said: dict[str, Any] = {
         "name": one.name,
         "mac": one.mac,

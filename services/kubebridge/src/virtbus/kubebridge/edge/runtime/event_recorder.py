@@ -6,10 +6,10 @@ A repeated event increments the series of the first. Events do not delay the rec
 
 import asyncio
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.recent import Recent
 from virtbus.kubebridge.core.objects.unstructured import Object, micro_stamp, text
 from virtbus.kubebridge.core.runtime.controller import EVENT, RecordEvent
 from virtbus.kubebridge.edge.cluster import MANAGER, Json, KubernetesApi, StatusError
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 BURST, REFILL_S = 25.0, 300.0
 WAITING_MAX = 2000
 """Events in the queue. Further ones are dropped."""
-KNOWN_MAX = 4096
+SENT_MAX = 4096
 """Events that are remembered in order to count repeats."""
 COUNTED_S = 60.0
 """Shortest time between two writes of a count."""
@@ -29,7 +29,7 @@ NOTE_MAX = 1024
 
 
 @dataclass(slots=True)
-class _Told:
+class _SentEvent:
     """A sent event: its name, the time of its last write, and its count."""
 
     name: str
@@ -45,14 +45,17 @@ class EventRecorder:
         self._instance = instance
         self._sources = sources
         self._waiting: asyncio.Queue[tuple[Json, RecordEvent]] = asyncio.Queue(WAITING_MAX)
-        self._told: OrderedDict[tuple[str, str, str], _Told] = OrderedDict()
-        self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._sent: Recent[tuple[str, str, str], _SentEvent] = Recent(SENT_MAX)
+        self._tokens: Recent[str, tuple[float, float]] = Recent(SENT_MAX)
         self.dropped = 0
 
     def record(self, obj: Object, what: RecordEvent) -> None:
         """Queue an event on an object."""
         try:
-            self._waiting.put_nowait((reference(obj), what))
+            meta = obj["metadata"]
+            about = {key: text(obj, key) for key in ("apiVersion", "kind")}
+            about |= {key: text(meta, key) for key in ("namespace", "name", "uid")}
+            self._waiting.put_nowait((about, what))
         except asyncio.QueueFull:
             self.dropped += 1
 
@@ -66,37 +69,34 @@ class EventRecorder:
         while True:
             about, what = await self._waiting.get()
             try:
-                await self._sent(about, what)
+                await self._record(about, what)
             except StatusError as answer:
                 self.dropped += 1
                 log.debug("event %s: %s", what.reason, answer)
 
-    async def _sent(self, about: Json, what: RecordEvent) -> None:
+    async def _record(self, about: Json, what: RecordEvent) -> None:
         now_s = asyncio.get_running_loop().time()
         same = (about["uid"], what.reason, what.message)
-        told = self._told.get(same)
-        if told is not None:
-            self._told.move_to_end(same)
-            if await self._counted(told, about, now_s):
-                return
+        sent = self._sent.get(same)
+        if sent is not None and await self._counted(sent, about, now_s):
+            self._sent[same] = sent
+            return
         if not self._may(about["uid"], now_s):
             self.dropped += 1
             return
         name = f"{about['name'][:200]}.{self._sources.uuid7()[-12:]}"
-        self._told[same] = _Told(name, now_s)
-        if len(self._told) > KNOWN_MAX:
-            self._told.popitem(last=False)
+        self._sent[same] = _SentEvent(name, now_s)
         await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
 
-    async def _counted(self, told: _Told, about: Json, now_s: float) -> bool:
+    async def _counted(self, sent: _SentEvent, about: Json, now_s: float) -> bool:
         """Count a repeat. Return False if the event is gone: they expire after an hour."""
-        told.count += 1
-        if now_s - told.written_s < COUNTED_S:
+        sent.count += 1
+        if now_s - sent.written_s < COUNTED_S:
             return True
-        told.written_s = now_s
-        series = {"count": told.count, "lastObservedTime": micro_stamp(self._sources.now())}
+        sent.written_s = now_s
+        series = {"count": sent.count, "lastObservedTime": micro_stamp(self._sources.now())}
         try:
-            await self._cluster.patch(EVENT, told.name, {"series": series}, about["namespace"])
+            await self._cluster.patch(EVENT, sent.name, {"series": series}, about["namespace"])
         except StatusError as answer:
             if answer.code != 404:
                 raise
@@ -105,11 +105,9 @@ class EventRecorder:
 
     def _may(self, uid: str, now_s: float) -> bool:
         """Take one token of the object. Return False if none is left."""
-        tokens, at_s = self._tokens.pop(uid, (BURST, now_s))
+        tokens, at_s = self._tokens.get(uid, (BURST, now_s))
         tokens = min(BURST, tokens + (now_s - at_s) / REFILL_S)
         self._tokens[uid] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now_s)
-        if len(self._tokens) > KNOWN_MAX:
-            self._tokens.popitem(last=False)
         return tokens >= 1
 
     def _event(self, name: str, about: Json, what: RecordEvent) -> Json:
@@ -126,15 +124,3 @@ class EventRecorder:
             "note": what.message.encode()[:NOTE_MAX].decode(errors="ignore"),
             "type": "Warning" if what.warning else "Normal",
         }
-
-
-def reference(obj: Object) -> Json:
-    """Return an ObjectReference."""
-    meta = obj["metadata"]
-    return {
-        "apiVersion": text(obj, "apiVersion"),
-        "kind": text(obj, "kind"),
-        "namespace": text(meta, "namespace"),
-        "name": text(meta, "name"),
-        "uid": text(meta, "uid"),
-    }

@@ -6,10 +6,10 @@ errors are raised, and retried.
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from virtbus.bus.client.ports import Bus
-from virtbus.kubebridge.core.objects.unstructured import Object, at, text
+from virtbus.kubebridge.core.objects.unstructured import Object, at, pointer, text
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     Action,
@@ -55,11 +55,6 @@ class EndedError(Exception):
         self.after_s = after_s
 
 
-class _Memo(NamedTuple):
-    uid: str
-    refused: Refused
-
-
 class Executor:
     """Executes actions, and remembers refusals that the next reconcile reports."""
 
@@ -76,13 +71,15 @@ class Executor:
         self._stores = stores
         self._vms = vms
         self._recorder = recorder
-        self._memos: dict[Key, _Memo] = {}
+        self._refusals: dict[Key, tuple[str, Refused]] = {}
+        """The last refusal of each object, with the object's uid."""
 
     def refused(self, key: Key, uid: str) -> Refused | None:
         """Return the last refusal for the object. One for an earlier object is forgotten."""
-        if (memo := self._memos.get(key)) is None or memo.uid == uid:
-            return memo and memo.refused
-        del self._memos[key]
+        of_uid, refused = self._refusals.get(key, (uid, None))
+        if of_uid == uid:
+            return refused
+        del self._refusals[key]
         return None
 
     async def execute(self, actions: Sequence[Action], key: Key, read: Json | None) -> float:
@@ -130,7 +127,7 @@ class Executor:
             if answer.code != 409:
                 self._report(key, read, Refused(answer.code, answer.reason, answer.message))
                 return
-        self._memos.pop(key, None)
+        self._refusals.pop(key, None)
 
     async def _write(self, action: Replace | Delete | Merge) -> None:
         try:
@@ -184,7 +181,7 @@ class Executor:
             if reports:
                 self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
             return
-        self._memos.pop(key, None)
+        self._refusals.pop(key, None)
         found = validate(action.answer, said)
         self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
 
@@ -192,7 +189,7 @@ class Executor:
         """Remember a refusal. A new one is reported by a reconcile at once."""
         uid = text(read, "metadata", "uid")
         before = self.refused(key, uid)
-        self._memos[key] = _Memo(uid, refused)
+        self._refusals[key] = uid, refused
         if before is None or before.reason != refused.reason:
             log.info("%s: %s", key.path, refused.message, extra={"code": "refused"})
             raise EndedError(AT_ONCE_S)
@@ -204,19 +201,16 @@ def operations(read: Object, patch: Json) -> list[Json]:
     `status` replaces the whole status. Labels are added to existing ones.
     """
     version = text(read, "metadata", "resourceVersion")
-    made = [_add(("metadata", "resourceVersion"), version)]
+    changes: dict[tuple[str, ...], Any] = {("metadata", "resourceVersion"): version}
     for part, value in patch.items():
         if part == "status":
-            made.append(_add((part,), value))
+            changes[(part,)] = value
             continue
         for name, one in value.items():
             if isinstance(one, dict) and isinstance(at(read, part, name), dict):
-                made += [_add((part, name, key), inner) for key, inner in one.items()]
+                changes |= {(part, name, key): inner for key, inner in one.items()}
             else:
-                made.append(_add((part, name), one))
-    return made
-
-
-def _add(path: tuple[str, ...], value: Any) -> Json:
-    pointer = "".join("/" + one.replace("~", "~0").replace("/", "~1") for one in path)
-    return {"op": "add", "path": pointer, "value": value}
+                changes[part, name] = one
+    return [
+        {"op": "add", "path": pointer(*path), "value": value} for path, value in changes.items()
+    ]

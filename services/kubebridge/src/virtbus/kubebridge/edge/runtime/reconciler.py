@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     Key,
     KeyMapping,
     Kind,
-    Listeners,
+    Notify,
     key_of,
 )
 from virtbus.kubebridge.edge.cluster import EVERYTHING, KubernetesApi, Scope
@@ -34,9 +35,9 @@ RESYNC_S = 1.0
 
 
 class ChangeSource(Protocol):
-    """Calls its listeners with the `namespace/name` of what changed."""
+    """Calls `notify` for each change."""
 
-    listeners: Listeners
+    notify: Notify
 
     def paths(self) -> Iterable[str]:
         """Return the paths of all objects."""
@@ -61,7 +62,8 @@ class Reconciler:
         self._others: dict[Kind, ChangeSource] = {}
         self._synced: dict[Kind, asyncio.Event] = {}
         """Set once the initial list of a kind is complete."""
-        self._watches: list[tuple[Kind, Callable[[str], None]]] = []
+        self._watches: dict[Kind, list[tuple[Kind, KeyMapping]]] = defaultdict(list)
+        """The controllers that watch a kind, by their own kinds."""
         self.queue = WorkQueue(leads, bus.sources)
         self.references = References(cluster, self.queue.add, bus.sources)
         self.executor = Executor(cluster, bus, self.stores, vms, recorder)
@@ -71,6 +73,7 @@ class Reconciler:
         """Return the store of a kind of Kubernetes, kept by a reflector."""
         if kind not in self.stores:
             store = self.stores[kind] = ObjectStore(slim)
+            store.notify = partial(self._changed, kind)
             self.reflectors[kind] = Reflector(
                 self._cluster, kind, store, scope=scope, sources=self._sources
             )
@@ -80,6 +83,7 @@ class Reconciler:
     def source(self, kind: Kind, source: ChangeSource, synced: asyncio.Event | None = None) -> None:
         """Add a source on the bus. `synced` is set once its initial list is complete."""
         self._others[kind] = source
+        source.notify = partial(self._changed, kind)
         if synced is not None:
             self._synced[kind] = synced
 
@@ -98,23 +102,21 @@ class Reconciler:
         """Add a kind that is reconciled by a function of its own."""
         self.queue.add_lane(kind, lane)
         for watch in watches:
-            changed = partial(self._changed, kind, watch)
-            self._watches.append((watch.source, changed))
-            if watch.source in self.stores:
-                store = self.stores[watch.source]
-                store.listeners.append(changed)
-                if watch.source != kind:
-                    store.of_writes.append(changed)
-            else:
-                self._others[watch.source].listeners.append(changed)
+            self._watches[watch.source].append((kind, watch))
 
-    def _changed(self, kind: Kind, watch: KeyMapping, path: str) -> None:
-        """Queue the keys of a changed object. An error in a map of one kind stops no other."""
-        try:
-            for key in watch.keys(key_of(watch.source, path)):
-                self.queue.add(key.of(kind))
-        except Exception:
-            log.exception("%s of %s", kind.kind, path, extra={"code": "watch_failed"})
+    def _changed(self, source: Kind, path: str, *, own: bool = False) -> None:
+        """Queue the keys of a changed object. An error in a map of one kind stops no other.
+
+        An `own` write is no change for the controller of its kind, which made it.
+        """
+        for kind, watch in self._watches[source]:
+            if own and kind == source:
+                continue
+            try:
+                for key in watch.keys(key_of(source, path)):
+                    self.queue.add(key.of(kind))
+            except Exception:
+                log.exception("%s of %s", kind.kind, path, extra={"code": "watch_failed"})
 
     # --- running --------------------------------------------------------------------------
     async def run(self) -> None:
@@ -141,13 +143,11 @@ class Reconciler:
             await self._leads.wait()
             if self.queue.dropped:
                 self.queue.dropped = False
-                for source, changed in self._watches:
-                    for path in self._paths(source):
-                        changed(path)
+                for source in self._watches:
+                    others = self._others.get(source)
+                    for path in others.paths() if others else self.stores[source]:
+                        self._changed(source, path)
             await asyncio.sleep(RESYNC_S)
-
-    def _paths(self, source: Kind) -> Iterable[str]:
-        return self.stores[source] if source in self.stores else self._others[source].paths()
 
     async def reconcile(self, controller: Controller, key: Key) -> float:
         """Reconcile a key now. Return the seconds before the next reconcile, or 0."""
@@ -164,4 +164,9 @@ class Reconciler:
         actions = controller.reconcile(key, inputs)
         awaited = [one.references for one in actions if isinstance(one, Await)]
         self.references.wait(key, frozenset().union(*awaited))
-        return await self.executor.execute(actions, key, read)
+        try:
+            return await self.executor.execute(actions, key, read)
+        finally:  # what was written before a failure took effect, too
+            for kind, written in self.stores.items():
+                while written.writes:
+                    self._changed(kind, written.writes.pop(), own=True)

@@ -8,11 +8,10 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
 
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.clock import REAL, Clock
-from virtbus.bus.runtime.tasks import Background, background
+from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.objects.unstructured import key, text
 from virtbus.kubebridge.core.runtime.controller import Key, Kind, key_of
 from virtbus.kubebridge.edge.cluster import KubernetesApi, Scope, StatusError
@@ -21,9 +20,8 @@ from virtbus.kubebridge.edge.runtime.reflector import PAUSE_S
 log = logging.getLogger(__name__)
 
 
-class _Place(NamedTuple):
-    kind: Kind
-    namespace: str
+_Place = tuple[Kind, str]
+"""A kind and a namespace: the first two parts of a key."""
 
 
 class References:
@@ -54,7 +52,7 @@ class References:
                 self._waiting[one].add(who)
         if before != references:
             self._changed.set()
-        if any(_Place(one.kind, one.namespace) in self._watches for one in references - before):
+        if any(one[:2] in self._watches for one in references - before):
             self._add(who)  # its object may have changed after it was read
 
     async def run(self) -> None:
@@ -63,36 +61,33 @@ class References:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                self._follow(tasks)
+                wanted = {one[:2] for one in self._waiting}
+                for place in self._watches.keys() - wanted:
+                    self._watches.pop(place).cancel()
+                for place in wanted - self._watches.keys():
+                    self._watches[place] = tasks.start(self._watch(*place))
 
-    def _follow(self, tasks: Background) -> None:
-        wanted = {_Place(one.kind, one.namespace) for one in self._waiting}
-        for place in self._watches.keys() - wanted:
-            self._watches.pop(place).cancel()
-        for place in wanted - self._watches.keys():
-            self._watches[place] = tasks.start(self._watch(place))
-
-    async def _watch(self, place: _Place) -> None:
+    async def _watch(self, kind: Kind, namespace: str) -> None:
         """Watch until cancelled. A watch without a version begins with all existing objects.
 
         So it needs no list, and no right to list.
         """
-        scope, version = Scope(place.namespace, metadata_only=True), ""
+        scope, version = Scope(namespace, metadata_only=True), ""
         pauses = delays(*PAUSE_S, self._sources)
         while True:
             try:
-                async for event in self._cluster.watch(place.kind, version, scope):
+                async for event in self._cluster.watch(kind, version, scope):
                     pauses = delays(*PAUSE_S, self._sources)
                     version = text(event.object, "metadata", "resourceVersion")
                     if event.type != "BOOKMARK":
-                        self._notify(key_of(place.kind, key(event.object)))
+                        self._notify(key_of(kind, key(event.object)))
             except StatusError as answer:
                 version = version if answer.passing else ""
                 level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
-                told = (place.kind.plural, place.namespace, answer)
-                log.log(level, "%s in %s: %s", *told, extra={"code": "watch_failed"})
+                extra = {"code": "watch_failed"}
+                log.log(level, "%s in %s: %s", kind.plural, namespace, answer, extra=extra)
                 if answer.code == 403:
-                    self._notify(*(one for one in self._waiting if one[:2] == place))
+                    self._notify(*(one for one in self._waiting if one[:2] == (kind, namespace)))
             await asyncio.sleep(next(pauses))
 
     def _notify(self, *changed: Key) -> None:

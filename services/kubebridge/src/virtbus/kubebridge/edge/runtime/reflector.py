@@ -17,7 +17,6 @@ from virtbus.kubebridge.edge.cluster import (
     KubernetesApi,
     Scope,
     StatusError,
-    WatchEvent,
 )
 from virtbus.kubebridge.edge.runtime.store import ObjectStore
 
@@ -60,7 +59,19 @@ class Reflector:
                 else:
                     await self._list()
             except StatusError as answer:
-                await self._failed(answer)
+                pause_s = max(answer.retry_after_s, next(self._pauses))
+                if not answer.passing:  # refused for good: list again
+                    self._version = ""
+                level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+                log.log(
+                    level,
+                    "%s: %s; retrying in %.1f s",
+                    self._kind.plural,
+                    answer,
+                    pause_s,
+                    extra={"code": "watch_failed"},
+                )
+                await asyncio.sleep(pause_s)
 
     async def _list(self) -> None:
         """List all objects, and remove the missing ones."""
@@ -77,43 +88,22 @@ class Reflector:
     async def _watch(self) -> None:
         """Watch until the server ends it."""
         loop = asyncio.get_running_loop()
-        begun_s, told = loop.time(), False
+        begun_s, worked = loop.time(), False
         async for event in self._cluster.watch(self._kind, self._version, self._scope):
-            self._heard(event)
-            told = True
+            if event.type == "DELETED":
+                self._objects.deleted(event.object)
+            elif event.type in {"ADDED", "MODIFIED"}:
+                self._take(event.object)
+            self._version = text(event.object, "metadata", "resourceVersion") or self._version
+            worked = True
             self._pauses = delays(*PAUSE_S, self._sources)
-        if told or loop.time() - begun_s > LASTS_S:
+        if worked or loop.time() - begun_s > LASTS_S:
             self._pauses = delays(*PAUSE_S, self._sources)
         else:
             await asyncio.sleep(next(self._pauses))
-
-    def _heard(self, event: WatchEvent) -> None:
-        version = text(event.object, "metadata", "resourceVersion")
-        if event.type == "DELETED":
-            self._objects.deleted(event.object)
-        elif event.type in {"ADDED", "MODIFIED"}:
-            self._take(event.object)
-        if version:
-            self._version = version
 
     def _take(self, obj: Object) -> str:
         """Store an object. Items of a list lack their kind."""
         named = {"apiVersion": self._kind.api_version, "kind": self._kind.kind, **obj}
         self._objects.put(named)
         return key(obj)
-
-    async def _failed(self, answer: StatusError) -> None:
-        """Wait after a failure. After a permanent refusal, list again."""
-        pause_s = max(answer.retry_after_s, next(self._pauses))
-        if not answer.passing:
-            self._version = ""
-        level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
-        log.log(
-            level,
-            "%s: %s; retrying in %.1f s",
-            self._kind.plural,
-            answer,
-            pause_s,
-            extra={"code": "watch_failed"},
-        )
-        await asyncio.sleep(pause_s)

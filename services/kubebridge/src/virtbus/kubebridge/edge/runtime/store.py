@@ -5,12 +5,12 @@ microseconds.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from virtbus.bus.runtime.recent import Recent
 from virtbus.kubebridge.core.objects.unstructured import Object, at, key, part, text
-from virtbus.kubebridge.core.runtime.controller import Listeners
+from virtbus.kubebridge.core.runtime.controller import Notify
 from virtbus.kubebridge.core.translation import annotations as notes
 
 Slim = Callable[[Object], dict[str, Any]]
@@ -20,7 +20,7 @@ ENDED_MAX = 10_000
 """Ends that are remembered. If one is forgotten, the VM is kept for a person to decide."""
 
 
-class _Held(NamedTuple):
+class _Stored(NamedTuple):
     uid: str
     version: int
     body: bytes
@@ -31,48 +31,48 @@ class ObjectStore:
 
     def __init__(self, slim: Slim | None = None) -> None:
         self._slim = slim or slim_kubevirt
-        self._held: dict[str, _Held] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self.listeners = Listeners()
-        self.of_writes = Listeners()
-        """Called for the bridge's own writes, which `listeners` do not get."""
+        self._stored: dict[str, _Stored] = {}
+        self._ended: Recent[str, None] = Recent(ENDED_MAX)
+        self.notify: Notify = lambda _: None
+        self.writes: set[str] = set()
+        """The keys of the bridge's own writes, for which `notify` is not called."""
 
     def __iter__(self) -> Iterator[str]:
         """Yield the keys, `namespace/name`."""
-        return iter(tuple(self._held))
+        return iter(tuple(self._stored))
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Return the object of a key, or None."""
-        held = self._held.get(name)
-        return None if held is None else json.loads(held.body)
+        stored = self._stored.get(name)
+        return None if stored is None else json.loads(stored.body)
 
     def uid(self, name: str) -> str:
         """Return the uid of the object that has the key, or an empty string."""
-        held = self._held.get(name)
-        return "" if held is None else held.uid
+        stored = self._stored.get(name)
+        return "" if stored is None else stored.uid
 
     def put(self, obj: Object) -> None:
         """Store an object from a list or a watch. These arrive in order."""
-        name, held = key(obj), self._held_of(obj)
-        before = self._held.get(name)
+        name, stored = key(obj), self._slimmed(obj)
+        before = self._stored.get(name)
         if at(obj, "metadata", "deletionTimestamp"):
-            self._note_end(held.uid)
-        if before is not None and before.uid == held.uid and held.version < before.version:
+            self._ended[stored.uid] = None
+        if before is not None and before.uid == stored.uid and stored.version < before.version:
             return  # a newer write of our own is already stored
-        self._held[name] = held
-        if before != held:
-            self.listeners(name)
+        self._stored[name] = stored
+        if before != stored:
+            self.notify(name)
 
     def wrote(self, obj: Object) -> None:
         """Store the answer of our own write before the watch delivers it.
 
         A removed object does not come back this way.
         """
-        name, held = key(obj), self._held_of(obj)
-        before = self._held.get(name)
-        if before is not None and before.uid == held.uid and held.version > before.version:
-            self._held[name] = held
-            self.of_writes(name)
+        name, stored = key(obj), self._slimmed(obj)
+        before = self._stored.get(name)
+        if before is not None and before.uid == stored.uid and stored.version > before.version:
+            self._stored[name] = stored
+            self.writes.add(name)
 
     def ended(self, uid: str) -> bool:
         """Return True if its end was reported: by a deletion timestamp or a watch's DELETED.
@@ -82,32 +82,26 @@ class ObjectStore:
         """
         return uid in self._ended
 
-    def _note_end(self, uid: str) -> None:
-        self._ended[uid] = None
-        self._ended.move_to_end(uid)
-        if len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
-
     def deleted(self, obj: Object) -> None:
         """Remove an object that a watch reported as deleted."""
-        self._note_end(text(obj, "metadata", "uid"))
+        self._ended[text(obj, "metadata", "uid")] = None
         self.drop(key(obj))
 
     def drop(self, name: str) -> None:
         """Remove an object that is deleted or missing."""
-        if self._held.pop(name, None) is not None:
-            self.listeners(name)
+        if self._stored.pop(name, None) is not None:
+            self.notify(name)
 
     def retain(self, names: set[str]) -> None:
         """Remove all objects that are missing in a complete list."""
-        for name in self._held.keys() - names:
+        for name in self._stored.keys() - names:
             self.drop(name)
 
-    def _held_of(self, obj: Object) -> _Held:
+    def _slimmed(self, obj: Object) -> _Stored:
         version = text(obj, "metadata", "resourceVersion")
         number = int(version) if version.isdigit() else 0
         body = json.dumps(self._slim(obj), separators=(",", ":"), ensure_ascii=False)
-        return _Held(text(obj, "metadata", "uid"), number, body.encode())
+        return _Stored(text(obj, "metadata", "uid"), number, body.encode())
 
 
 def slim_kubevirt(obj: Object) -> dict[str, Any]:

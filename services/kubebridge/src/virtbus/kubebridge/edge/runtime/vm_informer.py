@@ -6,14 +6,14 @@ if a delete did not find it, a create was refused as deleted, or the watch repor
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
-from virtbus.kubebridge.core.runtime.controller import Listeners
+from virtbus.bus.runtime.recent import Recent
+from virtbus.kubebridge.core.runtime.controller import Notify
 from virtbus.kubebridge.core.translation.mapping import CLUSTER
 from virtbus.kubebridge.edge.runtime.store import ENDED_MAX
 from virtbus.schemas import subjects
@@ -42,12 +42,12 @@ class VmInformer:
     def __init__(self, bus: Bus, cluster: str) -> None:
         self._bus = bus
         self._cluster = cluster
-        self._held: dict[str, tuple[str, bytes]] = {}
+        self._views: dict[str, tuple[str, bytes]] = {}
         self._named: dict[str, set[str]] = {}
         """The uids of each `namespace/name`."""
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request finds a forgotten end
         self._pauses = delays(*PAUSE_S, bus.sources)
-        self.listeners = Listeners()
+        self.notify: Notify = lambda _: None
         self.synced = asyncio.Event()
 
     def paths(self) -> Iterable[str]:
@@ -57,13 +57,13 @@ class VmInformer:
     # --- reading --------------------------------------------------------------------------
     def get(self, uid: str) -> VmView | None:
         """Return the VM as it was last seen, or None."""
-        held = self._held.get(uid)
-        return None if held is None else read(VmView, held[1])
+        stored = self._views.get(uid)
+        return None if stored is None else read(VmView, stored[1])
 
     def marked(self, uid: str) -> bool:
         """Return True if the VM is marked as orphaned."""
-        held = self._held.get(uid)
-        return held is not None and ORPHANED.encode() in held[1]
+        stored = self._views.get(uid)
+        return stored is not None and ORPHANED.encode() in stored[1]
 
     def gone(self, uid: str) -> bool:
         """Return True if the VM is certainly gone."""
@@ -77,8 +77,6 @@ class VmInformer:
         """Note a certain end: a delete found nothing, or a create was refused as deleted."""
         self._drop(uid)
         self._gone[uid] = None
-        if len(self._gone) > ENDED_MAX:  # the next request finds a forgotten end
-            self._gone.popitem(last=False)
 
     def answered(self, view: VmView) -> None:
         """Store the VM in an answer, unless the watch is already ahead of it."""
@@ -88,12 +86,12 @@ class VmInformer:
 
     def _put(self, uid: str, path: str, body: bytes) -> None:
         self._drop(uid)
-        self._held[uid] = (path, body)
+        self._views[uid] = (path, body)
         self._named.setdefault(path, set()).add(uid)
 
     def _drop(self, uid: str) -> str:
         """Remove a VM. Return its name, or an empty string."""
-        path, _ = self._held.pop(uid, ("", b""))
+        path, _ = self._views.pop(uid, ("", b""))
         if path:
             self._named[path].discard(uid)
             if not self._named[path]:
@@ -129,7 +127,8 @@ class VmInformer:
                 for view in reply.get("items") or ():
                     listed.add(self._take(view))
                 if reply.get("synced"):
-                    self._retain(listed)
+                    for uid in self._views.keys() - listed:
+                        self.notify(self._drop(uid))
                     self._pauses = delays(*PAUSE_S, self._bus.sources)
                     self.synced.set()
                 self._changed(reply)
@@ -143,10 +142,10 @@ class VmInformer:
 
     def _take(self, view: Plain) -> str:
         uid, key = str(view["uid"]), f"{view['namespace']}/{view['name']}"
-        before, held = self._held.get(uid), (key, encode(view))
-        if uid not in self._gone and before != held:
-            self._put(uid, *held)
-            self.listeners(key)
+        before, stored = self._views.get(uid), (key, encode(view))
+        if uid not in self._gone and before != stored:
+            self._put(uid, *stored)
+            self.notify(key)
         return uid
 
     def _went(self, uid: str) -> None:
@@ -156,8 +155,4 @@ class VmInformer:
             return
         if view.deleting:
             self.ended(uid)
-        self.listeners(path)
-
-    def _retain(self, uids: set[str]) -> None:
-        for uid in self._held.keys() - uids:
-            self.listeners(self._drop(uid))
+        self.notify(path)

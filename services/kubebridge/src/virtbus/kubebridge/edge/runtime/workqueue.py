@@ -6,10 +6,11 @@ the next leader reconciles every object.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.clock import REAL, Clock
 from virtbus.kubebridge.core.runtime.controller import Key, Kind
 from virtbus.kubebridge.edge.cluster import StatusError
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 REST_S = 0.15
 """Pause between two reconciles of a key. Changes in between are handled together."""
-AGAIN_S = (0.1, 10.0)
+AGAIN_S = (0.2, 10.0)
 """First and longest delay after failures."""
 
 Handle = Callable[[Key], Awaitable[float]]
@@ -50,7 +51,8 @@ class WorkQueue:
         self._again: set[Key] = set()
         self._rest_until_s: dict[Key, float] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
-        self._failures: dict[Key, int] = {}
+        self._retries_s: dict[Key, Iterator[float]] = {}
+        """The delays of keys that failed."""
         self.dropped = False
         """True if a key was dropped, because this bridge did not lead."""
 
@@ -109,30 +111,24 @@ class WorkQueue:
 
     async def _handled(self, handle: Handle, key: Key) -> float:
         asked_s = 0.0
-        told = {"code": "reconcile_failed"}
+        extra = {"code": "reconcile_failed"}
         try:
             after_s = await handle(key)
         except StatusError as answer:
             asked_s = answer.retry_after_s
             passing = answer.passing or answer.code in {404, 409}
             level = logging.INFO if passing else logging.WARNING
-            log.log(level, "%s %s: %s", key.kind.kind, key.path, answer, extra=told)
+            log.log(level, "%s %s: %s", key.kind.kind, key.path, answer, extra=extra)
         except (BusError, VirtbusError) as error:
             if isinstance(error, VirtbusError):
                 asked_s = (error.body.after_ms or 0) / 1000
-            log.info("%s %s: %s", key.kind.kind, key.path, error, extra=told)
+            log.info("%s %s: %s", key.kind.kind, key.path, error, extra=extra)
         except Exception:
-            log.exception("%s %s", key.kind.kind, key.path, extra=told)
+            log.exception("%s %s", key.kind.kind, key.path, extra=extra)
         else:
-            self._failures.pop(key, None)
+            self._retries_s.pop(key, None)
             return after_s
-        return max(asked_s, self._back_off_s(key))
-
-    def _back_off_s(self, key: Key) -> float:
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
-        first_s, most_s = AGAIN_S
-        bound_s = min(most_s, first_s * 2 ** min(failures, 20))
-        return self._sources.uniform(bound_s / 2, bound_s)
+        return max(asked_s, next(self._retries_s.setdefault(key, delays(*AGAIN_S, self._sources))))
 
     # --- time -----------------------------------------------------------------------------
     def _later(self, key: Key, after_s: float) -> None:

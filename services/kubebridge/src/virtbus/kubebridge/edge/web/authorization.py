@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
 
 from aiohttp import web
 
+from virtbus.bus.runtime.recent import Recent
 from virtbus.kubebridge.core.api.access import SubresourceTarget, forbidden, review
 from virtbus.kubebridge.core.api.front_proxy import NAME, NAMESPACE, FrontProxy, User, of_config_map
-from virtbus.kubebridge.core.objects.status_errors import unauthorized
+from virtbus.kubebridge.core.objects.status_errors import of_http
 from virtbus.kubebridge.core.objects.unstructured import at, text
 from virtbus.kubebridge.core.runtime.controller import ACCESS_REVIEW, CONFIG_MAP
 from virtbus.kubebridge.edge.cluster import KubernetesApi, StatusError
@@ -33,7 +33,7 @@ class Authorization:
         self._cluster = cluster
         self._door = door
         self._proxy = FrontProxy()
-        self._allowed: OrderedDict[tuple[User, str, SubresourceTarget], float] = OrderedDict()
+        self._allowed: Recent[tuple[User, str, SubresourceTarget], float] = Recent(ALLOWED_MAX)
 
     async def follow(self) -> None:
         """Keep the front proxy's configuration up to date until cancelled."""
@@ -63,7 +63,7 @@ class Authorization:
         """
         user = self._proxy.user(list(request.headers.items()))
         if user is None or not self.is_front_proxy(request):
-            raise RefusedError(unauthorized())
+            raise RefusedError(of_http(401, "Unauthorized"))
         return user
 
     def is_front_proxy(self, request: web.Request) -> bool:
@@ -84,6 +84,3 @@ class Authorization:
         if at(answer, "status", "allowed") is not True:
             raise RefusedError(forbidden(user, method, target, text(answer, "status", "reason")))
         self._allowed[asked] = now + ALLOWED_S
-        self._allowed.move_to_end(asked)
-        if len(self._allowed) > ALLOWED_MAX:
-            self._allowed.popitem(last=False)

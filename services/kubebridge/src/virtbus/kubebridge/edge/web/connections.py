@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from virtbus.bus.client.fair_shares import FairShares
-from virtbus.bus.runtime.tasks import Background, background
+from virtbus.bus.runtime.tasks import background
 
 MOST = 1024
 """Maximum number of connections, each of some 60 KB. Each open console uses one."""
@@ -57,14 +57,11 @@ class Connections:
                     log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
                     await asyncio.sleep(0.1)
                     continue
-                self._greet(connection, str(address[0]), tasks)
-
-    def _greet(self, connection: socket.socket, source: str, tasks: Background) -> None:
-        self._sweep()
-        if self._shares.take(source):
-            tasks.start(self._greeted(connection, source))
-        else:
-            connection.close()
+                self._sweep()
+                if self._shares.take(source := str(address[0])):
+                    tasks.start(self._greeted(connection, source))
+                else:
+                    connection.close()
 
     async def _greeted(self, connection: socket.socket, source: str) -> None:
         loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from virtbus.kubebridge.core.api import discovery, openapi
+from virtbus.kubebridge.core.api import discovery
 from virtbus.kubebridge.core.api.subresources import GROUP, VERSIONS
 from virtbus.kubebridge.edge.web.authorization import Authorization
 from virtbus.kubebridge.edge.web.error_middleware import Handler
@@ -26,14 +26,17 @@ def documents(asking: Authorization, release: str) -> list[web.RouteDef]:
         apis[f"{base}/version"] = partial(discovery.version, release)
         apis[f"{base}/healthz"] = dict
     return [
-        web.get("/apis", _known(asking, _apis)),
-        web.get("/apis/", _known(asking, _apis)),
-        *(web.get(path, _known(asking, _json(what))) for path, what in apis.items()),
-        *(web.get(f"/apis/{GROUP}/{one}/guestfs", _known(asking, _guestfs)) for one in VERSIONS),
-        web.get("/openapi/v2", _json(openapi.document_v2)),
-        web.get("/openapi/v3", _json(openapi.index_v3)),
+        web.get("/apis", _by_front_proxy(asking, _apis)),
+        web.get("/apis/", _by_front_proxy(asking, _apis)),
+        *(web.get(path, _by_front_proxy(asking, _json(what))) for path, what in apis.items()),
         *(
-            web.get(f"/openapi/v3/apis/{GROUP}/{one}", _json(partial(openapi.document_v3, one)))
+            web.get(f"/apis/{GROUP}/{one}/guestfs", _by_front_proxy(asking, _guestfs))
+            for one in VERSIONS
+        ),
+        web.get("/openapi/v2", _json(discovery.document_v2)),
+        web.get("/openapi/v3", _json(discovery.index_v3)),
+        *(
+            web.get(f"/openapi/v3/apis/{GROUP}/{one}", _json(partial(discovery.document_v3, one)))
             for one in VERSIONS
         ),
     ]
@@ -52,7 +55,7 @@ def health(ready: Callable[[], str]) -> list[web.RouteDef]:
     return [web.get("/healthz", is_there), web.get("/readyz", is_ready)]
 
 
-def _known(asking: Authorization, handler: Handler) -> Handler:
+def _by_front_proxy(asking: Authorization, handler: Handler) -> Handler:
     async def asked(request: web.Request) -> web.StreamResponse:
         asking.user(request)
         return await handler(request)

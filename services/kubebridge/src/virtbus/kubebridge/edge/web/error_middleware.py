@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from virtbus.bus.errors import BusError
-from virtbus.kubebridge.core.objects.status_errors import Refusal, of_bus, of_http, unavailable
+from virtbus.kubebridge.core.objects.status_errors import REASONS, Refusal, of_http
 from virtbus.kubebridge.edge.cluster import StatusError
 from virtbus.schemas.errors import VirtbusError
 
@@ -23,11 +23,6 @@ class RefusedError(Exception):
         self.refusal = refusal
 
 
-def refused(refusal: Refusal) -> web.Response:
-    """Return the response of a refusal."""
-    return web.json_response(refusal.plain(), status=refusal.code)
-
-
 @web.middleware
 async def in_status(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn a handler's exception into a Status, unless the response has begun."""
@@ -42,27 +37,23 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
                 "%s %s failed", request.method, request.path, extra={"code": "web_failed"}
             )
             refusal = of_http(500, "Internal error occurred; see the bridge's log")
-        return refused(refusal)
+        return web.json_response(refusal.plain(), status=refusal.code)
 
 
 def _said(error: Exception) -> Refusal | None:
+    """Return the refusal for an error, or None. Overload and failed logins are temporary."""
     match error:
         case RefusedError():
             return error.refusal
         case StatusError():
-            return _passed_on(error)
+            passing = error.passing or error.code == 401  # our own login failed
+            code, reason = (503, REASONS[503]) if passing else (error.code, error.reason)
+            return Refusal(code, reason or "InternalError", error.message)
         case VirtbusError():
-            return of_bus(error.body)
+            return of_http(error.body.code, error.body.message)
         case BusError():
-            return unavailable(str(error))
+            return of_http(503, str(error))
         case web.HTTPException():
             return of_http(error.status, error.reason)
         case _:
             return None
-
-
-def _passed_on(answer: StatusError) -> Refusal:
-    """Forward a refusal of the API server. Its overload and our login failures are temporary."""
-    if answer.passing or answer.code == 401:
-        return unavailable(answer.message)
-    return Refusal(answer.code, answer.reason or "InternalError", answer.message)

@@ -39,17 +39,16 @@ class Guests:
         self._open = 0
 
     async def ask(self, verb: str, uid: str) -> Any:
-        """Send a verb of virtbus' API, such as `vm.pause`."""
-        resource, _, name = verb.partition(".")
-        subject = subjects.api(resource, name)
+        """Send a verb of virtbus' API for VMs, such as `pause`."""
+        subject = subjects.api("vm", verb)
         return await self._bus.request(subject, VmRef(uid=uid), timeout_s=ANSWER_S)
 
     async def tell(self, uid: str, questions: Sequence[GuestQuestion]) -> GuestInfo:
         """Return the answer of the guest agent."""
         want = GuestAsk(uid=uid, about=tuple(questions), timeout_s=GUEST_S)
         subject = subjects.rpc(await self._node(uid), "agent", "guest")
-        told = await self._bus.request(subject, want, timeout_s=GUEST_S + ANSWER_S)
-        return validate(GuestInfo, told)
+        answer = await self._bus.request(subject, want, timeout_s=GUEST_S + ANSWER_S)
+        return validate(GuestInfo, answer)
 
     async def stream(
         self, request: web.Request, deed: deeds.GuestStream, owner: str
@@ -82,7 +81,7 @@ class Guests:
             self._open -= 1
 
     async def _node(self, uid: str) -> str:
-        view = validate(VmView, await self.ask("vm.get", uid))
+        view = validate(VmView, await self.ask("get", uid))
         if view.node == UNPLACED:
             raise RefusedError(of_http(409, "the VM is not on a node yet"))
         return view.node

@@ -17,6 +17,7 @@ from virtbus.kubebridge.core.objects.status_errors import (
     not_found,
     of_http,
 )
+from virtbus.kubebridge.core.objects.unstructured import at
 from virtbus.kubebridge.core.runtime import controller as kinds
 from virtbus.kubebridge.core.runtime.subresource_effects import (
     KINDS,
@@ -48,7 +49,7 @@ PLACES: dict[str, tuple[kinds.Kind, str]] = {
     "vm/status": (kinds.VM, "status"),
     "vmi": (kinds.VMI, ""),
 }
-TOLD = {
+GUEST_ANSWERS = {
     "guestosinfo": guest_answers.os_info,
     "userlist": guest_answers.users,
     "filesystemlist": guest_answers.filesystems,
@@ -101,7 +102,7 @@ class Subresources:
             case BusVerb():
                 await self._guests.ask(deed.verb, deed.uid)
             case AskGuest():
-                return TOLD[call.verb](await self._guests.tell(deed.uid, deed.questions))
+                return GUEST_ANSWERS[call.verb](await self._guests.tell(deed.uid, deed.questions))
             case Give():
                 return deed.what
             case GuestStream():
@@ -118,7 +119,8 @@ class Subresources:
         except StatusError as answer:
             if answer.code == 404:
                 raise RefusedError(not_found(name, call.name)) from None
-            if answer.code == 409 or _test_failed(answer):
+            failed_test = answer.code == 422 and not at(answer.status, "details", "causes")
+            if answer.code == 409 or failed_test:
                 raise RefusedError(conflict(name, call.name, MEANWHILE)) from None
             raise
 
@@ -189,9 +191,3 @@ async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]
     except (ValueError, RecursionError) as error:
         why = f"Can not unmarshal Request body to struct, error: {error!s:.200}"
         raise RefusedError(bad_request(why)) from None
-
-
-def _test_failed(answer: StatusError) -> bool:
-    """Return True for a failed test of a patch, a 422 without causes."""
-    details = answer.status.get("details") or {}
-    return answer.code == 422 and not details.get("causes")

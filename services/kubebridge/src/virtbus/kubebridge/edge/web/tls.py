@@ -1,10 +1,10 @@
 """TLS listener. Its certificates can be replaced while it is open."""
 
-import asyncio
+import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -21,12 +21,13 @@ SHUTDOWN_S = 1.0
 class TlsListener:
     """The port's certificate, and the CA of its clients.
 
-    A client need not show a certificate; the caller of webhooks shows none. A certificate that the
-    CA did not sign fails the handshake. A connection keeps the settings with which it was made.
+    Without a certificate, no client can connect. A client need not show one; the caller of webhooks
+    shows none. A certificate that the CA did not sign fails the handshake. A connection keeps the
+    settings with which it was made.
     """
 
     def __init__(self) -> None:
-        self._pair: tuple[Path, Path] | None = None
+        self._pair: tuple[bytes, bytes] | None = None
         self._ca = ""
         self._now: ssl.SSLContext | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -37,11 +38,6 @@ class TlsListener:
         self.context.num_tickets = 0
         self.context.sni_callback = self._choose
 
-    @property
-    def shut(self) -> bool:
-        """Return True while there is no certificate. No client can connect then."""
-        return self._now is None
-
     def show(self, certificate: Path, key: Path) -> None:
         """Serve this certificate (with its chain) and key from now on. Both are PEM files.
 
@@ -49,8 +45,9 @@ class TlsListener:
             OSError: a file cannot be read.
             ssl.SSLError: they are not PEM, or do not belong together. Nothing changes.
         """
-        self._now = _context((certificate, key), self._ca)
-        self._pair = (certificate, key)
+        pair = certificate.read_bytes(), key.read_bytes()
+        self._now = _context(pair, self._ca)
+        self._pair = pair
 
     def believe(self, ca: str) -> None:
         """Accept clients' certificates from this CA (PEM) from now on. If empty, accept none.
@@ -73,13 +70,25 @@ class TlsListener:
         return None
 
 
-def _context(pair: tuple[Path, Path], ca: str) -> ssl.SSLContext:
+def _context(pair: tuple[bytes, bytes], ca: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_OPTIONAL
-    context.load_cert_chain(*pair)
+    with in_memory(pair[0]) as certificate, in_memory(pair[1]) as key:
+        context.load_cert_chain(certificate, key)
     if ca:
         context.load_verify_locations(cadata=ca)
     return context
+
+
+@contextmanager
+def in_memory(data: bytes) -> Iterator[Path]:
+    """Yield the path of a file that is only in memory, while the context is open."""
+    file = os.memfd_create("virtbus-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(file, data)
+        yield Path(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
 
 
 @asynccontextmanager
@@ -88,7 +97,6 @@ async def serving(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve while the context is open. Yield the address; `port` 0 means any free port."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
-    connections = Connections(_protocols(runner), door.context)
 
     @web.middleware
     async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,6 +105,8 @@ async def serving(
 
     app.middlewares.append(noted)
     await runner.setup()
+    assert runner.server is not None  # noqa: S101  it is set up
+    connections = Connections(runner.server, door.context)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family, backlog=BACKLOG) as listener:
@@ -107,11 +117,3 @@ async def serving(
                 yield bound[0], bound[1]
     finally:
         await runner.cleanup()
-
-
-def _protocols(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
-    def make() -> asyncio.BaseProtocol:
-        assert runner.server is not None  # noqa: S101  set before the first connection
-        return runner.server()
-
-    return make
