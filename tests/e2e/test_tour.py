@@ -44,7 +44,7 @@ async def tour(bridge: Bridged, folder: Path) -> None:
         await the_guest_tells_of_itself(user)
         async with user.stream(VMI, NAME, "vnc") as display:
             assert min(await rfb_size(display)) > 0
-        await it_boots_anew(user)
+        await it_reboots(user)
         await it_shuts_down_and_starts(user, bridge)
 
 
@@ -84,7 +84,7 @@ async def the_guest_tells_of_itself(user: Virtctl) -> None:
     assert "/" in {one["mountPoint"] for one in listed["items"]}
 
 
-async def it_boots_anew(user: Virtctl) -> None:
+async def it_reboots(user: Virtctl) -> None:
     async with user.stream(VMI, NAME, "console") as console:
         assert await user.put(VMI, NAME, "softreboot") == (202, {})
         await console.until(b"reboot: ")

@@ -299,12 +299,12 @@ async def test_a_damaged_key_stops_no_running_agent_and_admits_no_second(tmp_pat
         first.wire.cut()  # it lists again, and proves the key first
         first.wire.mend()
 
-        async def written_anew() -> bool:
+        async def rewritten() -> bool:
             with suppress(VirtbusError):
                 return await made.holder() == holder
             return False
 
-        await until(written_anew, first.log)
+        await until(rewritten, first.log)
         await made.ask("vm.stop", uid=uid)
         await until(lambda: made.state(uid, "Stopped"), "the VM is served")
         assert (first.word, second.word) == ("held", "refused")

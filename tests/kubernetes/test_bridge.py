@@ -221,17 +221,17 @@ def test_a_vmi_that_an_api_server_lost_ends_no_vm(platform: Platform, ns: str) -
 
 
 def test_a_vm_deleted_on_the_bus_is_created_again(platform: Platform, ns: str) -> None:
-    platform.apply(ns, vm("anew"))
-    platform.ready(ns, "anew")
-    uid = platform.vms(ns)["anew"]["uid"]
+    platform.apply(ns, vm("again"))
+    platform.ready(ns, "again")
+    uid = platform.vms(ns)["again"]["uid"]
     platform.ask("delete", uid=uid, grace_s=0)
 
     def another() -> bool:
-        found = platform.vms(ns).get("anew")
+        found = platform.vms(ns).get("again")
         return found is not None and found["uid"] != uid and found["state"] == "Running"
 
     until("another one runs", another)
-    platform.ready(ns, "anew")
+    platform.ready(ns, "again")
 
 
 def test_vms_of_others_are_left_unchanged(platform: Platform, ns: str) -> None:

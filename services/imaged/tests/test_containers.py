@@ -87,11 +87,11 @@ LAYERS: dict[str, tuple[tuple[bytes, ...], str]] = {
         (tar(("disk/old.qcow2", OTHER)), tar(("disk/a", DISK), ("disk/.wh.old.qcow2", b""))),
         "",
     ),
-    "folder made anew": (
+    "folder made again": (
         (tar(("disk/old", OTHER)), tar(("disk/.wh..wh..opq", b""), ("disk/a", DISK))),
         "",
     ),
-    "all made anew": (
+    "all made again": (
         (tar(("disk/old", OTHER)), tar((".wh..wh..opq", b""), ("disk/a", DISK))),
         "",
     ),
