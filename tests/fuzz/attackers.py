@@ -50,6 +50,7 @@ class Attackers:
         self._schedule = schedule
         self._journal_path = journal
         self._journal: TextIO | None = None
+        self._stack = AsyncExitStack()
         self._clients: dict[str, Any] = {}
         self._prefixes: dict[str, str] = {}
         self._targets: dict[str, tuple[str, str]] = {}
@@ -60,12 +61,13 @@ class Attackers:
     async def connected(self, users: set[str]) -> AsyncIterator[None]:
         """Log in as each user."""
         async with AsyncExitStack() as stack:
+            self._stack = stack
             self._journal = stack.enter_context(self._journal_path.open("w", encoding="utf-8"))
             for user in sorted(users):
-                await self._connect(stack, user)
+                await self._connect(user)
             yield
 
-    async def _connect(self, stack: AsyncExitStack, user: str) -> None:
+    async def _connect(self, user: str) -> None:
         login = self._ground.login(user)
         client = nats.aio.client.Client()
         await client.connect(
@@ -78,7 +80,7 @@ class Attackers:
             reconnect_time_wait=1,
             pending_size=64 * 1024 * 1024,
         )
-        stack.push_async_callback(self._leave, client)
+        self._stack.push_async_callback(self._leave, client)
         prefix = f"{login['inbox_prefix']}.fuzz"
         self._clients[user], self._prefixes[user] = client, prefix
         await client.subscribe(f"{prefix}.>", cb=self._hear)
@@ -136,6 +138,9 @@ class Attackers:
                 )
             except (nats.errors.Error, ValueError, OSError) as error:
                 self.coverage.answer(of, f"not sent: {type(error).__name__}")
+            if client.is_closed:  # the server ends connections for oversized messages
+                with suppress(nats.errors.Error, OSError):
+                    await self._connect(shot.user)
             if time_number % 16 == 0 or len(body) > 10_000:
                 await asyncio.sleep(max(1 / RATE_HZ, len(body) / BYTES_PER_S))
 
