@@ -26,10 +26,10 @@ from virtbus.bus.errors import (
     UnavailableError,
 )
 from virtbus.schemas.bounds import STORED_BYTES
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostRecord
-from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.subjects import node_host
+from virtbus.schemas.version import check_version
 from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
@@ -187,13 +187,8 @@ async def check_schema(admin: Admin) -> None:
         if error.code == STREAM_NOT_FOUND:
             return
         raise
-    text = str((info["config"].get("metadata") or {}).get(_SCHEMA, "1"))
-    if text == str(SCHEMA_VERSION):
-        return
-    if text.isdigit() and int(text) < SCHEMA_VERSION:
-        raise VirtbusError(Code.UNSUPPORTED, "older_bus", f"the bus was declared by {OLDER}")
-    message = f"the bus has schema version {text[:20]!r}, this program knows {SCHEMA_VERSION}"
-    raise VirtbusError(Code.UNSUPPORTED, "newer_bus", f"{message}; upgrade it")
+    version = (info["config"].get("metadata") or {}).get(_SCHEMA, "1")
+    check_version("the bus", version, reasons=("older_bus", "newer_bus"))
 
 
 async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
