@@ -20,7 +20,6 @@ from virtbus.bus.provisioning import credentials, permissions
 from virtbus.bus.provisioning.accounts import Account, accounts, heard_of
 from virtbus.bus.provisioning.cluster import ROUTE_USER, ClusterMember, keep_kind
 from virtbus.bus.provisioning.server_config import ServerLogin, accounts_block
-from virtbus.bus.provisioning.server_store import ensure_account
 from virtbus.bus.runtime.bus_settings import BusSettings, creds_file
 
 log = logging.getLogger(__name__)
@@ -391,7 +390,6 @@ async def running(
     files.store.chmod(0o700)
     await end_orphan(files)
     keep_kind(files.store, cluster)
-    ensure_account(files.store)
     server = Server(files, nodes, host, monitor_port, cluster)
     try:
         await server.start(binary(), port)

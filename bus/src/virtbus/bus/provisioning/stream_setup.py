@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from virtbus.bus.client.consumers import node_consumer
 from virtbus.bus.client.jetstream_errors import (
-    CONSUMER_DIFFERS,
     NO_PEERS,
     STREAM_NOT_FOUND,
     ApiError,
@@ -277,8 +276,11 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         elif entry is not None:
             nonce = entry.value
     for stream, config in node_consumers(node):
-        in_memory = _IN_MEMORY if admin.clustered else {}
-        await _ensure_consumer(admin, stream, config | in_memory)
+        config |= _IN_MEMORY if admin.clustered else {}
+        await admin.js_api(
+            f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
+            {"stream_name": stream, "config": config, "action": ""},
+        )
     return nonce
 
 
@@ -296,15 +298,3 @@ async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
         value = encode(record.model_copy(update={"trusted": trusted}))
         with suppress(ConflictError):  # written concurrently: the next declaration repeats this
             await admin.put(key, value, expect=entry.revision if entry else 0)
-
-
-async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
-    """Create or update one consumer. One that an older version created keeps its storage."""
-    try:
-        await admin.js_api(
-            f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
-            {"stream_name": stream, "config": config, "action": ""},
-        )
-    except ApiError as error:
-        if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
-            raise

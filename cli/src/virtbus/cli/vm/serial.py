@@ -43,8 +43,6 @@ class SerialStream:
         self._write = write
         self._note = note
         self._flow = FlowControl(WINDOW_BYTES)
-        self._counted = False
-        """The agent supports flow control; one of 0.1.0 does not."""
         self._heard = False
         self._reply = ""
         self._present_s = self._heard_s = time.monotonic()
@@ -82,7 +80,7 @@ class SerialStream:
         if self.input_subject and now_s - self._present_s > SIGN_S:
             self._present_s = now_s
             self._say({"upto": self._flow.upto})
-        if self._counted and now_s - self._heard_s > SILENT_S:
+        if now_s - self._heard_s > SILENT_S:
             self.closed = self.closed or "the node's agent went silent; attach again"
 
     def send(self, data: bytes) -> None:
@@ -119,9 +117,6 @@ class SerialStream:
             self._take(value)
 
     def _take(self, said: Mapping[str, Any]) -> None:
-        if not self._heard and not said.get("upto"):
-            self._flow = FlowControl(counted=False)
-        self._counted = self._counted or bool(said.get("upto"))
         self._heard, self._heard_s = True, time.monotonic()
         self.input_subject = str(said.get("input_subject") or self.input_subject)
         data = bytes(said.get("data") or b"")
