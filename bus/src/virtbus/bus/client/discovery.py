@@ -4,8 +4,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from virtbus.bus.client.codec import CONTENT_TYPE, JSON
 from virtbus.bus.client.link import Link, Raw, Subscription
+from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
 from virtbus.bus.client.ports import ServiceInfo
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.ids import uuid7

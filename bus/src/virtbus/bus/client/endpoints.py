@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from virtbus.bus.client.answers import Answers, refusal_of
-from virtbus.bus.client.codec import TRACEPARENT
 from virtbus.bus.client.discovery import Discovery, Tally
 from virtbus.bus.client.fair_shares import FairQueue, FairShares
 from virtbus.bus.client.link import Link, Raw, Subscription
+from virtbus.bus.client.message_format import TRACEPARENT
 from virtbus.bus.client.owners import account_of
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.tracing import continued

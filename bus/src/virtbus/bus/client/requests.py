@@ -5,16 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from virtbus.bus.client.codec import (
-    CONTENT_TYPE,
-    ERROR_CODE,
-    MSGPACK,
-    TRACEPARENT,
-    envelope,
-    unpack_answer,
-)
+from virtbus.bus.client.codec import envelope, unpack_answer
 from virtbus.bus.client.link import Link, LinkLostError, Raw
 from virtbus.bus.client.mailbox import Mailbox
+from virtbus.bus.client.message_format import CONTENT_TYPE, ERROR_CODE, MSGPACK, TRACEPARENT
 from virtbus.bus.client.tracing import current_traceparent
 from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import Attempts

@@ -28,7 +28,7 @@ def nats() -> CheckResult:
         return _port(path)
     except LoginDeniedError as error:
         return warn("bus", f"refuses {path}: {error}", "restart `virtbus up`: it writes a new one")
-    version = connection.server.fields.get("version", "?")
+    version = connection.server.get("version", "?")
     connection.close()
     return ok("bus", f"nats-server {version} runs and takes {found.source}")
 

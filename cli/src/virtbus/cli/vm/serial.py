@@ -15,6 +15,7 @@ from virtbus.bus.client.flow_control import (
     BrokenStreamError,
     FlowControl,
 )
+from virtbus.bus.client.message_format import CONTENT_TYPE, MSGPACK
 from virtbus.cli.failures import CliError, Exit, unavailable
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
@@ -59,7 +60,7 @@ class SerialStream:
         self._reply = self._session.inbox(self._receive)
         asked = {**query, "window": WINDOW_BYTES, "owner": owner()}
         frame = bodies.envelope(self._subject, self._reply, _STREAM_MS, asked)
-        headers = {bodies.CONTENT_TYPE: bodies.MSGPACK}
+        headers = {CONTENT_TYPE: MSGPACK}
         self._session.publish(
             self._subject, bodies.to_msgpack(frame), reply=self._reply, headers=headers
         )
