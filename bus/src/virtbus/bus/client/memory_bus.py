@@ -16,7 +16,6 @@ from virtbus.bus.client.codec import envelope
 from virtbus.bus.client.endpoints import serving
 from virtbus.bus.client.event_writer import RecentEvents, stored_id
 from virtbus.bus.client.filters import matches
-from virtbus.bus.client.gated_watch import GatedWatch
 from virtbus.bus.client.link import Raw
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.memory_link import MemoryLink, MemoryServer
@@ -38,12 +37,13 @@ from virtbus.bus.client.ports import (
 from virtbus.bus.client.records import stream_of
 from virtbus.bus.client.requests import RequestClient, headers_out
 from virtbus.bus.client.stored_sizes import check_written, fact_body
-from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
+from virtbus.bus.errors import BusError, DeniedError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.clock import REAL, Clock
 
 __all__ = ["Fault", "MemoryBus", "MemoryServer"]
 
 CAPACITY = 65_536
+GATE_RETRY_S = 0.5
 
 
 class Fault(StrEnum):
@@ -58,16 +58,34 @@ class Fault(StrEnum):
 
 
 class MemoryWatch:
-    """Implements `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`."""
+    """Implements `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`.
 
-    def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
+    A RESET is passed on once the gate has returned.
+    """
+
+    def __init__(
+        self, link: MemoryLink, filters: tuple[str, ...], gate: Gate | None = None
+    ) -> None:
         self._link = link
+        self._gate = gate
         self._filters = filters
         self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
         self._shelf = link.server.shelf(filters[0])
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
-        return self._items
+        return self
+
+    async def __anext__(self) -> Entry | WatchMark:
+        item = await anext(self._items)
+        while item is WatchMark.RESET and self._gate is not None:
+            try:
+                await self._gate()
+                break
+            except DeniedError:
+                raise
+            except BusError:
+                await asyncio.sleep(GATE_RETRY_S)
+        return item
 
     def relist(self) -> None:
         self._items.put(WatchMark.RESET)
@@ -242,22 +260,25 @@ class MemoryBus:
         msg = "the write may have happened (injected)"
         raise OutcomeUnknownError(msg)
 
+    def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
+        return self._watch(filters)
+
+    def node_watch(
+        self, node: str, service: str, gate: Gate | None = None
+    ) -> AbstractAsyncContextManager[Watch]:
+        del service
+        return self._watch((f"$KV.vm.{node}.>",), gate)
+
     @asynccontextmanager
-    async def watch(self, *filters: str) -> AsyncIterator[Watch]:
-        watch = MemoryWatch(self._link, filters)
+    async def _watch(
+        self, filters: tuple[str, ...], gate: Gate | None = None
+    ) -> AsyncIterator[Watch]:
+        watch = MemoryWatch(self._link, filters, gate)
         stop = watch.start()
         try:
             yield watch
         finally:
             stop()
-
-    @asynccontextmanager
-    async def node_watch(
-        self, node: str, service: str, gate: Gate | None = None
-    ) -> AsyncIterator[Watch]:
-        del service
-        async with self.watch(f"$KV.vm.{node}.>") as watch:
-            yield watch if gate is None else GatedWatch(watch, gate)
 
     async def fill(self, bucket: str) -> float:
         self._reachable()

@@ -1,6 +1,5 @@
 """`virtbus bus specs`: the VMs of a backup as files for `vm create -f`."""
 
-import os
 from pathlib import Path
 
 import click
@@ -35,6 +34,7 @@ def command(invocation: Invocation, *, file: Path, folder: Path) -> None:
     disk.
     """
     from virtbus.bus.provisioning.backup import BackupError, parse
+    from virtbus.bus.provisioning.credentials import write_secret
     from virtbus.bus.provisioning.specs import specs
     from virtbus.schemas.wire import encode_json
 
@@ -47,8 +47,6 @@ def command(invocation: Invocation, *, file: Path, folder: Path) -> None:
     written = []
     for request in requests:
         path = folder / f"{request.get('namespace', 'default')}.{request['name']}.json"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(encode_json(request) + b"\n")
+        write_secret(path, f"{encode_json(request).decode()}\n")
         written.append(str(path))
     invocation.show({"files": written}, lambda: f"{len(written)} VM(s) in {folder}")
