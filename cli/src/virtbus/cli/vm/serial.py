@@ -94,6 +94,16 @@ class SerialStream:
             else:
                 self.pump()
 
+    def read_to_end(self, query: Mapping[str, Any]) -> str:
+        """Open the stream, pass on all that comes, and return why it ended; errors as `open`."""
+        try:
+            self.open(query)
+            while not self.closed:
+                self.pump()
+        finally:
+            self.leave()
+        return self.closed
+
     def leave(self) -> None:
         """Close the stream."""
         if self.input_subject and not self.closed:
