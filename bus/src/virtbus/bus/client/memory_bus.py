@@ -38,7 +38,7 @@ from virtbus.bus.client.records import stream_of
 from virtbus.bus.client.requests import RequestClient, headers_out
 from virtbus.bus.client.stored_sizes import check_written, fact_body
 from virtbus.bus.errors import BusError, DeniedError, OutcomeUnknownError, UnavailableError
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 
 __all__ = ["Fault", "MemoryBus", "MemoryServer"]
 
@@ -123,7 +123,7 @@ class MemoryBus:
         self,
         server: MemoryServer,
         name: str = "memory",
-        sources: Clock = REAL,
+        sources: Sources = REAL,
         link: MemoryLink | None = None,
     ) -> None:
         self.server = server

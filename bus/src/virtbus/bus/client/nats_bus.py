@@ -18,7 +18,7 @@ from virtbus.bus.client.stored_sizes import fact_body
 from virtbus.bus.client.watch import watching
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.bus_settings import BusSettings
-from virtbus.bus.runtime.clock import REAL
+from virtbus.bus.runtime.sources import REAL
 from virtbus.bus.runtime.tasks import Background
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from virtbus.bus.client.message_format import CONTENT_TYPE, ERROR_CODE, MSGPACK,
 from virtbus.bus.client.tracing import current_traceparent
 from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import Attempts
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 
 STREAM_CAPACITY = 4096
 STREAM_BYTES = 64 * 1024 * 1024
@@ -57,7 +57,7 @@ def data_of(raw: Raw) -> Any:
 class RequestClient:
     """Requests of one connection; `source` is the sender in the envelope."""
 
-    def __init__(self, link: Link, source: str, sources: Clock = REAL) -> None:
+    def __init__(self, link: Link, source: str, sources: Sources = REAL) -> None:
         self._link = link
         self._source = source
         self._sources = sources
