@@ -8,26 +8,23 @@ faults of the next writes.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Any
 
-from virtbus.bus.client.codec import envelope
-from virtbus.bus.client.endpoints import serving
+from virtbus.bus.client.core_messages import CoreMessages
 from virtbus.bus.client.event_writer import RecentEvents, stored_id
 from virtbus.bus.client.filters import matches
+from virtbus.bus.client.gated_watch import GatedWatch
 from virtbus.bus.client.link import Raw
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.memory_link import MemoryLink, MemoryServer
 from virtbus.bus.client.memory_stream import MemoryStream
 from virtbus.bus.client.ports import (
     HISTORY_BYTES,
-    Endpoint,
     Entry,
     Extent,
     Gate,
-    Message,
-    ServiceInfo,
     StoredMessage,
     StreamReport,
     Watch,
@@ -35,15 +32,14 @@ from virtbus.bus.client.ports import (
     Write,
 )
 from virtbus.bus.client.records import stream_of
-from virtbus.bus.client.requests import RequestClient, headers_out
+from virtbus.bus.client.requests import headers_out
 from virtbus.bus.client.stored_sizes import check_written, fact_body
-from virtbus.bus.errors import BusError, DeniedError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.sources import REAL, Sources
 
 __all__ = ["Fault", "MemoryBus", "MemoryServer"]
 
 CAPACITY = 65_536
-GATE_RETRY_S = 0.5
 
 
 class Fault(StrEnum):
@@ -58,34 +54,16 @@ class Fault(StrEnum):
 
 
 class MemoryWatch:
-    """Implements `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`.
+    """Implements `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`."""
 
-    A RESET is passed on once the gate has returned.
-    """
-
-    def __init__(
-        self, link: MemoryLink, filters: tuple[str, ...], gate: Gate | None = None
-    ) -> None:
+    def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
         self._link = link
-        self._gate = gate
         self._filters = filters
         self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
         self._shelf = link.server.shelf(filters[0])
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
-        return self
-
-    async def __anext__(self) -> Entry | WatchMark:
-        item = await anext(self._items)
-        while item is WatchMark.RESET and self._gate is not None:
-            try:
-                await self._gate()
-                break
-            except DeniedError:
-                raise
-            except BusError:
-                await asyncio.sleep(GATE_RETRY_S)
-        return item
+        return self._items
 
     def relist(self) -> None:
         self._items.put(WatchMark.RESET)
@@ -116,8 +94,10 @@ class MemoryWatch:
         return stop
 
 
-class MemoryBus:
+class MemoryBus(CoreMessages):
     """One connection to a MemoryServer; `ports.Bus` documents each method."""
+
+    _link: MemoryLink
 
     def __init__(
         self,
@@ -126,19 +106,10 @@ class MemoryBus:
         sources: Sources = REAL,
         link: MemoryLink | None = None,
     ) -> None:
+        super().__init__(link or MemoryLink(server), name, sources)
         self.server = server
-        self.sources = sources
         self.faults: deque[Fault] = deque()
-        self._name = name
         self._told = RecentEvents()
-        self._link = link or MemoryLink(server)
-        self._calls = RequestClient(self._link, name, sources)
-        self.request = self._calls.request
-        self.request_stream = self._calls.request_stream
-
-    @property
-    def connected(self) -> bool:
-        return self._link.connected
 
     def disconnect(self) -> None:
         """Cut this connection: pending requests end, watches stop."""
@@ -147,34 +118,6 @@ class MemoryBus:
     def reconnect(self) -> None:
         """Connect again: watches list again."""
         self._link.join()
-
-    # --- core -----------------------------------------------------------------------------
-    def _said(self, subject: str, value: Any, message_id: str) -> bytes:
-        at_ns = self.sources.time_ns()
-        return envelope(subject, value, message_id=message_id, source=self._name, at_ns=at_ns)
-
-    async def publish(self, subject: str, value: Any) -> None:
-        body = self._said(subject, value, self.sources.uuid7())
-        if self._link.connected:
-            await self._link.send(subject, body, headers=headers_out())
-
-    @asynccontextmanager
-    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
-        messages: Mailbox[Message] = Mailbox(CAPACITY)
-
-        def receive(raw: Raw) -> None:
-            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
-
-        subscription = await self._link.open(subject, receive)
-        try:
-            yield messages
-        finally:
-            await subscription.close()
-
-    def serve(
-        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
-    ) -> AbstractAsyncContextManager[None]:
-        return serving(self._link, info, endpoints)
 
     # --- records --------------------------------------------------------------------------
     async def get(self, key: str) -> Entry | None:
@@ -260,25 +203,22 @@ class MemoryBus:
         msg = "the write may have happened (injected)"
         raise OutcomeUnknownError(msg)
 
-    def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
-        return self._watch(filters)
-
-    def node_watch(
-        self, node: str, service: str, gate: Gate | None = None
-    ) -> AbstractAsyncContextManager[Watch]:
-        del service
-        return self._watch((f"$KV.vm.{node}.>",), gate)
-
     @asynccontextmanager
-    async def _watch(
-        self, filters: tuple[str, ...], gate: Gate | None = None
-    ) -> AsyncIterator[Watch]:
-        watch = MemoryWatch(self._link, filters, gate)
+    async def watch(self, *filters: str) -> AsyncIterator[Watch]:
+        watch = MemoryWatch(self._link, filters)
         stop = watch.start()
         try:
             yield watch
         finally:
             stop()
+
+    @asynccontextmanager
+    async def node_watch(
+        self, node: str, service: str, gate: Gate | None = None
+    ) -> AsyncIterator[Watch]:
+        del service
+        async with self.watch(f"$KV.vm.{node}.>") as watch:
+            yield watch if gate is None else GatedWatch(watch, gate)
 
     async def fill(self, bucket: str) -> float:
         self._reachable()
