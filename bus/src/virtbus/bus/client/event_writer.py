@@ -56,8 +56,8 @@ def shared(subject: str) -> bool:
 class RecentEvents:
     """Recently emitted events, so that a repeated step is one event."""
 
-    def __init__(self, limit: int = REMEMBERED) -> None:
-        self._at_s: Recent[tuple[str, str], float] = Recent(limit)
+    def __init__(self) -> None:
+        self._at_s: Recent[tuple[str, str], float] = Recent(REMEMBERED)
 
     def again(self, subject: str, message_id: str, now_s: float) -> bool:
         """Return True if the same event was emitted within SAME_S."""

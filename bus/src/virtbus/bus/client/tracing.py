@@ -77,29 +77,25 @@ def continued(traceparent: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def span(
-    name: str, *, uid: str = "", parent: str | None = None, kind: str = "internal", **more: str
-) -> Iterator[None]:
+def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) -> Iterator[None]:
     """Time a piece of work for one VM.
 
     Args:
         name: `virtbus <verb> <noun>`.
         uid: the VM; a span without one is exported, but not stored as an event.
         parent: a traceparent (of a record); default: the running span's, or the request's.
-        kind: OpenTelemetry's: internal, server, client, producer, consumer.
         more: further attributes; never secrets.
     """
     if not _tracers:
         with continued(parent or _inbound.get()):
             yield
         return
-    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace import Status, StatusCode
 
     attributes = {UID: uid, **more} if uid else more
     with _tracers[0].start_as_current_span(
         name,
         context=_context(parent),
-        kind=SpanKind[kind.upper()],
         attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,

@@ -36,7 +36,6 @@ _CONFIG = """\
 # Written at every start by virtbus; changes here are lost.
 server_name: "{name}"
 listen: "{host}:{port}"
-{monitor}
 max_payload: 1MB
 ping_interval: 10s
 write_deadline: 5s
@@ -117,13 +116,11 @@ class Server:
         files: ServerFiles,
         nodes: Sequence[str],
         host: str,
-        monitor: int,
         cluster: ClusterMember | None = None,
     ) -> None:
         self._files = files
         self._nodes = list(dict.fromkeys(nodes))
         self._host = host
-        self._monitor = monitor
         self._cluster = cluster
         self._known: dict[str, str] = {}
         self._process: Process | None = None
@@ -239,13 +236,11 @@ class Server:
     def _write_config(self) -> None:
         passwords = self._passwords()
         logins = {user: ServerLogin(password=password) for user, password in passwords.items()}
-        monitor = f'http: "127.0.0.1:{self._monitor}"' if self._monitor else ""
         text = _CONFIG.format(
             name=self._name(),
             cluster=self._cluster.block(passwords[ROUTE_USER]) if self._cluster else "",
             host=self._host,
             port=self._port,
-            monitor=monitor,
             pid_file=self._files.pid,
             log_file=self._files.log,
             store=self._files.store,
@@ -374,7 +369,6 @@ async def running(
     nodes: Sequence[str] = (),
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
-    monitor_port: int = 0,
     cluster: ClusterMember | None = None,
 ) -> AsyncIterator[Server]:
     """Run a nats-server while the context is open; its store and passwords are kept.
@@ -390,7 +384,7 @@ async def running(
     files.store.chmod(0o700)
     await end_orphan(files)
     keep_kind(files.store, cluster)
-    server = Server(files, nodes, host, monitor_port, cluster)
+    server = Server(files, nodes, host, cluster)
     try:
         await server.start(binary(), port)
         yield server

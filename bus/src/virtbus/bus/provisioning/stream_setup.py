@@ -190,7 +190,7 @@ async def check_schema(admin: Admin) -> None:
     check_version("the bus", version, reasons=("older_bus", "newer_bus"))
 
 
-async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
+async def keep(bus: Renewed) -> None:
     """Ensure now and after every new connection, until cancelled.
 
     After a restart a single server has lost its memory stream (KV_node). It is declared again here,
@@ -199,7 +199,7 @@ async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None
     while True:
         generation = bus.generation
         try:
-            await ensure(bus, replicas=replicas, sizes=sizes, may_lack=True)
+            await ensure(bus, may_lack=True)
         except (UnavailableError, OutcomeUnknownError) as error:
             log.warning(
                 "declaration failed, will be retried: %s",
