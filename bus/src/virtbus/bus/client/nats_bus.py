@@ -17,7 +17,7 @@ from virtbus.bus.client.watch import watching
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.tasks import Background
 
-FLUSH_FACTS_S = 2.0
+FLUSH_EVENTS_S = 2.0
 
 
 class NatsBus(CoreMessages):
@@ -33,10 +33,10 @@ class NatsBus(CoreMessages):
     ) -> None:
         super().__init__(link, name)
         self._records = Records(link, settings)
-        self._facts = EventWriter(self._records)
+        self._events = EventWriter(self._records)
         self._tasks = tasks
         self._supervisor = supervisor
-        self._pump = tasks.start(self._facts.pump())
+        self._pump = tasks.start(self._events.pump())
         self._closed = False
         self.get = self._records.get
         self.put = self._records.put
@@ -70,9 +70,9 @@ class NatsBus(CoreMessages):
         return self._link.generation
 
     @property
-    def dropped_facts(self) -> int:
+    def dropped_events(self) -> int:
         """Return the number of events lost to overflow or refusal since the start."""
-        return self._facts.dropped
+        return self._events.dropped
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
         source = OwnConsumer(self._records.call, filters, self._name)
@@ -87,7 +87,7 @@ class NatsBus(CoreMessages):
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
         known_as = stored_id(subject, message_id)
-        self._facts.add(QueuedEvent(subject, body, message_id, headers_out(), known_as))
+        self._events.add(QueuedEvent(subject, body, message_id, headers_out(), known_as))
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
@@ -107,7 +107,7 @@ class NatsBus(CoreMessages):
             return
         self._closed = True
         try:
-            await self._facts.flush(FLUSH_FACTS_S if self._link.connected else 0.0)
+            await self._events.flush(FLUSH_EVENTS_S if self._link.connected else 0.0)
         finally:
             self._tasks.cancel()
             await self._tasks.settle(3.0)
