@@ -6,18 +6,18 @@ answers of services that the client itself called.
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
+from pydantic import BaseModel
 
 from virtbus.bus.client.message_format import JSON, frame_of
 from virtbus.bus.client.ports import Message
 from virtbus.bus.errors import BusError
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.wire import validate
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _plain(value: Any) -> Any:
@@ -70,13 +70,10 @@ def envelope(
     return pack(frame)
 
 
-def read_message(model: "type[Model]", message: Message) -> "Model":
+def read_message(model: type[Model], message: Message) -> Model:
     """Return the validated data of a core message or stored event.
 
     Raises:
         VirtbusError: 400 or 413, as `virtbus.schemas.wire.read`.
     """
-    from virtbus.schemas.envelope import open_envelope
-    from virtbus.schemas.wire import validate
-
     return validate(model, open_envelope(message.body).data)

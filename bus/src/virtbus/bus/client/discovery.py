@@ -36,10 +36,6 @@ class Tally:
             self.errors += 1
             self.last_error = failure
 
-    def refused(self, failure: str) -> None:
-        """Count a request that never reached the handler."""
-        self.done(0.0, failure)
-
 
 class Discovery:
     """The three monitoring verbs of one service instance."""

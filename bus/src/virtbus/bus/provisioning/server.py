@@ -124,28 +124,19 @@ class Server:
         self._cluster = cluster
         self._known: dict[str, str] = {}
         self._process: Process | None = None
-        self._port = -1
+        self.port = -1
 
     @property
     def url(self) -> str:
         """Return the URL for clients: this server first, then the others of its cluster."""
-        own = f"nats://{self._near}:{self._port}"
-        peers = self._cluster.peers(self._port) if self._cluster is not None else []
+        own = f"nats://{self._near}:{self.port}"
+        peers = self._cluster.peers(self.port) if self._cluster is not None else []
         return ",".join([own, *peers])
-
-    @property
-    def clustered(self) -> bool:
-        """Return True if this server is a member of a cluster."""
-        return self._cluster is not None
 
     @property
     def _near(self) -> str:
         """Return the address at which this host reaches the server."""
         return "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  compared, not bound
-
-    @property
-    def port(self) -> int:
-        return self._port
 
     @property
     def pid(self) -> int:
@@ -203,7 +194,7 @@ class Server:
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
         """Wait until the server accepts these credentials, or refuses them."""
-        while known != await probes.logs_in(self._near, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
+        while known != await probes.logs_in(self._near, self.port, user, password):  # noqa: ASYNC110  the server tells nobody
             await asyncio.sleep(_POLL_S)
 
     async def _until_heard(self, user: str, password: str) -> None:
@@ -215,7 +206,7 @@ class Server:
         if role.user != permissions.agent(role.node).user:
             return
         asked = heard_of(role.node), f"{role.inbox_prefix}.check"
-        while not await probes.is_heard(self._near, self._port, user, password, *asked):
+        while not await probes.is_heard(self._near, self.port, user, password, *asked):
             if self._process is not None:
                 self._process.send_signal(signal.SIGHUP)
             await asyncio.sleep(10 * _POLL_S)
@@ -240,7 +231,7 @@ class Server:
             name=self._name(),
             cluster=self._cluster.block(passwords[ROUTE_USER]) if self._cluster else "",
             host=self._host,
-            port=self._port,
+            port=self.port,
             pid_file=self._files.pid,
             log_file=self._files.log,
             store=self._files.store,
@@ -262,19 +253,19 @@ class Server:
     # --- life -----------------------------------------------------------------------------
     async def start(self, program: Path, port: int) -> None:
         """Start and wait until it accepts connections; if the port is taken, use another."""
-        self._port = port if port > 0 else probes.any_port(self._host)
+        self.port = port if port > 0 else probes.any_port(self._host)
         if not await self._started(program):
             if port != DEFAULT_PORT or self._cluster is not None:
-                raise BusError(self._why(f"nats-server did not start on port {self._port}"))
-            self._port = probes.any_port(self._host)
-            log.warning("port %d is taken, using %d", port, self._port, extra={"code": "bus_port"})
+                raise BusError(self._why(f"nats-server did not start on port {self.port}"))
+            self.port = probes.any_port(self._host)
+            log.warning("port %d is taken, using %d", port, self.port, extra={"code": "bus_port"})
             if not await self._started(program):
                 raise BusError(self._why("nats-server did not start"))
         self._write_creds()
         log.info("nats-server listens at %s", self.url, extra={"code": "bus_started"})
 
     async def _started(self, program: Path) -> bool:
-        if not probes.is_free(self._host, self._port):
+        if not probes.is_free(self._host, self.port):
             return False
         self._write_config()
         self._process = process = await create_subprocess_exec(
@@ -290,7 +281,7 @@ class Server:
         try:
             async with asyncio.timeout(READY_S):
                 while process.returncode is None:
-                    if await probes.greets(self._near, self._port):
+                    if await probes.greets(self._near, self.port):
                         return True
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:

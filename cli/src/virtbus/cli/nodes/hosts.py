@@ -2,10 +2,10 @@
 
 import click
 
+from virtbus.cli.completion_sources import node_argument
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.nodes.cordon import show
-from virtbus.cli.nodes.target import node_argument
 
 
 @click.command(

@@ -50,14 +50,9 @@ class Session:
         self.subscribe(f"{self._inbox}.*", self._answered)
 
     @property
-    def server_name(self) -> str:
-        """Return the NATS server's own name."""
-        return str(self._connection.server.get("server_name", ""))
-
-    @property
-    def server_version(self) -> str:
-        """Return the NATS server's version."""
-        return str(self._connection.server.get("version", ""))
+    def server(self) -> Mapping[str, Any]:
+        """Return the fields of the NATS server's INFO."""
+        return self._connection.server
 
     def close(self) -> None:
         self._connection.close()
