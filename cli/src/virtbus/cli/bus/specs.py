@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.bus.files import opened
 from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
@@ -33,16 +33,13 @@ def command(invocation: Invocation, *, file: Path, folder: Path) -> None:
     with its secrets, so only its owner can read it. It holds no uid, no node, no address and no
     disk.
     """
-    from virtbus.bus.provisioning.backup import BackupError, parse
+    from virtbus.bus.provisioning.backup import parse
     from virtbus.bus.provisioning.credentials import write_secret
     from virtbus.bus.provisioning.specs import specs
     from virtbus.schemas.wire import encode_json
 
-    try:
-        with file.open("rb") as content:
-            requests = list(specs(parse(content, oldest=1)))
-    except BackupError as error:
-        raise CliError(Exit.REFUSED, "backup", f"{file}: {error}") from error
+    with opened(file) as content:
+        requests = list(specs(parse(content, oldest=1)))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     for request in requests:
