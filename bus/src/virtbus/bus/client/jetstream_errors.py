@@ -12,6 +12,8 @@ STORE_FAILED = 10077
 STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
+CONSUMER_DIFFERS = 10012
+"""Also returned for an existing consumer with another storage, which cannot be changed."""
 NO_PEERS = 10005
 """The cluster has fewer servers than the stream's replicas."""
 _FULL = frozenset({10023, 10047, 10054, 10122})

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from virtbus.bus.client.consumers import node_consumer
 from virtbus.bus.client.jetstream_errors import (
+    CONSUMER_DIFFERS,
     NO_PEERS,
     STREAM_NOT_FOUND,
     ApiError,
@@ -277,10 +278,14 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
             nonce = entry.value
     for stream, config in node_consumers(node):
         config |= _IN_MEMORY if admin.clustered else {}
-        await admin.js_api(
-            f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
-            {"stream_name": stream, "config": config, "action": ""},
-        )
+        try:
+            await admin.js_api(
+                f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
+                {"stream_name": stream, "config": config, "action": ""},
+            )
+        except ApiError as error:  # an existing consumer keeps its storage
+            if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
+                raise
     return nonce
 
 
