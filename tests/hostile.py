@@ -5,9 +5,10 @@ import json
 import re
 from collections.abc import Iterator
 
-from virtbus.bus.client.codec import CONTENT_TYPE, JSON, pack
+from virtbus.bus.client.codec import pack
 from virtbus.bus.client.link import Raw
 from virtbus.bus.client.memory_link import MemoryLink, MemoryServer
+from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
 from virtbus.schemas.catalogue import CHANNELS, Plane
 from virtbus.schemas.errors import MAX_ERROR_BYTES
 from virtbus.schemas.wire import MAX_MESSAGE_BYTES

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from virtbus.bus.client import codec, timestamps
 from virtbus.bus.client.filters import matches
+from virtbus.bus.client.message_format import JSON, MSGPACK, type_of
 from virtbus.bus.client.ports import Message
 from virtbus.bus.errors import BusError
 from virtbus.bus.provisioning.permissions import node_users
@@ -59,7 +60,7 @@ def test_an_envelope_is_opened_by_the_schemas() -> None:
     ],
 )
 def test_the_type_follows_from_the_subject(subject: str, type_: str) -> None:
-    assert codec.type_of(subject) == type_
+    assert type_of(subject) == type_
 
 
 def test_models_are_packed_without_their_defaults_however_deep() -> None:
@@ -75,7 +76,7 @@ def test_an_unencodable_value_is_a_type_error() -> None:
 
 @given(st.binary(max_size=200))
 def test_an_answer_of_any_bytes_is_a_value_or_a_bus_error(body: bytes) -> None:
-    for kind in (codec.MSGPACK, codec.JSON):
+    for kind in (MSGPACK, JSON):
         with contextlib.suppress(BusError):
             codec.unpack_answer(body, kind)
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from virtbus.bus.client.answers import render_error
-from virtbus.bus.client.codec import CONTENT_TYPE, ERROR_CODE, JSON, pack
+from virtbus.bus.client.codec import pack
 from virtbus.bus.client.link import Raw
+from virtbus.bus.client.message_format import CONTENT_TYPE, ERROR_CODE, JSON
 from virtbus.bus.client.ports import Bus, Endpoint, Message, Request, ServiceInfo
 from virtbus.bus.client.requests import data_of
 from virtbus.bus.client.subscriptions import hear

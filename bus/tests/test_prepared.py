@@ -241,5 +241,5 @@ async def test_the_commands_own_client_speaks_tls_and_nkeys(tmp_path: Path) -> N
         await declare(prepared)
         access = find(None, str(prepared.creds("client")), {})
         connection = await asyncio.to_thread(Connection.open, access)
-        assert connection.server.fields["tls_required"]
+        assert connection.server["tls_required"]
         connection.close()

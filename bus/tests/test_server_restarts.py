@@ -227,4 +227,4 @@ async def test_facts_emitted_while_the_server_is_away_are_stored_later(
             except BusError:
                 pass
             await asyncio.sleep(0.05)
-    assert node.dropped_facts == 0
+    assert node.dropped_events == 0

@@ -10,7 +10,6 @@ import pytest
 from virtbus.bus.client import streams
 from virtbus.bus.client.flow_control import (
     CHUNK_BYTES,
-    UNCOUNTED_BYTES,
     BrokenStreamError,
     FlowControl,
 )
@@ -118,7 +117,9 @@ async def test_large_input_is_not_copied_again_for_each_piece() -> None:
     async def say(_: StreamData) -> None:
         """Discard it."""
 
-    stream = ByteStream(say, FlowControl(counted=False))
+    flow = FlowControl(1)
+    flow.limited(64 * CHUNK_BYTES)
+    stream = ByteStream(say, flow)
     await stream.write(Counted(64 * CHUNK_BYTES))
     assert copied <= 64 * CHUNK_BYTES
 
@@ -204,7 +205,7 @@ async def test_a_client_that_exceeds_its_credit_is_ended_and_nothing_is_kept() -
             await asyncio.sleep(0)
 
     async with served(hold) as (_, _, stream):
-        stream._flow = FlowControl(counted=False)  # ignores every limit
+        stream._flow.limited(2 * INPUT_WINDOW_BYTES)  # more than was granted
         await stream.write(b"x" * (INPUT_WINDOW_BYTES + 1))
         theirs = await ends.get()
         while not theirs.closed:
@@ -288,17 +289,6 @@ def test_a_limit_that_comes_late_or_twice_does_no_harm() -> None:
     assert flow.room == 0
     flow.limited(80)
     assert flow.room == 30
-
-
-def test_data_for_an_end_without_credit_is_bounded() -> None:
-    flow = FlowControl(counted=False)
-    for _ in range(3):
-        flow.came(0, UNCOUNTED_BYTES)  # 0.1.0 sends the start of a piece only in answers
-        assert not flow.took(UNCOUNTED_BYTES)
-    flow.came(0, UNCOUNTED_BYTES)
-    with pytest.raises(BrokenStreamError, match="limit"):
-        flow.came(0, 1)
-    assert flow.room == CHUNK_BYTES
 
 
 def test_a_limit_is_sent_when_half_the_window_was_read() -> None:

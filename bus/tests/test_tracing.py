@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -28,20 +29,17 @@ Finished = Callable[[], Awaitable[list[Span]]]
 @pytest.fixture
 def finished(bus: MemoryBus) -> Iterator[Finished]:
     """Record spans; calling it stops, which publishes the batched ones."""
-    stop = tracing.setup("nodeagent", "n1", bus.emit)
-    ended = False
+    recorded = ExitStack()
+    recorded.enter_context(tracing.recording("nodeagent", "n1", bus.emit))
 
     async def told() -> list[Span]:
-        nonlocal ended
-        ended = True
-        stop()
+        recorded.close()
         stored = await bus.history(f"virtbus.evt.n1.{UID}.trace.span")
         messages = [Message(one.subject, one.body) for one in stored]
         return [span for message in messages for span in read_message(SpanBatch, message).spans]
 
     yield told
-    if not ended:
-        stop()
+    recorded.close()
 
 
 async def test_a_span_of_a_vm_is_stored_under_its_parent(
@@ -132,10 +130,12 @@ def test_spans_go_to_a_configured_collector() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        stop = tracing.setup("x", "n1", otlp_endpoint=f"http://127.0.0.1:{server.server_port}")
-        with tracing.span("virtbus create vm", uid=UID):
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        with (
+            tracing.recording("x", "n1", otlp_endpoint=endpoint),
+            tracing.span("virtbus create vm", uid=UID),
+        ):
             pass
-        stop()
     finally:
         server.shutdown()
         thread.join()

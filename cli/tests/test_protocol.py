@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virtbus.bus.client.nats_protocol import MalformedError
 from virtbus.cli.wire.protocol import (
-    Event,
-    Info,
-    Ping,
-    ProtocolError,
+    Line,
     Reader,
-    ServerRefusal,
     WireMessage,
-    publish_bytes,
+    info_of,
 )
 
 WIRE = (
@@ -27,20 +24,21 @@ WIRE = (
     b"HMSG r 7 re 22 24\r\nNATS/1.0\r\nKey: v:1\r\n\r\nok\r\n"
     b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n"
 )
-EVENTS: list[Event] = [
-    Info({"server_name": "x", "headers": True}),
-    Ping(),
+EVENTS: list[WireMessage | Line] = [
+    Line("INFO", '{"server_name":"x","headers":true}'),
+    Line("+OK"),
+    Line("PING"),
     WireMessage("a.b", 1, "", b"hel\r\n"),
     WireMessage("a.b", 1, "_INBOX.1", b""),
-    WireMessage("r", 7, "", b"", {}, 503),
-    WireMessage("r", 7, "re", b"ok", {"Key": "v:1"}, 0),
-    ServerRefusal('Permissions Violation for Publish to "x"'),
+    WireMessage("r", 7, "", b"", {"Status": "503"}),
+    WireMessage("r", 7, "re", b"ok", {"Key": "v:1"}),
+    Line("-ERR", "'Permissions Violation for Publish to \"x\"'"),
 ]
 
 
-def read_all(*chunks: bytes) -> list[Event]:
+def read_all(*chunks: bytes) -> list[WireMessage | Line]:
     reader = Reader()
-    found: list[Event] = []
+    found: list[WireMessage | Line] = []
     for chunk in chunks:
         reader.feed(chunk)
         while (event := reader.next_event()) is not None:
@@ -57,7 +55,7 @@ def test_events_do_not_depend_on_how_bytes_are_cut(cuts: list[int]) -> None:
 
 @given(st.binary(max_size=200))
 def test_junk_raises_only_protocol_errors(junk: bytes) -> None:
-    with suppress(ProtocolError):
+    with suppress(MalformedError):
         read_all(junk + b"\r\n" * 3)
 
 
@@ -68,17 +66,23 @@ def test_junk_raises_only_protocol_errors(junk: bytes) -> None:
 def test_impossible_message_lines_raise_only_protocol_errors(
     verb: bytes, words: list[bytes]
 ) -> None:
-    with suppress(ProtocolError):
+    with suppress(MalformedError):
         read_all(b" ".join([verb, *words]) + b"\r\n" + b"xxxxx\r\n" * 3)
 
 
 def test_endless_line_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="endless"):
+    with pytest.raises(MalformedError, match="endless"):
         read_all(b"x" * 70_000)
 
 
-def test_published_bytes_count_their_own_headers() -> None:
-    data = publish_bytes("s", b"body", reply="r", headers={"A": "b"})
-    head, _, rest = data.partition(b"\r\n")
-    assert head == b"HPUB s r 18 22"
-    assert len(rest) == 22 + 2
+@pytest.mark.parametrize("line", [b"PING", b"INFO", b"INFO []", b'INFO {"a"'])
+def test_a_greeting_that_is_no_info_is_refused(line: bytes) -> None:
+    (found,) = read_all(line + b"\r\n")
+    assert isinstance(found, Line)
+    with pytest.raises(MalformedError, match="greeting"):
+        info_of(found)
+
+
+def test_a_message_longer_than_announced_is_refused() -> None:
+    with pytest.raises(MalformedError):
+        read_all(b"MSG a 1 1\r\nxxxxx\r\n")

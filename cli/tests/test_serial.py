@@ -28,7 +28,6 @@ class Guest:
         self.typed = b""
         self.asked: ConsoleOpen | None = None
         self.more = 0
-        self.older = False
         self.detached = asyncio.Event()
 
     async def console(self, request: Request) -> None:
@@ -52,10 +51,6 @@ class Guest:
         want = validate(LogsRead, request.data)
         if want.tail_bytes == 1:
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", "not on this node")
-        if self.older:  # an agent of 0.1.0, which does not count bytes
-            for said in ({"data": b"old"}, {"data": b"er\n"}, {"closed": "end of log"}):
-                await request.stream(said)
-            return
         async with accepting(self._bus, request, want) as stream:
             await stream.write(b"boot\r\n\x1b[31mred\n" + b"y" * self.more)
             stream.end("end of log")
@@ -140,11 +135,6 @@ async def test_logs_show_escape_codes_as_text_unless_raw(cli: Cli) -> None:
 async def test_a_log_larger_than_the_window_comes_whole(cli: Cli, guest: Guest) -> None:
     guest.more = 3 * WINDOW_BYTES
     assert (await cli("vm", "logs", "web")).out.count("y") == 3 * WINDOW_BYTES
-
-
-async def test_the_log_of_an_agent_that_keeps_no_count_comes_whole(cli: Cli, guest: Guest) -> None:
-    guest.older = True
-    assert (await cli("vm", "logs", "web")).out == "older\n"
 
 
 async def test_large_piped_input_arrives_complete(cli: Cli, guest: Guest) -> None:

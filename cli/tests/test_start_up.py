@@ -17,6 +17,7 @@ from virtbus.cli.failures import CliError
 from virtbus.cli.vm import request, view
 from virtbus.cli.wire import access
 from virtbus.schemas import quantity, subjects
+from virtbus.schemas.version import VERSION
 
 BANNED = {
     *("nats", "asyncio", "aiohttp", "pydantic", "pydantic_settings", "opentelemetry", "rich"),
@@ -94,6 +95,11 @@ def test_completion_offers_verbs_and_is_silent_without_a_bus() -> None:
     env |= {"COMP_CWORD": "3", "COMP_WORDS": "virtbus vm get w"}
     ended = command(**env)
     assert (ended.stdout.strip(), ended.stderr) == ("", "")
+
+
+def test_version_is_an_option_too() -> None:
+    ended = command("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"virtbus {VERSION}\n")
 
 
 def test_version_names_every_part() -> None:

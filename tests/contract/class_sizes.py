@@ -22,9 +22,6 @@ REASONS: dict[str, str] = {
         "one connection is one state machine: each call of nats-py and each loss of the "
         "connection changes the same state"
     ),
-    "bus.client.memory_bus.MemoryBus": (
-        "has the methods of `ports.Bus`, and those by which a test cuts it off"
-    ),
     "bus.client.nats_bus.NatsBus": (
         "has the methods of `ports.Bus`; ten are attributes, because a part of the connection "
         "does their work"

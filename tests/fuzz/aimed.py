@@ -15,7 +15,7 @@ from tests.fuzz.mutations import Message, own_vm
 from tests.fuzz.pool import NAMESPACE, Pool
 from tests.fuzz.texts import aliases, merges
 
-from virtbus.bus.client.codec import CONTENT_TYPE, JSON
+from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
 from virtbus.documents.examples import SSH_KEY, full
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm_status import VmStatus

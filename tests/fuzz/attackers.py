@@ -15,7 +15,7 @@ import nats.errors
 from tests.fuzz.ground import Ground
 from tests.fuzz.schedule import Schedule, Shot
 
-from virtbus.bus.client.codec import ERROR_CODE
+from virtbus.bus.client.message_format import ERROR_CODE
 
 RATE_HZ = 60.0
 BYTES_PER_S = 6_000_000

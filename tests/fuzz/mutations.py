@@ -12,7 +12,7 @@ from tests.fuzz.ground import EVIL, NETWORK
 from tests.fuzz.pool import NAMESPACE, Pool
 from tests.fuzz.texts import hostile_text
 
-from virtbus.bus.client.codec import (
+from virtbus.bus.client.message_format import (
     CONTENT_TYPE,
     ERROR_CODE,
     ERROR_TEXT,

@@ -7,9 +7,10 @@ import pytest
 from tests.hostile import CONTROLS, UID, bodies
 from tests.integration.test_api import ask, controller, platform
 
-from virtbus.bus.client.codec import CONTENT_TYPE, JSON, pack
+from virtbus.bus.client.codec import pack
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.link import Raw
+from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.provisioning.permissions import filled, node_rpc, observer
 from virtbus.bus.runtime.bus_settings import BusSettings

@@ -13,7 +13,7 @@ from cryptography import x509
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.installed import installed
 
-from virtbus.bus.runtime.clock import REAL
+from virtbus.bus.runtime.sources import REAL
 from virtbus.documents.manifests import NAMESPACE
 from virtbus.kubebridge.core.runtime import controller as kinds
 from virtbus.kubebridge.edge.certificates import (

@@ -11,7 +11,7 @@ from tests.kubernetes.cluster import Cluster
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
-from virtbus.bus.runtime.clock import Clock
+from virtbus.bus.runtime.sources import Sources
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller, slim
 from virtbus.kubebridge.core.objects.unstructured import stamp
@@ -52,7 +52,7 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         found = {**meta.get("labels", {}), **meta.get("annotations", {})}
         return {key: found[key] for key in (SCHEDULABLE, OURS, HEARTBEAT) if key in found}
 
-    bus = MemoryBus(MemoryServer(), sources=Clock(time_ns=lambda: now_ns[0]))
+    bus = MemoryBus(MemoryServer(), sources=Sources(time_ns=lambda: now_ns[0]))
     endpoint = Endpoint("list", api("node", "list"), answer)
     info = ServiceInfo("controller", "1.0.0")
     leads, anything = asyncio.Event(), cast("Any", None)

@@ -28,13 +28,13 @@ from virtbus.bus.errors import (
     UnavailableError,
 )
 from virtbus.bus.provisioning.permissions import Role
-from virtbus.bus.runtime.clock import Clock
+from virtbus.bus.runtime.sources import Sources
 
 CAPACITY = 65_536
 WRITE_TIMEOUT_S = 5.0
 
 
-def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Clock:
+def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Sources:
     """Clock (which may err by `skew_ns`), randomness and ids of one process."""
     rng: random.Random = link.server.rng
     loop = link.server.loop
@@ -49,7 +49,7 @@ def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Clock:
         text = f"{value & (1 << 128) - 1:032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
-    return Clock(time_ns=time_ns, uniform=rng.uniform, uuid7=uuid7, secret=rng.randbytes)
+    return Sources(time_ns=time_ns, uniform=rng.uniform, uuid7=uuid7, secret=rng.randbytes)
 
 
 @lru_cache(maxsize=4096)

@@ -190,6 +190,7 @@ class SimLink(MemoryLink):
 
     def __init__(self, server: SimServer, process: Process) -> None:
         super().__init__(server)
+        self.clustered = True
         self.process = process
         self._loop = server.loop
         self._rng = server.rng
@@ -202,7 +203,7 @@ class SimLink(MemoryLink):
     def cut(self) -> None:
         """Break the connection."""
         if self._up.is_set():
-            self._generation += 1
+            self.generation += 1
             super().cut()
 
     def join(self) -> None:
@@ -237,12 +238,12 @@ class SimLink(MemoryLink):
 
     def submit(self, work: Callable[[], object]) -> None:
         """Run `work` on the server once the message has arrived there."""
-        generation = self._generation
+        generation = self.generation
         now_s = self._loop.time()
         self._out_s = max(self._out_s + 1e-7, now_s + self._delay_s(), self._stalled_until_s)
 
         def arrive() -> None:
-            if self._generation == generation:
+            if self.generation == generation:
                 work()
 
         self._loop.outside(self._out_s, arrive)
@@ -255,10 +256,10 @@ class SimLink(MemoryLink):
         copies = 1
         if core and weather.repeat_core and rng.random() < weather.repeat_core:
             copies = 2
-        generation = self._generation
+        generation = self.generation
 
         def arrive() -> None:
-            if self._generation == generation:
+            if self.generation == generation:
                 work()
 
         for _ in range(copies):
@@ -270,10 +271,6 @@ class SimLink(MemoryLink):
     @property
     def connected(self) -> bool:
         return self._up.is_set() and self.process.alive
-
-    @property
-    def clustered(self) -> bool:
-        return True
 
     def inbox(self) -> str:
         self._inboxes += 1

@@ -263,7 +263,7 @@ class World:
             disks=NoDisks(),
             netd=admin,
             reach=admin,
-            facts=AgentEvents(bus, host.node),
+            events=AgentEvents(bus, host.node),
             accelerator=lambda _record: "tcg",
             gate=own.prove,
         )

@@ -15,7 +15,7 @@ from services.controller.tests.virtual import World, run, world_on
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
-from virtbus.bus.runtime.clock import Clock
+from virtbus.bus.runtime.sources import Sources
 from virtbus.bus.runtime.tasks import background
 from virtbus.controller.service import ControllerService
 from virtbus.controller.settings import Settings
@@ -64,7 +64,7 @@ def virtual_ns() -> int:
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
-SOURCES = Clock(time_ns=virtual_ns)
+SOURCES = Sources(time_ns=virtual_ns)
 
 
 async def _declared() -> None:

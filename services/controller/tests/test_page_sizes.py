@@ -10,8 +10,9 @@ from services.controller.tests.test_vm_api import played
 from services.controller.tests.test_watching import listed
 from services.controller.tests.virtual import World, settle
 
-from virtbus.bus.client.codec import CONTENT_TYPE, JSON, pack
+from virtbus.bus.client.codec import pack
 from virtbus.bus.client.link import Raw
+from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
 from virtbus.bus.client.ports import HISTORY_BYTES, StoredMessage
 from virtbus.bus.client.requests import data_of
 from virtbus.controller.core import history, pages

@@ -11,7 +11,7 @@ from services.controller.tests.fleets import GIB, node, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world
 
-from virtbus.bus.client.codec import REQUEST_INFO
+from virtbus.bus.client.owners import REQUEST_INFO
 from virtbus.controller.edge.watch_sender import BEAT_S
 from virtbus.controller.edge.watch_server import PAGE, RENEW_S, Position
 from virtbus.schemas import subjects

@@ -203,7 +203,7 @@ class Node:
             disks=NoDisks(),
             netd=simulated,
             reach=simulated,
-            facts=AgentEvents(bus, NODE),
+            events=AgentEvents(bus, NODE),
             accelerator=lambda _record: "tcg",
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)

@@ -37,6 +37,7 @@ _HERE = "virtbus.cli"
         """
     ),
 )
+@click.version_option(package_name="virtbus-cli", message="%(prog)s %(version)s")
 @click.option("--server", metavar="URL", help="NATS URL. [env: VIRTBUS_SERVER]")
 @click.option("--creds", metavar="FILE", help="Credentials file. [env: VIRTBUS_CREDS]")
 def virtbus(server: str | None, creds: str | None) -> None:

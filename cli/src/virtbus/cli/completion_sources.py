@@ -70,3 +70,8 @@ networks = _completer(
 nodes = _completer(
     "virtbus.api.v1.node.list", lambda node: [(str(node["node"]), str(node.get("state", "")))]
 )
+
+
+def node_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument NAME of a node."""
+    return click.argument("name", shell_complete=nodes)(function)

@@ -10,7 +10,7 @@ from virtbus.cli import event_lines, output, units
 from virtbus.cli.failures import usage
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.live_events import LiveFacts
+from virtbus.cli.live_events import LiveEvents
 from virtbus.cli.vm.history import stored
 
 _NAME_WIDTH = 16
@@ -38,7 +38,7 @@ def command(invocation: Invocation, *, follow: bool, since: str | None, kind: st
     """Show the stored events of all VMs."""
     oldest_ns = _oldest(since, follow=follow)
     names = _Names()
-    live = LiveFacts(invocation, "virtbus.evt.>", _Teller(invocation, oldest_ns, kind, names).tell)
+    live = LiveEvents(invocation, "virtbus.evt.>", _Teller(invocation, oldest_ns, kind, names).tell)
     past = sorted(stored(invocation), key=event_lines.at_ns) if since or not follow else []
     for item in past:
         names.learn(item)

@@ -44,12 +44,10 @@ def line(texts: tuple[str, ...]) -> str:
 
 def say(item: Mapping[str, Any], style: str, first_ns: int, name: str | None = None) -> None:
     """Print one event at once: a table line, a JSON line, or a YAML document."""
-    if style == "json":
-        text = output.as_json(item, indent=None)
-    elif style == "yaml":
-        text = f"---\n{output.as_yaml(item)}".rstrip()
+    if style == "table":
+        shown = line(cells(item, first_ns))
+        text = shown if name is None else f"{output.safe(name):<16}  {shown}"
     else:
-        shown = cells(item, first_ns)
-        text = line(shown) if name is None else f"{output.safe(name):<16}  {line(shown)}"
+        text = output.document(item, style)
     output.write(text)
     output.flush(sys.stdout)

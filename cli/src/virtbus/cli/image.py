@@ -37,20 +37,9 @@ def command() -> None:
 @verb
 def listing(invocation: Invocation) -> None:
     """List images, and the nodes that have them."""
-    items = _all(invocation)
+    items = invocation.listed("image")["items"]
+    items.sort(key=lambda item: (item.get("names") or [], item["digest"]))
     invocation.show({"items": items}, lambda: output.table(HEADER, [_row(i) for i in items]))
-
-
-def _all(invocation: Invocation) -> list[Mapping[str, Any]]:
-    """Return all pages, sorted by name."""
-    items: list[Mapping[str, Any]] = []
-    query: dict[str, Any] = {}
-    while True:
-        page = invocation.call("image", "list", query)
-        items += page.get("items") or []
-        if not page.get("continue"):
-            return sorted(items, key=lambda item: (item.get("names") or [], item["digest"]))
-        query = {"continue": page["continue"]}
 
 
 @click.command(

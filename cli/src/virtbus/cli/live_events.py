@@ -13,7 +13,7 @@ _REMEMBERED = 4096
 Tell = Callable[[Mapping[str, Any]], None]
 
 
-class LiveFacts:
+class LiveEvents:
     """A subscription that opens before the history is read, so that no event is missed."""
 
     def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:

@@ -29,14 +29,14 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
             "List, adopt, keep or purge VMs and disks without a record.",
         ),
         "drain": ("virtbus.cli.nodes.drain", "Cordon a host and move its VMs to others."),
-        "fence": ("virtbus.cli.nodes.fence:fence", "Confirm that a silent host is powered off."),
-        "unfence": ("virtbus.cli.nodes.fence:unfence", "End the fence of a host that is back."),
+        "fence": ("virtbus.cli.nodes.hosts:fence", "Confirm that a silent host is powered off."),
+        "unfence": ("virtbus.cli.nodes.hosts:unfence", "End the fence of a host that is back."),
         "takeover": ("virtbus.cli.nodes.hosts:takeover", "Give a node to another host."),
         "approve": (
             "virtbus.cli.nodes.hosts:approve",
             "Approve the labels and size that a node reports.",
         ),
-        "forget": ("virtbus.cli.nodes.forget", "Remove the data of a host that is gone."),
+        "forget": ("virtbus.cli.nodes.hosts:forget", "Remove the data of a host that is gone."),
     },
 )
 def command() -> None:

@@ -93,6 +93,11 @@ def render(value: Any, style: str) -> str:
     return as_json(value) if style == "json" else as_yaml(value).rstrip("\n")
 
 
+def document(value: Any, style: str) -> str:
+    """Return one of several values: JSON on one line, or a YAML document."""
+    return as_json(value, indent=None) if style == "json" else f"---\n{as_yaml(value)}".rstrip()
+
+
 def write(text: str, stream: TextIO | None = None) -> None:
     """Print `text` and a line end."""
     out = stream or sys.stdout

@@ -39,8 +39,7 @@ def command(invocation: Invocation) -> None:
     Exit code 5 if no controller answers, no node is ready, or a service of a node is missing. The
     known state is shown anyway.
     """
-    session = invocation.session
-    services = _services(session)
+    services, server = _services(invocation.session), invocation.session.server
     failure: CliError | None = None
     bus: dict[str, Any] = {}
     try:
@@ -50,7 +49,7 @@ def command(invocation: Invocation) -> None:
     except CliError as error:
         failure = error
     value = {
-        "server": {"name": session.server_name, "version": session.server_version},
+        "server": {"name": server.get("server_name", ""), "version": server.get("version", "")},
         "highly_available": bool(bus.get("highly_available", False)),
         **bus,
         "services": services,

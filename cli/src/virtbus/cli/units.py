@@ -5,11 +5,11 @@ import time
 NS = 1_000_000_000
 
 
-def ago(then_ns: int | None, now_ns: int | None = None) -> str:
+def ago(then_ns: int | None) -> str:
     """Return the time since `then_ns` in its one or two largest units: 5s, 3m12s, 4h, 12d."""
     if not then_ns:
         return "-"
-    return duration(max(0.0, ((time.time_ns() if now_ns is None else now_ns) - then_ns) / NS))
+    return duration(max(0.0, (time.time_ns() - then_ns) / NS))
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ import sys
 import click
 
 from virtbus.cli import output
+from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
 _PARTS = ("cli", "schemas", "bus", "controller", "nodeagent", "netd", "imaged")
@@ -21,15 +22,10 @@ def of(part: str) -> str | None:
 
 
 @click.command(epilog=examples("virtbus version\nvirtbus version -o json"))
-@click.option(
-    "-o", "--output", "style", type=click.Choice(("table", "json", "yaml")), default="table"
-)
-def command(style: str) -> None:
+@local
+def command(invocation: Invocation) -> None:
     """Show the version of this command and of the installed services."""
     versions = {part: of(part) for part in _PARTS}
-    if style != "table":
-        python = sys.version.split(maxsplit=1)[0]
-        output.write(output.render({"versions": versions, "python": python}, style))
-        return
     rows = [(f"virtbus-{part}", version or "not installed") for part, version in versions.items()]
-    output.write(output.table(("PART", "VERSION"), rows))
+    told = {"versions": versions, "python": sys.version.split(maxsplit=1)[0]}
+    invocation.show(told, lambda: output.table(("PART", "VERSION"), rows))

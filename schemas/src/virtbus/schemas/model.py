@@ -5,8 +5,6 @@ from pydantic import BaseModel, ConfigDict
 SCHEMA_VERSION = 2
 """The version of all stored values: 2 since 0.2. Version 1 is refused (ADR 0040)."""
 
-OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-from-0.1.md"
-
 
 class Model(BaseModel):
     """A model without extra fields and private attributes."""

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.model import OLDER
+from virtbus.schemas.version import check_version
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import decode, validate
 
@@ -37,12 +37,8 @@ def plain_stored(key: str, value: bytes) -> Any:
 def as_stored(model: type[Model], data: Any) -> Model:
     """Return plain data as the model of this schema version; raises VirtbusError."""
     version = data.get("schema_version") if isinstance(data, dict) else None
-    known = model.model_fields["schema_version"].default
-    if isinstance(version, int) and version > known:
-        message = f"it has schema version {version}, this program knows {known}; upgrade it"
-        raise VirtbusError(Code.UNSUPPORTED, "newer_schema", message)
-    if isinstance(version, int) and version < known:
-        raise VirtbusError(Code.UNSUPPORTED, "older_schema", f"it was written by {OLDER}")
+    if isinstance(version, int):
+        check_version("it", version, reasons=("older_schema", "newer_schema"))
     return validate(model, data)
 
 

@@ -18,8 +18,8 @@ MAX_WINDOW_BYTES = 16 * 1024 * 1024
 class StreamOpen(LenientModel):
     """The common fields of a request that opens a stream.
 
-    `window` is how many bytes the node may send before the client grants more. 0 means no flow
-    control, as in the first clients. `owner` names the opener, for people.
+    `window` is how many bytes the node may send before the client grants more. `owner` names the
+    opener, for people.
     """
 
     uid: str
@@ -31,10 +31,9 @@ class ConsoleOpen(StreamOpen):
     """`rpc.agent.console`: open a VM's serial console, shared with other clients.
 
     `tail_bytes` of earlier output come first. Of the clients that `write`, the latest one does;
-    input of the others is dropped. `session` is for agents of 0.1.0, which name the stream by it.
+    input of the others is dropped.
     """
 
-    session: str = ""
     write: bool = True
     tail_bytes: int = Field(0, ge=0, le=MAX_WINDOW_BYTES)
 

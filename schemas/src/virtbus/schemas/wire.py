@@ -21,9 +21,6 @@ from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import MAX_DETAILS, Code, Detail, VirtbusError, unlisted
 from virtbus.schemas.ids import check_uid
 
-MSGPACK = "application/msgpack"
-JSON = "application/json"
-
 MAX_MESSAGE_BYTES = REQUEST_BYTES
 MAX_DEPTH = 32
 MAX_NODES = 20_000

@@ -110,7 +110,7 @@ def _ports(
         disks=NoDisks(),
         netd=simulated,
         reach=simulated,
-        facts=AgentEvents(bus, settings.node),
+        events=AgentEvents(bus, settings.node),
         accelerator=lambda _record: ACCELERATORS[0],
     )
 

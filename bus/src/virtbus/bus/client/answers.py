@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
-from virtbus.bus.client.codec import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON, MSGPACK
 from virtbus.bus.client.link import Link, Raw
+from virtbus.bus.client.message_format import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON, MSGPACK
 from virtbus.bus.client.ports import Rendered
 from virtbus.bus.errors import (
     ConflictError,

@@ -1,4 +1,4 @@
-"""Encodes envelopes and decodes answers. It does not import pydantic, so the CLI starts fast.
+"""Encodes envelopes and decodes answers.
 
 `virtbus.schemas` decodes foreign bytes (`open_envelope`, `wire.decode`). This module only decodes
 answers of services that the client itself called.
@@ -6,26 +6,18 @@ answers of services that the client itself called.
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgpack
+from pydantic import BaseModel
 
+from virtbus.bus.client.message_format import JSON, frame_of
 from virtbus.bus.client.ports import Message
 from virtbus.bus.errors import BusError
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.wire import validate
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    Model = TypeVar("Model", bound=BaseModel)
-
-MSGPACK = "application/msgpack"
-JSON = "application/json"
-CONTENT_TYPE = "Content-Type"
-TRACEPARENT = "traceparent"
-ERROR_CODE = "Nats-Service-Error-Code"
-ERROR_TEXT = "Nats-Service-Error"
-REQUEST_INFO = "Nats-Request-Info"
-"""The header that the server adds to each request from another account."""
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _plain(value: Any) -> Any:
@@ -59,23 +51,6 @@ def unpack_answer(body: bytes, content_type: str) -> Any:
         raise BusError(msg) from error
 
 
-def type_of(subject: str) -> str:
-    """Return the CloudEvents `type` of a subject: `virtbus.vm.create.v1`."""
-    match subject.split("."):
-        case ["virtbus", "api", version, *rest]:
-            return ".".join(("virtbus", *rest, version))
-        case ["virtbus", "evt", _, _, *rest]:
-            return ".".join(("virtbus", *rest, "v1"))
-        case ["virtbus", "node", _, "ready" | "progress" as plane, _, *rest]:
-            return ".".join(("virtbus", plane, *rest, "v1"))
-        case ["virtbus", "node", _, "rpc" | "report" as plane, *rest]:
-            return ".".join(("virtbus", plane, *rest, "v1"))
-        case ["virtbus", *rest]:
-            return ".".join(("virtbus", *rest[:2], "v1"))
-        case _:
-            return ""
-
-
 def envelope(
     subject: str,
     value: Any,
@@ -89,27 +64,16 @@ def envelope(
 
     A request has `timeout_ms`. Any other message has the time `at_ns` (Unix).
     """
-    frame: dict[str, Any] = {
-        "id": message_id,
-        "source": source,
-        "type": type_of(subject),
-        "subject": subject,
-        "data": value,
-    }
+    frame = frame_of(subject, value, message_id=message_id, source=source, timeout_ms=timeout_ms)
     if timeout_ms is None:
         frame["time"] = datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds")
-    else:
-        frame["timeout_ms"] = max(1, timeout_ms)
     return pack(frame)
 
 
-def read_message(model: "type[Model]", message: Message) -> "Model":
+def read_message(model: type[Model], message: Message) -> Model:
     """Return the validated data of a core message or stored event.
 
     Raises:
         VirtbusError: 400 or 413, as `virtbus.schemas.wire.read`.
     """
-    from virtbus.schemas.envelope import open_envelope
-    from virtbus.schemas.wire import validate
-
     return validate(model, open_envelope(message.body).data)

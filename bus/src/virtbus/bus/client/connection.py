@@ -60,14 +60,15 @@ class NatsLink:
         self._settings = settings
         self._name = name
         self._client: DirectClient | None = None
-        self._generation, self._clustered = 0, False
+        self.generation, self.clustered = 0, False
         self._subscribed: set[_Subscribed] = set()
         self._replies = Replies()
         self._changed: set[Callable[[], None]] = set()
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._refused: set[str] = set()
-        self._fault = ""
+        self.fault = ""
+        """The reason of the last failed attempt, for people."""
         self._mux = ""
         self._prefix = settings.inbox_prefix
         self._servers = settings.servers
@@ -75,19 +76,6 @@ class NatsLink:
     @property
     def connected(self) -> bool:
         return self._client is not None
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clustered(self) -> bool:
-        return self._clustered
-
-    @property
-    def fault(self) -> str:
-        """Return the reason of the last failed attempt, for people."""
-        return self._fault
 
     def inbox(self) -> str:
         return f"{self._prefix}.{secrets.token_hex(11)}"
@@ -103,7 +91,7 @@ class NatsLink:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._up.wait()
         except TimeoutError:
-            msg = f"the bus at {', '.join(self._servers)} does not answer: {self._fault}"
+            msg = f"the bus at {', '.join(self._servers)} does not answer: {self.fault}"
             raise UnavailableError(msg) from None
 
     async def send(
@@ -116,7 +104,7 @@ class NatsLink:
     ) -> None:
         client = self._client
         if client is None:
-            msg = f"no connection to the bus: {self._fault}"
+            msg = f"no connection to the bus: {self.fault}"
             raise UnavailableError(msg)
         try:
             await client.send(subject, body, reply, headers or {})
@@ -159,7 +147,7 @@ class NatsLink:
             await self._subscribe(client, subscribed)
             await self._barrier(client)  # otherwise an earlier request would get 503
         except TimeoutError:
-            self._fault = f"no PONG in {FLUSH_S} s"
+            self.fault = f"no PONG in {FLUSH_S} s"
             self._lost.set()
         except (nats.errors.Error, OSError) as error:
             log.debug("subscription deferred until the next connection: %s", error)
@@ -188,15 +176,15 @@ class NatsLink:
                 for delay_s in delays(0.1, 1.0):
                     if await self._attempt():
                         return
-                    if "certificate verify failed" in self._fault and len(self._servers) == 1:
-                        msg = f"the bus at {self._servers[0]} is not trusted: {self._fault}"
+                    if "certificate verify failed" in self.fault and len(self._servers) == 1:
+                        msg = f"the bus at {self._servers[0]} is not trusted: {self.fault}"
                         raise DeniedError(msg)
-                    if "authorization" in self._fault:
+                    if "authorization" in self.fault:
                         msg = "the bus refuses these credentials: are they of this server?"
                         raise DeniedError(msg)
                     await asyncio.sleep(delay_s)
         except TimeoutError:
-            msg = f"the bus at {', '.join(self._servers)} does not answer: {self._fault}"
+            msg = f"the bus at {', '.join(self._servers)} does not answer: {self.fault}"
             raise UnavailableError(msg) from None
 
     async def run(self) -> None:
@@ -204,7 +192,7 @@ class NatsLink:
         try:
             while True:
                 await self._end()
-                log.warning("bus lost: %s", self._fault, extra={"code": "bus_lost"})
+                log.warning("bus lost: %s", self.fault, extra={"code": "bus_lost"})
                 await self._close()
                 for delay_s in delays(0.05, 3.0):
                     if await self._attempt():
@@ -254,7 +242,7 @@ class NatsLink:
             client = _client(settings)
             self._servers = settings.servers
         except (BusError, ValueError) as error:  # credentials are missing, or being replaced
-            self._fault = str(error)
+            self.fault = str(error)
             return False
         self._prefix = settings.inbox_prefix
         self._mux = f"{self._prefix}.{secrets.token_hex(11)}."
@@ -268,14 +256,14 @@ class NatsLink:
             if not lost.is_set():
                 self._client, self._lost = client, lost
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            self._fault = str(error).lower() or self._fault or "no answer in time"
+            self.fault = str(error).lower() or self.fault or "no answer in time"
         finally:
             if self._client is not client:
                 await shut(client, GIVE_UP_S)
         if self._client is not client:
             return False
-        self._clustered = bool(client._server_info.get("cluster"))
-        self._generation += 1
+        self.clustered = bool(client._server_info.get("cluster"))
+        self.generation += 1
         self._up.set()
         self._notify()
         return True
@@ -327,10 +315,10 @@ class NatsLink:
 
     def _heard(self, error: Exception) -> None:
         """Handle nats-py's error_cb: an exception here would end its read loop."""
-        self._fault = str(error) or type(error).__name__
-        found = _VIOLATION.search(self._fault)
+        self.fault = str(error) or type(error).__name__
+        found = _VIOLATION.search(self.fault)
         if found is None:
-            log.debug("nats: %s", self._fault)
+            log.debug("nats: %s", self.fault)
             return
         verb, subject = found.groups()
         log.warning("denied: %s to %s", verb, subject, extra={"code": "bus_denied"})

@@ -4,8 +4,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from virtbus.bus.client.codec import CONTENT_TYPE, JSON
 from virtbus.bus.client.link import Link, Raw, Subscription
+from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
 from virtbus.bus.client.ports import ServiceInfo
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.ids import uuid7
@@ -35,10 +35,6 @@ class Tally:
         if failure:
             self.errors += 1
             self.last_error = failure
-
-    def refused(self, failure: str) -> None:
-        """Count a request that never reached the handler."""
-        self.done(0.0, failure)
 
 
 class Discovery:

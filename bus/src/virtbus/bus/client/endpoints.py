@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from virtbus.bus.client.answers import Answers, refusal_of
-from virtbus.bus.client.codec import TRACEPARENT
 from virtbus.bus.client.discovery import Discovery, Tally
 from virtbus.bus.client.fair_shares import FairQueue, FairShares
 from virtbus.bus.client.link import Link, Raw, Subscription
+from virtbus.bus.client.message_format import TRACEPARENT
 from virtbus.bus.client.owners import account_of
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.client.tracing import continued
@@ -127,7 +127,7 @@ class EndpointServer:
 
     def receive(self, raw: Raw) -> None:
         if not is_confined(raw.reply):
-            self.tally.refused("403: no inbox")
+            self.tally.done(0.0, "403: no inbox")
             log.warning(
                 "dropped a request on %s: invalid reply subject %s",
                 raw.subject,
@@ -138,7 +138,7 @@ class EndpointServer:
         now_s, size_bytes = asyncio.get_running_loop().time(), ASKED_BYTES + len(raw.body)
         asked = _Asked(raw, now_s, account_of(raw.headers), size_bytes)
         if not self._accept(asked):
-            self.tally.refused("429: over backlog")
+            self.tally.done(0.0, "429: over backlog")
             after_ms = max(100, int(self.tally.mean_s * 1000 * self._endpoint.backlog))
             self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
 

@@ -11,13 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from virtbus.bus.client.records import Records
-from virtbus.bus.errors import (
-    BusError,
-    DeniedError,
-    FullError,
-    OutcomeUnknownError,
-    UnavailableError,
-)
+from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.bus.runtime.recent import Recent
@@ -62,8 +56,8 @@ def shared(subject: str) -> bool:
 class RecentEvents:
     """Recently emitted events, so that a repeated step is one event."""
 
-    def __init__(self, limit: int = REMEMBERED) -> None:
-        self._at_s: Recent[tuple[str, str], float] = Recent(limit)
+    def __init__(self) -> None:
+        self._at_s: Recent[tuple[str, str], float] = Recent(REMEMBERED)
 
     def again(self, subject: str, message_id: str, now_s: float) -> bool:
         """Return True if the same event was emitted within SAME_S."""
@@ -134,9 +128,6 @@ class EventWriter:
                 )
             except (UnavailableError, OutcomeUnknownError) as error:
                 log.debug("event %s not stored yet, will be retried: %s", fact.subject, error)
-            except (DeniedError, FullError) as error:
-                self._drop(str(error))
-                return
             except BusError as error:
                 self._drop(str(error))
                 return

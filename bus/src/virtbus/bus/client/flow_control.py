@@ -14,25 +14,17 @@ SILENT_S = 30.0
 """An end that is silent for this long is gone."""
 
 
-UNCOUNTED_BYTES = 1024 * 1024
-"""The limit of unread bytes from an end without flow control (0.1.0)."""
-
-
 class BrokenStreamError(Exception):
     """Bytes were lost on the way, or the peer sent beyond the advertised window."""
 
 
 class FlowControl:
-    """The counters of one end. `window` is the limit of unread bytes.
+    """The counters of one end. `window` is the limit of unread bytes."""
 
-    `counted` False: the other end has no flow control and does not report gaps.
-    """
-
-    def __init__(self, window: int = UNCOUNTED_BYTES, *, counted: bool = True) -> None:
-        self._counted = counted
+    def __init__(self, window: int) -> None:
         self._window = window
         self._sent = 0
-        self._limit: int | None = 0 if counted else None
+        self._limit = 0
         self._came = 0
         self._taken = 0
         self._told = window
@@ -40,19 +32,17 @@ class FlowControl:
     # --- sending -----------------------------------------------------------------------------
     def limited(self, upto: int) -> None:
         """Record the position up to which the other end accepts bytes."""
-        if self._limit is not None:
-            self._limit = max(self._limit, upto)
+        self._limit = max(self._limit, upto)
 
     @property
     def room(self) -> int:
         """Return how many bytes may be sent now in one piece."""
-        left = CHUNK_BYTES if self._limit is None else self._limit - self._sent
-        return min(left, CHUNK_BYTES)
+        return min(self.room_whole, CHUNK_BYTES)
 
     @property
     def room_whole(self) -> int:
         """Return how many bytes a datagram may have now; it is not split."""
-        return 65_535 if self._limit is None else self._limit - self._sent
+        return self._limit - self._sent
 
     def sending(self, size: int) -> int:
         """Count a piece that is sent; return its position."""
@@ -74,8 +64,6 @@ class FlowControl:
         """
         if not size:
             return
-        if not self._counted:
-            at, self._told = self._came, self._taken + self._window
         if at != self._came and not (may_miss and at > self._came):
             msg = "some of it was lost on the way; open it again"
             raise BrokenStreamError(msg)
@@ -88,4 +76,4 @@ class FlowControl:
     def took(self, size: int) -> bool:
         """Count bytes that were read; return True if the new limit should be announced."""
         self._taken += size
-        return self._counted and self._taken + self._window - self._told >= self._window // 2
+        return self._taken + self._window - self._told >= self._window // 2

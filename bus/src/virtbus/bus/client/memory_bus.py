@@ -8,12 +8,11 @@ faults of the next writes.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Any
 
-from virtbus.bus.client.codec import envelope
-from virtbus.bus.client.endpoints import serving
+from virtbus.bus.client.core_messages import CoreMessages
 from virtbus.bus.client.event_writer import RecentEvents, stored_id
 from virtbus.bus.client.filters import matches
 from virtbus.bus.client.gated_watch import GatedWatch
@@ -23,12 +22,9 @@ from virtbus.bus.client.memory_link import MemoryLink, MemoryServer
 from virtbus.bus.client.memory_stream import MemoryStream
 from virtbus.bus.client.ports import (
     HISTORY_BYTES,
-    Endpoint,
     Entry,
     Extent,
     Gate,
-    Message,
-    ServiceInfo,
     StoredMessage,
     StreamReport,
     Watch,
@@ -36,10 +32,10 @@ from virtbus.bus.client.ports import (
     Write,
 )
 from virtbus.bus.client.records import stream_of
-from virtbus.bus.client.requests import RequestClient, headers_out
+from virtbus.bus.client.requests import headers_out
 from virtbus.bus.client.stored_sizes import check_written, fact_body
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 
 __all__ = ["Fault", "MemoryBus", "MemoryServer"]
 
@@ -98,29 +94,22 @@ class MemoryWatch:
         return stop
 
 
-class MemoryBus:
+class MemoryBus(CoreMessages):
     """One connection to a MemoryServer; `ports.Bus` documents each method."""
+
+    _link: MemoryLink
 
     def __init__(
         self,
         server: MemoryServer,
         name: str = "memory",
-        sources: Clock = REAL,
+        sources: Sources = REAL,
         link: MemoryLink | None = None,
     ) -> None:
+        super().__init__(link or MemoryLink(server), name, sources)
         self.server = server
-        self.sources = sources
         self.faults: deque[Fault] = deque()
-        self._name = name
         self._told = RecentEvents()
-        self._link = link or MemoryLink(server)
-        self._calls = RequestClient(self._link, name, sources)
-        self.request = self._calls.request
-        self.request_stream = self._calls.request_stream
-
-    @property
-    def connected(self) -> bool:
-        return self._link.connected
 
     def disconnect(self) -> None:
         """Cut this connection: pending requests end, watches stop."""
@@ -129,34 +118,6 @@ class MemoryBus:
     def reconnect(self) -> None:
         """Connect again: watches list again."""
         self._link.join()
-
-    # --- core -----------------------------------------------------------------------------
-    def _said(self, subject: str, value: Any, message_id: str) -> bytes:
-        at_ns = self.sources.time_ns()
-        return envelope(subject, value, message_id=message_id, source=self._name, at_ns=at_ns)
-
-    async def publish(self, subject: str, value: Any) -> None:
-        body = self._said(subject, value, self.sources.uuid7())
-        if self._link.connected:
-            await self._link.send(subject, body, headers=headers_out())
-
-    @asynccontextmanager
-    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
-        messages: Mailbox[Message] = Mailbox(CAPACITY)
-
-        def receive(raw: Raw) -> None:
-            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
-
-        subscription = await self._link.open(subject, receive)
-        try:
-            yield messages
-        finally:
-            await subscription.close()
-
-    def serve(
-        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
-    ) -> AbstractAsyncContextManager[None]:
-        return serving(self._link, info, endpoints)
 
     # --- records --------------------------------------------------------------------------
     async def get(self, key: str) -> Entry | None:

@@ -81,7 +81,8 @@ class MemoryLink:
         """Connect as `account`, as a server would report it; empty: the controllers' account."""
         self.server = server
         self.account = account
-        self._generation = 1
+        self.generation = 1
+        self.clustered = False
         self._changed: dict[Callable[[], None], None] = {}
         self._waiting: dict[asyncio.Future[Any], None] = {}
         self._up = asyncio.Event()
@@ -91,14 +92,6 @@ class MemoryLink:
     @property
     def connected(self) -> bool:
         return self._up.is_set()
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clustered(self) -> bool:
-        return False
 
     def inbox(self) -> str:
         self._inboxes += 1
@@ -118,7 +111,7 @@ class MemoryLink:
 
     def join(self) -> None:
         """Connect again."""
-        self._generation += 1
+        self.generation += 1
         self._up.set()
         self._tell()
 

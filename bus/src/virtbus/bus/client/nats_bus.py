@@ -1,34 +1,26 @@
 """`ports.Bus` over a connection: one collaborator for each kind of traffic."""
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from virtbus.bus.client.codec import envelope
 from virtbus.bus.client.consumers import NodeConsumer, OwnConsumer
+from virtbus.bus.client.core_messages import CoreMessages
 from virtbus.bus.client.event_writer import EventWriter, QueuedEvent, stored_id
-from virtbus.bus.client.link import Link, Raw
-from virtbus.bus.client.mailbox import Mailbox
-from virtbus.bus.client.ports import Endpoint, Gate, Message, ServiceInfo, StoredMessage, Watch
+from virtbus.bus.client.link import Link
+from virtbus.bus.client.ports import Gate, StoredMessage, Watch
 from virtbus.bus.client.records import Records
-from virtbus.bus.client.requests import RequestClient, headers_out
+from virtbus.bus.client.requests import headers_out
 from virtbus.bus.client.stored_sizes import fact_body
 from virtbus.bus.client.watch import watching
-from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.bus_settings import BusSettings
-from virtbus.bus.runtime.clock import REAL
 from virtbus.bus.runtime.tasks import Background
 
-log = logging.getLogger(__name__)
-
-SUBSCRIBE_CAPACITY = 2048
-SUBSCRIBE_BYTES = 16 * 1024 * 1024
-FLUSH_FACTS_S = 2.0
+FLUSH_EVENTS_S = 2.0
 
 
-class NatsBus:
+class NatsBus(CoreMessages):
     """One connection; made by `client.connect`. `ports.Bus` documents each method."""
 
     def __init__(
@@ -39,15 +31,12 @@ class NatsBus:
         tasks: Background,
         supervisor: asyncio.Task[None],
     ) -> None:
-        self.sources = REAL
-        self._link = link
-        self._name = name
+        super().__init__(link, name)
         self._records = Records(link, settings)
-        self._calls = RequestClient(link, name)
-        self._facts = EventWriter(self._records)
+        self._events = EventWriter(self._records)
         self._tasks = tasks
         self._supervisor = supervisor
-        self._pump = tasks.start(self._facts.pump())
+        self._pump = tasks.start(self._events.pump())
         self._closed = False
         self.get = self._records.get
         self.put = self._records.put
@@ -57,12 +46,6 @@ class NatsBus:
         self.report = self._records.report
         self.extent = self._records.extent
         self.trim = self._records.trim
-        self.request = self._calls.request
-        self.request_stream = self._calls.request_stream
-
-    @property
-    def connected(self) -> bool:
-        return self._link.connected
 
     @property
     def clustered(self) -> bool:
@@ -87,44 +70,9 @@ class NatsBus:
         return self._link.generation
 
     @property
-    def dropped_facts(self) -> int:
+    def dropped_events(self) -> int:
         """Return the number of events lost to overflow or refusal since the start."""
-        return self._facts.dropped
-
-    def _said(self, subject: str, value: Any, message_id: str) -> bytes:
-        at_ns = self.sources.time_ns()
-        return envelope(subject, value, message_id=message_id, source=self._name, at_ns=at_ns)
-
-    async def publish(self, subject: str, value: Any) -> None:
-        body = self._said(subject, value, self.sources.uuid7())
-        try:
-            await self._link.send(subject, body, headers=headers_out())
-        except BusError as error:
-            log.debug("%s dropped: %s", subject, error)
-
-    @asynccontextmanager
-    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
-        messages: Mailbox[Message] = Mailbox(
-            SUBSCRIBE_CAPACITY,
-            capacity_bytes=SUBSCRIBE_BYTES,
-            size_of=lambda message: len(message.body),
-        )
-
-        def receive(raw: Raw) -> None:
-            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
-
-        subscription = await self._link.open(subject, receive)
-        try:
-            yield messages
-        finally:
-            await subscription.close()
-
-    def serve(
-        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
-    ) -> AbstractAsyncContextManager[None]:
-        from virtbus.bus.client.endpoints import serving
-
-        return serving(self._link, info, endpoints)
+        return self._events.dropped
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
         source = OwnConsumer(self._records.call, filters, self._name)
@@ -139,7 +87,7 @@ class NatsBus:
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
         known_as = stored_id(subject, message_id)
-        self._facts.add(QueuedEvent(subject, body, message_id, headers_out(), known_as))
+        self._events.add(QueuedEvent(subject, body, message_id, headers_out(), known_as))
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
@@ -159,7 +107,7 @@ class NatsBus:
             return
         self._closed = True
         try:
-            await self._facts.flush(FLUSH_FACTS_S if self._link.connected else 0.0)
+            await self._events.flush(FLUSH_EVENTS_S if self._link.connected else 0.0)
         finally:
             self._tasks.cancel()
             await self._tasks.settle(3.0)

@@ -7,6 +7,8 @@ from virtbus.bus.errors import FullError
 
 LINE_BYTES = 4096
 """The longest line before a message that the server sends (`max_control_line`)."""
+MESSAGE_BYTES = 64 * 1024 * 1024
+"""The largest message of any server (the highest `max_payload`)."""
 _CRLF = b"\r\n"
 _VERSION = "NATS/1.0"
 _NO_BREAKS = str.maketrans("\r\n", "  ")
@@ -43,17 +45,24 @@ def take_messages(block: bytes, deliver: Deliver) -> tuple[int, int]:
             sid, total_bytes = int(fields[2]), int(fields[3 + headed])
             header_bytes = int(fields[3]) if headed else 0
         except (ValueError, IndexError):
-            raise MalformedError(bytes(fields[0]).decode()) from None
+            raise _malformed(block[at:end]) from None
         start = end + 2
         stop = start + total_bytes
-        if not 0 <= header_bytes <= total_bytes or len(fields) != 4 + headed:
-            raise MalformedError(bytes(fields[0]).decode())
+        fits = 0 <= header_bytes <= total_bytes <= MESSAGE_BYTES
+        if not fits or len(fields) != 4 + headed:
+            raise _malformed(block[at:end])
         if stop + 2 > len(block):
             return at, stop + 2 - at
+        if not block.startswith(_CRLF, stop):
+            raise _malformed(block[at:end])
         body = start + header_bytes
         deliver(sid, fields[1], reply, block[start:body], block[body:stop])
         at = stop + 2
     return at, 0
+
+
+def _malformed(line: bytes) -> MalformedError:
+    return MalformedError(f"a message cannot be read: {line[:80]!r}")
 
 
 def headers_of(block: bytes) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from virtbus.bus.runtime.clock import Clock
+from virtbus.bus.runtime.sources import Sources
 from virtbus.schemas.wire import MAX_NODES
 
 HISTORY_BYTES = 512 * 1024
@@ -204,7 +204,7 @@ class Bus(Protocol):
     def connected(self) -> bool: ...
 
     @property
-    def sources(self) -> Clock:
+    def sources(self) -> Sources:
         """Return wall clock, randomness and ids, for all users of this bus."""
 
     # --- core -----------------------------------------------------------------------------

@@ -31,25 +31,24 @@ async def greets(host: str, port: int) -> bool:
 
 async def logs_in(host: str, port: int, user: str, password: str) -> bool:
     """Return True if the server accepts this user and password."""
-    login = json.dumps({"verbose": False, "user": user, "pass": password, "name": "check"})
-    try:
-        async with _greeted(host, port) as (_, reader, writer):
-            writer.write(f"CONNECT {login}\r\nPING\r\n".encode())
-            return (await reader.readline()).startswith(b"PONG")
-    except OSError:
-        return False
+    return await _accepted(host, port, user, password)
 
 
 async def is_heard(
     host: str, port: int, user: str, password: str, subject: str, inbox: str
 ) -> bool:
     """Return True if there is a responder for this user's requests on `subject`."""
+    asked = f"SUB {inbox} 1\r\nPUB {subject} {inbox} 0\r\n\r\n"
+    return await _accepted(host, port, user, password, asked)
+
+
+async def _accepted(host: str, port: int, user: str, password: str, asked: str = "") -> bool:
+    """Return True if the server answers the login and `asked`, and not by "no responder"."""
     options = {"user": user, "pass": password, "headers": True, "no_responders": True}
     login = json.dumps({"verbose": False, "name": "check", **options})
-    asked = f"CONNECT {login}\r\nSUB {inbox} 1\r\nPUB {subject} {inbox} 0\r\n\r\nPING\r\n"
     try:
         async with _greeted(host, port) as (_, reader, writer):
-            writer.write(asked.encode())
+            writer.write(f"CONNECT {login}\r\n{asked}PING\r\n".encode())
             while not (line := await reader.readline()).startswith(b"PONG"):
                 if not line or b" 503" in line:  # without a responder this precedes the PONG
                     return False

@@ -67,9 +67,11 @@ def kind_of(headers: Mapping[str, str]) -> EntryKind:
     return EntryKind.PUT
 
 
-def said(kind: EntryKind, body: bytes) -> tuple[bytes, bytes]:
-    """Return an entry's value and reason, from the body of its message."""
-    return (body, b"") if kind is EntryKind.PUT else (b"", body)
+def entry_of(key: str, headers: Mapping[str, str], body: bytes, sequence: int, at_ns: int) -> Entry:
+    """Return the entry of a message; the body of a marker is its reason."""
+    kind = kind_of(headers)
+    value, why = (body, b"") if kind is EntryKind.PUT else (b"", body)
+    return Entry(key, value, sequence, kind, at_ns, why)
 
 
 def ttl_header(ttl_s: float) -> str:
@@ -228,17 +230,8 @@ class Records:
             raise
         message = answer["message"]
         headers = _headers_of(message["hdrs"]) if message.get("hdrs") else {}
-        kind = kind_of(headers)
-        value, why = said(kind, base64.b64decode(message.get("data", "")))
-        entry = Entry(
-            key=message["subject"],
-            value=value,
-            revision=int(message["seq"]),
-            kind=kind,
-            time_ns=time_ns(message.get("time", "")),
-            why=why,
-        )
-        return entry, headers
+        body, at_ns = base64.b64decode(message.get("data", "")), time_ns(message.get("time", ""))
+        return entry_of(message["subject"], headers, body, int(message["seq"]), at_ns), headers
 
     async def _last_direct(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
         """Read with a node's permissions: only this call names the key in its subject."""
@@ -250,17 +243,11 @@ class Records:
         if not sequence.isdecimal():
             msg = f"{key}: the answer to the read cannot be read; ask again"
             raise UnavailableError(msg)
-        kind = kind_of(headers)
-        value, why = said(kind, raw.body)
-        entry = Entry(
-            key=headers.get("Nats-Subject", key),
-            value=value,
-            revision=int(sequence),
-            kind=kind,
-            time_ns=time_ns(headers.get("Nats-Time-Stamp", "")),
-            why=why,
+        subject, at_ns = (
+            headers.get("Nats-Subject", key),
+            time_ns(headers.get("Nats-Time-Stamp", "")),
         )
-        return entry, headers
+        return entry_of(subject, headers, raw.body, int(sequence), at_ns), headers
 
     async def batch(self, writes: Sequence[Write]) -> int:
         """Store a batch (ADR-50): no message is stored before the last one commits."""

@@ -5,20 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from virtbus.bus.client.codec import (
-    CONTENT_TYPE,
-    ERROR_CODE,
-    MSGPACK,
-    TRACEPARENT,
-    envelope,
-    unpack_answer,
-)
+from virtbus.bus.client.codec import envelope, unpack_answer
 from virtbus.bus.client.link import Link, LinkLostError, Raw
 from virtbus.bus.client.mailbox import Mailbox
+from virtbus.bus.client.message_format import CONTENT_TYPE, ERROR_CODE, MSGPACK, TRACEPARENT
 from virtbus.bus.client.tracing import current_traceparent
 from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import Attempts
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 
 STREAM_CAPACITY = 4096
 STREAM_BYTES = 64 * 1024 * 1024
@@ -63,7 +57,7 @@ def data_of(raw: Raw) -> Any:
 class RequestClient:
     """Requests of one connection; `source` is the sender in the envelope."""
 
-    def __init__(self, link: Link, source: str, sources: Clock = REAL) -> None:
+    def __init__(self, link: Link, source: str, sources: Sources = REAL) -> None:
         self._link = link
         self._source = source
         self._sources = sources

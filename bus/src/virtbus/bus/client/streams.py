@@ -232,7 +232,7 @@ async def accepting(
     Only the client learns the subject for its bytes.
     """
     subject = f"{request.subject}.{bus.sources.uuid7()}"
-    flow = FlowControl(INPUT_WINDOW_BYTES) if want.window else FlowControl(counted=False)
+    flow = FlowControl(INPUT_WINDOW_BYTES)
     flow.limited(want.window)
     stream = ByteStream(request.stream, flow, datagrams=datagrams)
     async with bus.subscribe(subject) as messages, background() as tasks:

@@ -3,24 +3,22 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from virtbus.bus.client.codec import read_message
 from virtbus.bus.client.ports import Message
 from virtbus.schemas.errors import VirtbusError
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    Model = TypeVar("Model", bound=BaseModel)
-
+Model = TypeVar("Model", bound=BaseModel)
 log = logging.getLogger(__name__)
 
 
 async def hear(
     messages: AsyncIterator[Message],
-    model: "type[Model] | Callable[[str], type[Model]]",
-    take: "Callable[[Model], None]",
+    model: type[Model] | Callable[[str], type[Model]],
+    take: Callable[[Model], None],
 ) -> None:
     """Pass the data of every message to `take`, for as long as messages arrive.
 

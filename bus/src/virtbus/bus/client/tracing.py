@@ -1,6 +1,6 @@
 """Trace context of messages, and spans stored as events so that no collector is needed.
 
-Only `setup` imports OpenTelemetry. A process that did not call it (the CLI) still passes a
+Only `recording` imports OpenTelemetry. A process that did not call it (the CLI) still passes a
 traceparent on, and `span` does only that.
 """
 
@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,7 +32,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-(
 
 _inbound: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
 _tracers: list["Tracer"] = []
-"""The tracer that `setup` made, while it is active; a process has one service."""
+"""The tracer that `recording` made, while it is active; a process has one service."""
 
 
 class Emit(Protocol):
@@ -77,29 +77,25 @@ def continued(traceparent: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def span(
-    name: str, *, uid: str = "", parent: str | None = None, kind: str = "internal", **more: str
-) -> Iterator[None]:
+def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) -> Iterator[None]:
     """Time a piece of work for one VM.
 
     Args:
         name: `virtbus <verb> <noun>`.
         uid: the VM; a span without one is exported, but not stored as an event.
         parent: a traceparent (of a record); default: the running span's, or the request's.
-        kind: OpenTelemetry's: internal, server, client, producer, consumer.
         more: further attributes; never secrets.
     """
     if not _tracers:
         with continued(parent or _inbound.get()):
             yield
         return
-    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace import Status, StatusCode
 
     attributes = {UID: uid, **more} if uid else more
     with _tracers[0].start_as_current_span(
         name,
         context=_context(parent),
-        kind=SpanKind[kind.upper()],
         attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,
@@ -225,10 +221,11 @@ def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
     return Facts()
 
 
-def setup(
-    service: str, node: str, emit: Emit | None = None, *, otlp_endpoint: str = ""
-) -> Callable[[], None]:
-    """Record the spans of this process; return a function that ends that.
+@contextmanager
+def recording(
+    service: str, node: str, emit: Emit | None = None, otlp_endpoint: str = ""
+) -> Iterator[None]:
+    """Record the spans of this process for as long as the context is open.
 
     Args:
         service: its name in spans.
@@ -250,12 +247,11 @@ def setup(
         _export(provider, endpoint)
     tracer = provider.get_tracer("virtbus")
     _tracers.insert(0, tracer)
-
-    def stop() -> None:
+    try:
+        yield
+    finally:
         _tracers.remove(tracer)
         provider.shutdown()
-
-    return stop
 
 
 def _export(provider: "TracerProvider", endpoint: str) -> None:
@@ -265,13 +261,3 @@ def _export(provider: "TracerProvider", endpoint: str) -> None:
 
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
-
-
-@contextmanager
-def recording(service: str, node: str, emit: Emit, otlp_endpoint: str = "") -> Iterator[None]:
-    """Run `setup` for as long as the context is open."""
-    stop = setup(service, node, emit, otlp_endpoint=otlp_endpoint)
-    try:
-        yield
-    finally:
-        stop()

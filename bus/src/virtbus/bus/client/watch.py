@@ -16,7 +16,7 @@ from typing import Protocol
 from virtbus.bus.client.link import Link, Raw, Subscription
 from virtbus.bus.client.mailbox import Mailbox
 from virtbus.bus.client.ports import Entry, Gate, WatchMark
-from virtbus.bus.client.records import kind_of, said
+from virtbus.bus.client.records import entry_of
 from virtbus.bus.errors import BusError, DeniedError
 from virtbus.bus.runtime.backoff import delays
 
@@ -251,9 +251,7 @@ class PullWatch:
             return  # otherwise it belongs to the previous list
         self._next_sequence += 1
         self._listed_yet -= 1
-        kind = kind_of(raw.headers)
-        value, why = said(kind, raw.body)
-        self._ready.append(Entry(raw.subject, value, sequence, kind, at_ns, why))
+        self._ready.append(entry_of(raw.subject, raw.headers, raw.body, sequence, at_ns))
         if pending == 0 and not self._synced:
             self._sync()
 

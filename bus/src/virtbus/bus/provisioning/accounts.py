@@ -97,16 +97,16 @@ def accounts(
             continue
         clients[role.account] = account = Account(role.account, [role])
         account.imports += [Import(service, CONTROL_ACCOUNT) for service in _services(role)]
-        if _hears_facts(role):
+        if _hears_events(role):
             account.imports.append(Import("virtbus.evt.>", CONTROL_ACCOUNT))
     control.exports += _offered(clients.values())
-    hearing = [one for one in clients.values() if any(_hears_facts(role) for role in one.users)]
+    hearing = [one for one in clients.values() if any(_hears_events(role) for role in one.users)]
     own = [_node(name, control, hearing) for name in nodes]
     known = [Account(SYSTEM_ACCOUNT, [permissions.sys()] if system else [])]
     return [*known, control, *clients.values(), *own]
 
 
-def _hears_facts(role: Role) -> bool:
+def _hears_events(role: Role) -> bool:
     return "virtbus.evt.>" in role.subscribe
 
 

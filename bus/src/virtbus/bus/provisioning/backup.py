@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.records import plain_stored
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, SIGNING, vm_anywhere
+from virtbus.schemas.version import check_version
 
 QUIET_S = 0.3
 """A change that is concurrent with the list arrives within this time after its end."""
@@ -229,12 +230,12 @@ def parse(file: Iterable[bytes], *, oldest: int = SCHEMA_VERSION) -> Backup:
 
 def _head(item: Mapping[str, int], oldest: int) -> int:
     version = item["virtbus_backup"]
-    if version > SCHEMA_VERSION:
-        message = "the backup is of a newer virtbus; restore it with that version"
-        raise BackupError(message)
-    if version < oldest:
-        message = f"the backup is of {OLDER}"
-        raise BackupError(message)
+    if version != oldest:
+        reasons, next_step = ("older_backup", "newer_backup"), "restore it with the newer virtbus"
+        try:
+            check_version("the backup", version, reasons=reasons, next_step=next_step)
+        except VirtbusError as error:
+            raise BackupError(str(error)) from None
     return item["taken_ns"]
 
 

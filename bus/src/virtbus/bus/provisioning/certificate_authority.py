@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from virtbus.bus.provisioning.credentials import write_secret
 
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -23,24 +24,15 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-    temporary.rename(path)
-
-
 def _write_pair(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
     pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _write(path.with_suffix(".key"), pem, 0o600)
-    _write(path.with_suffix(".crt"), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_secret(path.with_suffix(".key"), pem.decode())
+    public = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    write_secret(path.with_suffix(".crt"), public, mode=0o644)
 
 
 def _builder(

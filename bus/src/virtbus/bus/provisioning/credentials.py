@@ -14,12 +14,12 @@ from virtbus.bus.provisioning.permissions import CLIENT, Role
 GROUP = "virtbus"
 
 
-def write_secret(path: Path, text: str, *, group: str = "") -> None:
-    """Replace a file atomically; mode 0600, or 0640 for `group` if that group exists."""
+def write_secret(path: Path, text: str, *, mode: int = 0o600, group: str = "") -> None:
+    """Replace a file atomically; with `mode`, or 0640 for `group` if that group exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         if group and os.geteuid() == 0:

@@ -20,7 +20,6 @@ from virtbus.bus.provisioning import credentials, permissions
 from virtbus.bus.provisioning.accounts import Account, accounts, heard_of
 from virtbus.bus.provisioning.cluster import ROUTE_USER, ClusterMember, keep_kind
 from virtbus.bus.provisioning.server_config import ServerLogin, accounts_block
-from virtbus.bus.provisioning.server_store import ensure_account
 from virtbus.bus.runtime.bus_settings import BusSettings, creds_file
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,6 @@ _CONFIG = """\
 # Written at every start by virtbus; changes here are lost.
 server_name: "{name}"
 listen: "{host}:{port}"
-{monitor}
 max_payload: 1MB
 ping_interval: 10s
 write_deadline: 5s
@@ -118,38 +116,27 @@ class Server:
         files: ServerFiles,
         nodes: Sequence[str],
         host: str,
-        monitor: int,
         cluster: ClusterMember | None = None,
     ) -> None:
         self._files = files
         self._nodes = list(dict.fromkeys(nodes))
         self._host = host
-        self._monitor = monitor
         self._cluster = cluster
         self._known: dict[str, str] = {}
         self._process: Process | None = None
-        self._port = -1
+        self.port = -1
 
     @property
     def url(self) -> str:
         """Return the URL for clients: this server first, then the others of its cluster."""
-        own = f"nats://{self._near}:{self._port}"
-        peers = self._cluster.peers(self._port) if self._cluster is not None else []
+        own = f"nats://{self._near}:{self.port}"
+        peers = self._cluster.peers(self.port) if self._cluster is not None else []
         return ",".join([own, *peers])
-
-    @property
-    def clustered(self) -> bool:
-        """Return True if this server is a member of a cluster."""
-        return self._cluster is not None
 
     @property
     def _near(self) -> str:
         """Return the address at which this host reaches the server."""
         return "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  compared, not bound
-
-    @property
-    def port(self) -> int:
-        return self._port
 
     @property
     def pid(self) -> int:
@@ -207,7 +194,7 @@ class Server:
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
         """Wait until the server accepts these credentials, or refuses them."""
-        while known != await probes.logs_in(self._near, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
+        while known != await probes.logs_in(self._near, self.port, user, password):  # noqa: ASYNC110  the server tells nobody
             await asyncio.sleep(_POLL_S)
 
     async def _until_heard(self, user: str, password: str) -> None:
@@ -219,7 +206,7 @@ class Server:
         if role.user != permissions.agent(role.node).user:
             return
         asked = heard_of(role.node), f"{role.inbox_prefix}.check"
-        while not await probes.is_heard(self._near, self._port, user, password, *asked):
+        while not await probes.is_heard(self._near, self.port, user, password, *asked):
             if self._process is not None:
                 self._process.send_signal(signal.SIGHUP)
             await asyncio.sleep(10 * _POLL_S)
@@ -240,13 +227,11 @@ class Server:
     def _write_config(self) -> None:
         passwords = self._passwords()
         logins = {user: ServerLogin(password=password) for user, password in passwords.items()}
-        monitor = f'http: "127.0.0.1:{self._monitor}"' if self._monitor else ""
         text = _CONFIG.format(
             name=self._name(),
             cluster=self._cluster.block(passwords[ROUTE_USER]) if self._cluster else "",
             host=self._host,
-            port=self._port,
-            monitor=monitor,
+            port=self.port,
             pid_file=self._files.pid,
             log_file=self._files.log,
             store=self._files.store,
@@ -268,19 +253,19 @@ class Server:
     # --- life -----------------------------------------------------------------------------
     async def start(self, program: Path, port: int) -> None:
         """Start and wait until it accepts connections; if the port is taken, use another."""
-        self._port = port if port > 0 else probes.any_port(self._host)
+        self.port = port if port > 0 else probes.any_port(self._host)
         if not await self._started(program):
             if port != DEFAULT_PORT or self._cluster is not None:
-                raise BusError(self._why(f"nats-server did not start on port {self._port}"))
-            self._port = probes.any_port(self._host)
-            log.warning("port %d is taken, using %d", port, self._port, extra={"code": "bus_port"})
+                raise BusError(self._why(f"nats-server did not start on port {self.port}"))
+            self.port = probes.any_port(self._host)
+            log.warning("port %d is taken, using %d", port, self.port, extra={"code": "bus_port"})
             if not await self._started(program):
                 raise BusError(self._why("nats-server did not start"))
         self._write_creds()
         log.info("nats-server listens at %s", self.url, extra={"code": "bus_started"})
 
     async def _started(self, program: Path) -> bool:
-        if not probes.is_free(self._host, self._port):
+        if not probes.is_free(self._host, self.port):
             return False
         self._write_config()
         self._process = process = await create_subprocess_exec(
@@ -296,7 +281,7 @@ class Server:
         try:
             async with asyncio.timeout(READY_S):
                 while process.returncode is None:
-                    if await probes.greets(self._near, self._port):
+                    if await probes.greets(self._near, self.port):
                         return True
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
@@ -375,7 +360,6 @@ async def running(
     nodes: Sequence[str] = (),
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
-    monitor_port: int = 0,
     cluster: ClusterMember | None = None,
 ) -> AsyncIterator[Server]:
     """Run a nats-server while the context is open; its store and passwords are kept.
@@ -391,8 +375,7 @@ async def running(
     files.store.chmod(0o700)
     await end_orphan(files)
     keep_kind(files.store, cluster)
-    ensure_account(files.store)
-    server = Server(files, nodes, host, monitor_port, cluster)
+    server = Server(files, nodes, host, cluster)
     try:
         await server.start(binary(), port)
         yield server

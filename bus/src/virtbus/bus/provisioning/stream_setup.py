@@ -26,10 +26,10 @@ from virtbus.bus.errors import (
     UnavailableError,
 )
 from virtbus.schemas.bounds import STORED_BYTES
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostRecord
-from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.subjects import node_host
+from virtbus.schemas.version import check_version
 from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
@@ -187,16 +187,11 @@ async def check_schema(admin: Admin) -> None:
         if error.code == STREAM_NOT_FOUND:
             return
         raise
-    text = str((info["config"].get("metadata") or {}).get(_SCHEMA, "1"))
-    if text == str(SCHEMA_VERSION):
-        return
-    if text.isdigit() and int(text) < SCHEMA_VERSION:
-        raise VirtbusError(Code.UNSUPPORTED, "older_bus", f"the bus was declared by {OLDER}")
-    message = f"the bus has schema version {text[:20]!r}, this program knows {SCHEMA_VERSION}"
-    raise VirtbusError(Code.UNSUPPORTED, "newer_bus", f"{message}; upgrade it")
+    version = (info["config"].get("metadata") or {}).get(_SCHEMA, "1")
+    check_version("the bus", version, reasons=("older_bus", "newer_bus"))
 
 
-async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
+async def keep(bus: Renewed) -> None:
     """Ensure now and after every new connection, until cancelled.
 
     After a restart a single server has lost its memory stream (KV_node). It is declared again here,
@@ -205,7 +200,7 @@ async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None
     while True:
         generation = bus.generation
         try:
-            await ensure(bus, replicas=replicas, sizes=sizes, may_lack=True)
+            await ensure(bus, may_lack=True)
         except (UnavailableError, OutcomeUnknownError) as error:
             log.warning(
                 "declaration failed, will be retried: %s",
@@ -282,8 +277,15 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         elif entry is not None:
             nonce = entry.value
     for stream, config in node_consumers(node):
-        in_memory = _IN_MEMORY if admin.clustered else {}
-        await _ensure_consumer(admin, stream, config | in_memory)
+        config |= _IN_MEMORY if admin.clustered else {}
+        try:
+            await admin.js_api(
+                f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
+                {"stream_name": stream, "config": config, "action": ""},
+            )
+        except ApiError as error:  # an existing consumer keeps its storage
+            if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
+                raise
     return nonce
 
 
@@ -301,15 +303,3 @@ async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
         value = encode(record.model_copy(update={"trusted": trusted}))
         with suppress(ConflictError):  # written concurrently: the next declaration repeats this
             await admin.put(key, value, expect=entry.revision if entry else 0)
-
-
-async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
-    """Create or update one consumer. One that an older version created keeps its storage."""
-    try:
-        await admin.js_api(
-            f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
-            {"stream_name": stream, "config": config, "action": ""},
-        )
-    except ApiError as error:
-        if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
-            raise

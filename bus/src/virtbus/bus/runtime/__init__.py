@@ -1,1 +1,1 @@
-"""The frame of a service: its process, settings, logs, tasks and clock."""
+"""The frame of a service: its process, settings, logs, tasks and sources."""

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 
 LEAST_S = 0.02
 """No attempt starts with less time than this: it could only end as *unknown*."""
 
 
-def delays(first_s: float, most_s: float, sources: Clock = REAL) -> Iterator[float]:
+def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[float]:
     """Yield endless delays: uniform over [half, whole] of a bound that doubles from `first_s`."""
     bound_s = first_s
     while True:
@@ -24,7 +24,7 @@ class Attempts:
     for another.
     """
 
-    def __init__(self, timeout_s: float, sources: Clock = REAL) -> None:
+    def __init__(self, timeout_s: float, sources: Sources = REAL) -> None:
         self._loop = asyncio.get_running_loop()
         self._deadline_s = self._loop.time() + timeout_s
         self._pauses = delays(0.02, 0.5, sources)

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -103,7 +104,9 @@ async def _parent_ended() -> None:
         loop.remove_reader(descriptor)
 
 
-async def _until_told_to_stop() -> str:
+@contextlib.contextmanager
+def stop_signals() -> "Iterator[asyncio.Future[str]]":
+    """Yield a future that SIGINT and SIGTERM resolve with their name."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[str] = loop.create_future()
 
@@ -114,19 +117,20 @@ async def _until_told_to_stop() -> str:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell, number.name)
     try:
-        async with asyncio.TaskGroup() as group:
-
-            async def watch_parent() -> None:
-                await _parent_ended()
-                tell("the parent's end")
-
-            parent = group.create_task(watch_parent())
-            name = await told
-            parent.cancel()
-            return name
+        yield told
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def _until_told_to_stop() -> str:
+    with stop_signals() as told:
+        async with asyncio.TaskGroup() as group:
+            parent = group.create_task(_parent_ended())
+            ends: set[asyncio.Future[Any]] = {told, parent}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            parent.cancel()
+        return told.result() if told.done() else "the parent's end"
 
 
 async def supervise(body: Callable[[], Awaitable[None]]) -> None:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+from virtbus.schemas.version import check_version
 
 FILE = "VERSION"
 
@@ -18,12 +17,10 @@ def check(state_dir: Path) -> bool:
     text = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if not text:
         return False
-    if text.isdigit() and int(text) < SCHEMA_VERSION:
-        raise VirtbusError(Code.UNSUPPORTED, "state_older", f"{state_dir} is of {OLDER}")
-    if not text.isdigit() or int(text) > SCHEMA_VERSION:
-        message = (
-            f"{path} says version {text[:20]!r}, this program knows {SCHEMA_VERSION}; "
-            "install the newer virtbus again, or move the state away"
-        )
-        raise VirtbusError(Code.UNSUPPORTED, "state_newer", message)
+    check_version(
+        str(state_dir),
+        text,
+        reasons=("state_older", "state_newer"),
+        next_step="install the newer virtbus again, or move the state away",
+    )
     return True

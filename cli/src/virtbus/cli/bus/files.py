@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import click
 
@@ -72,20 +73,29 @@ def restore(invocation: Invocation, *, file: Path) -> None:
     the lost bus hold their VMs until `virtbus bus rebuild`. That command prefers a host's copy if
     it is newer than the backup: for VMs that were moved, changed or deleted since.
     """
-    from virtbus.bus.provisioning.backup import BackupError, parse, put_back
+    from virtbus.bus.provisioning.backup import parse, put_back
 
-    try:
-        with file.open("rb") as content:
-            kept = parse(content)
+    with opened(file) as content:
+        kept = parse(content)
         done = _with_bus(invocation, lambda bus: put_back(bus, kept))
-    except BackupError as error:
-        raise CliError(Exit.REFUSED, "backup", f"{file}: {error}") from error
     told: dict[str, object] = {"vms": done.vms, "written": done.written, "present": done.present}
     told["deleted"] = done.deleted
     invocation.show(told, lambda: f"{len(done.vms)} VM(s) restored, {done.present} key(s) there")
     if done.deleted:
         invocation.note(f"{len(done.deleted)} VM(s) were deleted on this bus and stay so")
     invocation.note("now start all hosts, then: virtbus bus rebuild")
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[IO[bytes]]:
+    """Open a backup; its refusal becomes an error of the command."""
+    from virtbus.bus.provisioning.backup import BackupError
+
+    try:
+        with file.open("rb") as content:
+            yield content
+    except BackupError as error:
+        raise CliError(Exit.REFUSED, "backup", f"{file}: {error}") from error
 
 
 def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]") -> T:

@@ -16,7 +16,7 @@ _HERE = "virtbus.cli.bus"
         "revoke-node": (f"{_HERE}.nodes:revoke_node", "Replace them; the old ones end."),
         "remove-node": (f"{_HERE}.nodes:remove_node", "Remove them at once."),
         "add-bridge": (
-            f"{_HERE}.bridges:add_bridge",
+            f"{_HERE}.nodes:add_bridge",
             "Give a further cluster's bridge its credentials.",
         ),
         "check": (f"{_HERE}.check:check", "Find problems in a bus's files."),

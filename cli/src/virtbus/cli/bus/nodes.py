@@ -1,4 +1,4 @@
-"""`virtbus bus add-node`, `revoke-node` and `remove-node`."""
+"""`virtbus bus add-node`, `revoke-node`, `remove-node` and `add-bridge`."""
 
 import asyncio
 from pathlib import Path
@@ -9,6 +9,7 @@ import click
 from virtbus.bus.errors import DeniedError, UnavailableError
 from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.bus.provisioning.config_reload import reload_servers
+from virtbus.bus.provisioning.permissions import bridge
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.bus.place import WAIT_S, answers, copy_hint, directory, knows, refusals, written
 from virtbus.cli.failures import unavailable
@@ -46,24 +47,57 @@ def add_node(invocation: Invocation, name: str, place: str) -> None:
     prepared = BusDirectory(Path(place))
     with refusals():
         changed = prepared.add_node(check_id(name))
+    users = [f"{user}-{name}" for user in ("node", "imaged", "netd")]
+    start = f"on {name}: virtbus node up --name {name} --creds node-{name}.creds"
+    _added(invocation, prepared, {"node": name}, changed, users, start)
+
+
+@click.command(epilog=examples("virtbus bus add-bridge east"))
+@click.argument("cluster")
+@directory
+@local
+def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
+    """Create an account for a further Kubernetes cluster's bridge.
+
+    Every bus has the user `bridge` for one cluster. Each bridge sees and changes only the VMs that
+    its own account created, so two clusters never share a VM.
+    """
+    prepared = BusDirectory(Path(place))
+    with refusals():
+        changed = prepared.add_bridge(check_id(cluster))
+    _added(invocation, prepared, {"bridge": cluster}, changed, [bridge(cluster).user])
+
+
+def _added(
+    invocation: Invocation,
+    prepared: BusDirectory,
+    what: dict[str, str],
+    changed: list[Path],
+    users: list[str],
+    *more: str,
+) -> None:
+    """Reload the servers, and check that each knows the first of the new users."""
+    with refusals():
         reloaded = reload(prepared)
         plan = prepared.plan()
-        refusing = asyncio.run(knows(prepared, plan, f"node-{name}")) if reloaded else {}
-    creds = [str(prepared.creds(f"{user}-{name}")) for user in ("node", "imaged", "netd")]
-    told: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
-    told |= {"credentials": creds}
-    told |= {"reloaded": reloaded, "refusing": refusing}
-    lines = [written(changed), *(f"credentials: {path}" for path in creds)]
-    lines.append(f"on {name}: virtbus node up --name {name} --creds node-{name}.creds")
+        refusing = asyncio.run(knows(prepared, plan, users[0])) if reloaded else {}
+    creds = [str(prepared.creds(user)) for user in users]
+    told: dict[str, Any] = {**what, "changed": [str(path) for path in changed]}
+    told |= {"credentials": creds, "reloaded": reloaded, "refusing": refusing}
+    lines = [written(changed), *(f"credentials: {path}" for path in creds), *more]
     lines += copy_hint(prepared, plan, list(refusing))
     invocation.show(told, lambda: "\n".join(lines))
-    if not reloaded:
-        raise unavailable("no server answers, so none was reloaded", "start them, then repeat this")
+    _check_reloaded(reloaded)
     if refusing:
         raise unavailable(
-            f"these servers do not know {name} yet: {', '.join(refusing)}",
+            f"these servers do not know {users[0]} yet: {', '.join(refusing)}",
             "copy accounts.conf as above, then repeat this command",
         )
+
+
+def _check_reloaded(reloaded: list[str]) -> None:
+    if not reloaded:
+        raise unavailable("no server answers, so none was reloaded", "start them, then repeat this")
 
 
 @click.command(epilog=examples("virtbus bus remove-node n4"))
@@ -126,8 +160,7 @@ def _end(
     lines = [written(changed), *(f"credentials: {path}" for path in creds)]
     lines += copy_hint(prepared, plan, taking)
     invocation.show(told, lambda: "\n".join(lines))
-    if not reloaded:
-        raise unavailable("no server answers, so none was reloaded", "start them, then repeat this")
+    _check_reloaded(reloaded)
     if taking:
         raise unavailable(
             f"these servers do not refuse the old credentials of {name} yet: {', '.join(taking)}",

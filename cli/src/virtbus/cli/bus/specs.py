@@ -1,11 +1,10 @@
 """`virtbus bus specs`: the VMs of a backup as files for `vm create -f`."""
 
-import os
 from pathlib import Path
 
 import click
 
-from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.bus.files import opened
 from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
@@ -34,21 +33,17 @@ def command(invocation: Invocation, *, file: Path, folder: Path) -> None:
     with its secrets, so only its owner can read it. It holds no uid, no node, no address and no
     disk.
     """
-    from virtbus.bus.provisioning.backup import BackupError, parse
+    from virtbus.bus.provisioning.backup import parse
+    from virtbus.bus.provisioning.credentials import write_secret
     from virtbus.bus.provisioning.specs import specs
     from virtbus.schemas.wire import encode_json
 
-    try:
-        with file.open("rb") as content:
-            requests = list(specs(parse(content, oldest=1)))
-    except BackupError as error:
-        raise CliError(Exit.REFUSED, "backup", f"{file}: {error}") from error
+    with opened(file) as content:
+        requests = list(specs(parse(content, oldest=1)))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     for request in requests:
         path = folder / f"{request.get('namespace', 'default')}.{request['name']}.json"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(encode_json(request) + b"\n")
+        write_secret(path, f"{encode_json(request).decode()}\n")
         written.append(str(path))
     invocation.show({"files": written}, lambda: f"{len(written)} VM(s) in {folder}")

@@ -1,9 +1,9 @@
 """Checks of the bus and the default guest."""
 
 import os
-import socket
 from pathlib import Path
 
+from virtbus.bus.client.probes import is_free
 from virtbus.cli import units
 from virtbus.cli.doctor.finding import CheckResult, fail, ok, warn
 from virtbus.cli.doctor.probe import needs_root
@@ -28,23 +28,19 @@ def nats() -> CheckResult:
         return _port(path)
     except LoginDeniedError as error:
         return warn("bus", f"refuses {path}: {error}", "restart `virtbus up`: it writes a new one")
-    version = connection.server.fields.get("version", "?")
+    version = connection.server.get("version", "?")
     connection.close()
     return ok("bus", f"nats-server {version} runs and takes {found.source}")
 
 
 def _port(path: Path) -> CheckResult:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", PORT))
-        except OSError:
-            return warn(
-                "bus",
-                f"port {PORT} is taken by another program, and {path} opens no bus;"
-                " `virtbus up` takes another port",
-                f"ss -ltnp 'sport = :{PORT}'",
-            )
+    if not is_free("127.0.0.1", PORT):
+        return warn(
+            "bus",
+            f"port {PORT} is taken by another program, and {path} opens no bus;"
+            " `virtbus up` takes another port",
+            f"ss -ltnp 'sport = :{PORT}'",
+        )
     return ok("bus", f"none runs; port {PORT} is free for `virtbus up`")
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from virtbus.cli import output
 from virtbus.cli.doctor import bus, container, emulator, host, hypervisor, networking
 from virtbus.cli.doctor.finding import FAIL, OK, UNKNOWN, WARN, CheckResult, warn
 from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
 Check = Callable[[], CheckResult]
@@ -78,10 +78,8 @@ def _look(check: Check) -> CheckResult:
     ),
 )
 @click.option("--state-dir", metavar="DIR", help="[default: /var/lib/virtbus]")
-@click.option(
-    "-o", "--output", "style", type=click.Choice(("table", "json", "yaml")), default="table"
-)
-def command(state_dir: str | None, style: str) -> None:
+@local
+def command(invocation: Invocation, state_dir: str | None) -> None:
     """Report missing requirements of this host, and the commands that repair them.
 
     It only reads and changes nothing. Exit code 1 if something fails. Warnings are drawbacks with
@@ -90,13 +88,10 @@ def command(state_dir: str | None, style: str) -> None:
     place = Path(state_dir or os.environ.get("VIRTBUS_STATE_DIR") or "/var/lib/virtbus")
     findings = [container.judged(_look(check)) for check in checks(place)]
     count = {level: sum(f.level == level for f in findings) for level in (OK, WARN, UNKNOWN, FAIL)}
-    if style == "table":
-        output.write("\n".join(finding.as_text() for finding in findings))
-        hidden = f"{count[UNKNOWN]} unknown, " if count[UNKNOWN] else ""
-        output.write(f"\n{count[OK]} ok, {count[WARN]} to look at, {hidden}{count[FAIL]} to mend")
-    else:
-        value = {"findings": [finding.as_map() for finding in findings], "count": count}
-        output.write(output.render(value, style))
+    hidden = f"{count[UNKNOWN]} unknown, " if count[UNKNOWN] else ""
+    told = f"\n{count[OK]} ok, {count[WARN]} to look at, {hidden}{count[FAIL]} to mend"
+    value = {"findings": [finding.as_map() for finding in findings], "count": count}
+    invocation.show(value, lambda: "\n".join([*(f.as_text() for f in findings), told]))
     if count[FAIL]:
         names = ", ".join(f.name for f in findings if f.level == FAIL)
         raise CliError(Exit.REFUSED, "host_not_ready", f"not ready for VMs: {names}")

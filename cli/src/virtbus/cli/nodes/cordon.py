@@ -7,9 +7,9 @@ import click
 
 from virtbus.cli import node as nodes
 from virtbus.cli import output, units
+from virtbus.cli.completion_sources import node_argument
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.nodes.target import node_argument
 
 
 @click.command(

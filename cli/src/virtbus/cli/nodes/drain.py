@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from virtbus.cli import units
+from virtbus.cli.completion_sources import node_argument
 from virtbus.cli.failures import CliError, Exit, unknown
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.nodes.cordon import show
-from virtbus.cli.nodes.target import node_argument
 from virtbus.cli.progress import Steps
 
 _POLL_S = 0.5

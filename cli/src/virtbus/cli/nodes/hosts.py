@@ -1,11 +1,11 @@
-"""`virtbus node takeover` and `approve`."""
+"""`virtbus node fence`, `unfence`, `takeover`, `approve` and `forget`."""
 
 import click
 
+from virtbus.cli.completion_sources import node_argument
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.nodes.cordon import show
-from virtbus.cli.nodes.target import node_argument
 
 
 @click.command(
@@ -68,3 +68,77 @@ def approve(invocation: Invocation, *, name: str, labels: tuple[str, ...]) -> No
             raise click.BadParameter(message, param_hint="--label")
         asked["labels"] = {key: value for key, _, value in pairs}
     show(invocation, invocation.call("node", "approve", asked))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus node fence n1 --confirm "powered off by its BMC"
+        virtbus node fence n1 --confirm "disk removed" --discard-local-disks
+        virtbus node get n1                  which VMs wait for it, and why
+        virtbus node unfence n1              it is back, and may take part again
+        """
+    )
+)
+@node_argument
+@click.option(
+    "--confirm",
+    required=True,
+    metavar="HOW",
+    help="How you know that the host is off: stored with the fence, for others to read.",
+)
+@click.option(
+    "--discard-local-disks",
+    is_flag=True,
+    help="Start VMs without an eviction strategy elsewhere too; their disks are lost.",
+)
+@verb
+def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disks: bool) -> None:
+    """Declare the silent host NAME off, so that its VMs may start elsewhere.
+
+    Do so only when no guest can run there any more: power, not only its network, is off. VMs whose
+    spec says eviction_strategy None start on other hosts from their images; the others wait for the
+    host. When the host is back, it starts nothing and removes VMs that run elsewhere by now; then
+    unfence it.
+    """
+    asked = {"node": name, "confirm": confirm, "discard_local_disks": discard_local_disks}
+    show(invocation, invocation.call("node", "fence", asked))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus node unfence n1
+        """
+    )
+)
+@node_argument
+@verb
+def unfence(invocation: Invocation, *, name: str) -> None:
+    """Let the host NAME, which is back, take part again.
+
+    This is refused until the host answers, has compared itself with its records, and has released
+    the VMs that were moved while it was off. The VMs that waited for it start there again.
+    """
+    show(invocation, invocation.call("node", "unfence", {"node": name}))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus node fence n1 --confirm "scrapped" --discard-local-disks
+        virtbus node forget n1               once no VM is on it any more
+        virtbus bus remove-node n1           and its credentials open nothing any more
+        """
+    )
+)
+@node_argument
+@verb
+def forget(invocation: Invocation, *, name: str) -> None:
+    """Remove all data of the host NAME, which is gone for good, from the bus.
+
+    This is refused while the host has a heartbeat, or has VMs. If the host comes back, it holds its
+    VMs until `virtbus bus rebuild`; remove its credentials (`virtbus bus remove-node`).
+    """
+    answer = invocation.call("node", "forget", {"node": name})
+    invocation.show(answer, lambda: f"{name} is forgotten; next: virtbus bus remove-node {name}")

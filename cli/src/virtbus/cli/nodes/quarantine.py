@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from virtbus.cli import output, units
+from virtbus.cli.completion_sources import node_argument
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
-from virtbus.cli.nodes.target import node_argument
 
 _HERE = "virtbus.cli.nodes.quarantine"
 TIMEOUT_S = 70.0

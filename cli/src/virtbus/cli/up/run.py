@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -12,7 +11,7 @@ from typing import Protocol
 
 from virtbus.bus.provisioning.server import ServerFiles
 from virtbus.bus.runtime import state_version
-from virtbus.bus.runtime.process import notify
+from virtbus.bus.runtime.process import notify, stop_signals
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.up import banner
 from virtbus.cli.up.child import Child
@@ -55,7 +54,7 @@ async def up(
     except VirtbusError as error:
         raise CliError(Exit.REFUSED, error.reason, str(error)) from error
     with only_one(place.state_dir), ExitStack() as stack:
-        told = _until_told(stack)
+        told = stack.enter_context(stop_signals())
         reader, writer = os.pipe()
         stack.callback(os.close, reader)
         # open for the life of this process: its EOF stops the services
@@ -127,18 +126,3 @@ async def _announce(place: Place, children: list[Child], terminal: Terminal) -> 
 def _bus_lines(place: Place) -> list[str]:
     creds = json.loads(place.client_creds.read_text(encoding="utf-8"))
     return banner.lines(place, creds, ServerFiles(place.state_dir, place.run_dir).log)
-
-
-def _until_told(stack: ExitStack) -> "asyncio.Future[str]":
-    """Return a future that SIGINT and SIGTERM resolve with their name."""
-    loop = asyncio.get_running_loop()
-    told: asyncio.Future[str] = loop.create_future()
-
-    def tell(name: str) -> None:
-        if not told.done():
-            told.set_result(name)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, tell, number.name)
-        stack.callback(loop.remove_signal_handler, number)
-    return told

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import click
 
-from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import output
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
@@ -81,9 +80,7 @@ def command(
             if typed:
                 name_shown = output.safe(vm.get("name"))
                 output.write(f"console of {name_shown}; leave with ^]\r", sys.stderr)
-            # `session`: for agents of 0.1.0
-            query = {"write": not view, "tail_bytes": tail_bytes, "session": uuid7()}
-            stream.open({"uid": vm.get("uid"), **query})
+            stream.open({"uid": vm.get("uid"), "write": not view, "tail_bytes": tail_bytes})
             _converse(stream, source, linger_s=0.0 if typed else linger)
     finally:
         stream.leave()

@@ -86,11 +86,7 @@ class _Deletion:
         """Return the VM once its delete is accepted, or the error."""
         query = ref(name, self._namespace)
         try:
-            answer = self._invocation.call("vm", "delete", {**query, **self._more})
-            if answer.get("uid"):
-                return answer
-            found = answer.get("vm")
-            return found if isinstance(found, Mapping) else {**query}
+            return self._invocation.call("vm", "delete", {**query, **self._more})
         except CliError as error:
             return error
 

@@ -8,7 +8,7 @@ import click
 from virtbus.cli import event_lines, output
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.live_events import LiveFacts
+from virtbus.cli.live_events import LiveEvents
 from virtbus.cli.vm.history import stored, uid_of
 from virtbus.cli.vm.target import name_argument, namespace_option
 
@@ -51,7 +51,7 @@ def _follow(invocation: Invocation, uid: str) -> None:
         first_ns = first_ns or event_lines.at_ns(item)
         event_lines.say(item, invocation.style, first_ns)
 
-    live = LiveFacts(invocation, f"virtbus.evt.*.{uid}.>", tell)
+    live = LiveEvents(invocation, f"virtbus.evt.*.{uid}.>", tell)
     if invocation.for_eyes:
         output.write(event_lines.line(event_lines.HEADER))
     for item in sorted(stored(invocation, uid=uid), key=event_lines.at_ns):

@@ -11,9 +11,10 @@ PAGE = 200
 
 
 def stored(
-    invocation: Invocation, *, uid: str | None = None, after: int = 0, spans: bool = False
+    invocation: Invocation, *, uid: str | None = None, spans: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield every `EventItem` map with a sequence above `after`, in order."""
+    """Yield every `EventItem` map, in order."""
+    after = 0
     while True:
         query: dict[str, Any] = {"after": after, "limit": PAGE, "spans": spans}
         if uid is not None:

@@ -54,17 +54,12 @@ def command(
     if watch:
         _follow(invocation, query)
         return
-    found = _all(invocation, query)
+    found = invocation.listed("vm", {**query, "limit": PAGE})["items"]
     if not found:
         invocation.note("no VMs; make one: virtbus vm create web --image tiny --wait ready")
         if invocation.for_eyes:
             return
     invocation.show({"items": found}, lambda: views.table(found))
-
-
-def _all(invocation: Invocation, query: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = invocation.listed("vm", {**query, "limit": PAGE})["items"]
-    return found
 
 
 def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:
@@ -115,10 +110,8 @@ class _Lines(Sees):
             self._listed = None
 
     def _say(self, view: Mapping[str, Any], cells: tuple[str, ...]) -> None:
-        if self._style == "json":
-            output.write(output.as_json(view, indent=None))
-        elif self._style == "yaml":
-            output.write(f"---\n{output.as_yaml(view)}".rstrip())
+        if self._style != "table":
+            output.write(output.document(view, self._style))
         else:
             if not self._headed:
                 output.write(_line(views.HEADER))

@@ -44,14 +44,10 @@ def command(
     view = fetch(invocation, name, namespace)
     write = _writer(None if raw else visible)
     stream = SerialStream(invocation.session, node_subject(view, "logs"), write)
-    try:
-        stream.open({"uid": view.get("uid"), "tail_bytes": tail_bytes, "follow": follow})
-        while not stream.closed:
-            stream.pump()
-    finally:
-        stream.leave()
-    if stream.closed != END:
-        raise CliError(Exit.REFUSED, "closed", f"the log ended: {stream.closed}")
+    query = {"uid": view.get("uid"), "tail_bytes": tail_bytes, "follow": follow}
+    closed = stream.read_to_end(query)
+    if closed != END:
+        raise CliError(Exit.REFUSED, "closed", f"the log ended: {closed}")
 
 
 def visible(data: bytes) -> bytes:

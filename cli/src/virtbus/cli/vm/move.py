@@ -5,14 +5,13 @@ from typing import Any
 
 import click
 
-from virtbus.cli import completion_sources, units
-from virtbus.cli.failures import CliError, Exit, unknown
+from virtbus.cli import completion_sources
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
-from virtbus.cli.vm.waiting import WaitProgress
+from virtbus.cli.vm.waiting import WaitProgress, failed
 
 _SETTLED = frozenset({"Running", "Stopped", "Succeeded"})
 
@@ -66,28 +65,16 @@ def _arrived(
     invocation: Invocation, view: Mapping[str, Any], timeout_s: float
 ) -> Mapping[str, Any]:
     """Return the VM once it has settled in its next assignment."""
-    name, epoch = view.get("name"), int(view.get("epoch") or 0)
-    steps = Steps(shown=invocation.for_eyes)
-    waiting = WaitProgress(invocation.session, str(view.get("uid")), steps)
+    epoch = int(view.get("epoch") or 0)
+    waiting = WaitProgress(
+        invocation.session, str(view.get("uid")), Steps(shown=invocation.for_eyes)
+    )
 
-    def verdict(seen: Mapping[str, Any] | None) -> bool:
-        if seen is None:
-            raise CliError(Exit.NOT_FOUND, "deleted", f"{name} was deleted meanwhile")
+    def reached(seen: Mapping[str, Any]) -> bool:
         if int(seen.get("epoch") or 0) <= epoch:
             return False
         if views.state(seen) == "Failed":
-            why = seen.get("message") or seen.get("reason") or "no reason is known"
-            hint = f"`virtbus vm events {name}` shows each step"
-            raise CliError(Exit.REFUSED, "failed", f"{name} is Failed: {why}", hint=hint)
+            raise failed(seen)
         return views.state(seen) in _SETTLED
 
-    try:
-        waiting.listen()
-        if waiting.until(verdict, timeout_s):
-            return waiting.view or view
-    finally:
-        steps.close()
-    raise unknown(
-        f"{name} has not arrived after {units.duration(timeout_s)}",
-        f"it continues by itself: `virtbus vm get {name}`",
-    )
+    return waiting.settle(view, reached, "has not arrived", timeout_s)

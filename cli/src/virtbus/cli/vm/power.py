@@ -1,4 +1,4 @@
-"""Shared parts of start, stop, restart and pause: send the request, then wait for its result."""
+"""`virtbus vm start`, `stop`, `restart`, `pause`, `unpause`, `reset` and `soft-reboot`."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -6,14 +6,15 @@ from typing import Any
 
 import click
 
-from virtbus.cli import units
-from virtbus.cli.failures import CliError, Exit, unknown
-from virtbus.cli.invocation import Invocation
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
-from virtbus.cli.vm.waiting import WaitProgress
+from virtbus.cli.vm.target import name_argument, namespace_option, ref
+from virtbus.cli.vm.waiting import WaitProgress, failed
 
 Function = Callable[..., Any]
+_HALTED = frozenset({"Stopped", "Succeeded", "Failed"})
 
 
 def waits_until(what: str) -> Callable[[Function], Function]:
@@ -50,12 +51,11 @@ def switch(
     goals: frozenset[str] | None,
     timeout_s: float | None,
 ) -> None:
-    """Request `vm.<wish>` and show the VM; with `timeout_s` once its state is one of `goals`.
+    """Request `vm.<action>` and show the VM; with `timeout_s` once its state is one of `goals`.
 
     `goals` None: Running, or Paused if the answer says that its start leaves it paused.
     """
-    answer = invocation.call("vm", action, query)
-    view: Mapping[str, Any] = answer.get("vm") or answer
+    view: Mapping[str, Any] = invocation.call("vm", action, query)
     if timeout_s is not None:
         goals = goals or frozenset({"Paused" if view.get("paused") else "Running"})
         view = _reached(invocation, action, view, goals, timeout_s, query.get("grace_s"))
@@ -63,7 +63,7 @@ def switch(
 
 
 def press(invocation: Invocation, action: str, query: Mapping[str, Any]) -> None:
-    """Request `vm.<wish>` for the current guest, once, and show the VM."""
+    """Request `vm.<action>` for the current guest, once, and show the VM."""
     now = invocation.call("vm", "get", query)
     view = invocation.call("vm", action, dict(query) | {"epoch": now.get("epoch")})
     invocation.show(view, lambda: views.table([view]))
@@ -77,37 +77,193 @@ def _reached(
     timeout_s: float,
     grace_s: int | None,
 ) -> Mapping[str, Any]:
-    name, generation = view.get("name"), int(view.get("generation") or 0)
-    steps = Steps(shown=invocation.for_eyes)
-    waiting = WaitProgress(invocation.session, str(view.get("uid")), steps)
+    generation = int(view.get("generation") or 0)
 
-    def verdict(seen: Mapping[str, Any] | None) -> bool:
-        if seen is None:
-            raise CliError(Exit.NOT_FOUND, "deleted", f"{name} was deleted meanwhile")
+    def reached(seen: Mapping[str, Any]) -> bool:
         # before the node has seen this request, the state still answers the previous one
         if int(seen.get("observed_generation") or 0) < generation:
             return False
         # a guest that fails meanwhile is never paused; otherwise Failed is an earlier state
-        failed = views.state(seen) == "Failed" and action in {"pause", "unpause"}
-        if seen.get("power_observed") is False and not failed:
+        fails = views.state(seen) == "Failed" and action in {"pause", "unpause"}
+        if seen.get("power_observed") is False and not fails:
             return False
         if views.state(seen) == "Failed" and "Failed" not in goals:
-            why = seen.get("message") or seen.get("reason") or "no reason is known"
-            hint = f"`virtbus vm events {name}` shows each step"
-            raise CliError(Exit.REFUSED, "failed", f"{name} is Failed: {why}", hint=hint)
+            raise failed(seen)
         return views.state(seen) in goals
 
-    try:
-        waiting.listen()
-        if "Stopped" in goals:
-            waiting.stopping(view, grace_s)
-        if waiting.until(verdict, timeout_s):
-            return waiting.view or view
-    finally:
-        steps.close()
-    state = views.state(waiting.view or view)
-    raise unknown(
-        f"{name} is not {' or '.join(sorted(goals))} after {units.duration(timeout_s)};"
-        f" it is {state}",
-        f"it continues by itself: `virtbus vm get {name}`",
+    waiting = WaitProgress(
+        invocation.session, str(view.get("uid")), Steps(shown=invocation.for_eyes)
     )
+    if "Stopped" in goals:
+        waiting.stopping(view, grace_s)
+    return waiting.settle(view, reached, f"is not {' or '.join(sorted(goals))}", timeout_s)
+
+
+@click.command(
+    "start",
+    epilog=examples(
+        """
+        virtbus vm start web
+        virtbus vm start web --paused        then: virtbus vm unpause web
+        virtbus vm start web --no-wait
+        """
+    ),
+)
+@name_argument
+@click.option("--paused", is_flag=True, help="Leave it paused before its first instruction.")
+@waits_until("runs")
+@namespace_option
+@verb
+def start(
+    invocation: Invocation,
+    *,
+    name: str,
+    paused: bool,
+    timeout_s: float | None,
+    namespace: str,
+) -> None:
+    """Start the stopped VM NAME with its disk."""
+    query = ref(name, namespace) | ({"paused": True} if paused else {})
+    switch(invocation, "start", query, None, timeout_s)
+
+
+@click.command(
+    "stop",
+    epilog=examples(
+        """
+        virtbus vm stop web                  ask the guest, end it after its grace
+        virtbus vm stop web --grace 0        pull the plug
+        virtbus vm start web                 and run it again
+        """
+    ),
+)
+@name_argument
+@grace_option
+@waits_until("is off")
+@namespace_option
+@verb
+def stop(
+    invocation: Invocation,
+    *,
+    name: str,
+    grace: int | None,
+    timeout_s: float | None,
+    namespace: str,
+) -> None:
+    """Stop the VM NAME; it keeps its disk, its name and its node."""
+    query = ref(name, namespace) | ({} if grace is None else {"grace_s": grace})
+    switch(invocation, "stop", query, _HALTED, timeout_s)
+
+
+@click.command(
+    "restart",
+    epilog=examples(
+        """
+        virtbus vm restart web               shut down, then start with its spec of now
+        virtbus vm restart web --grace 0     pull the plug first
+        virtbus vm restart web --no-wait
+        """
+    ),
+)
+@name_argument
+@grace_option
+@waits_until("runs again")
+@namespace_option
+@verb
+def restart(
+    invocation: Invocation,
+    *,
+    name: str,
+    grace: int | None,
+    timeout_s: float | None,
+    namespace: str,
+) -> None:
+    """End the guest of the VM NAME, and start it again on the same host with its disk.
+
+    It applies pending changes of its spec (the condition RestartRequired).
+    """
+    query = ref(name, namespace) | ({} if grace is None else {"grace_s": grace})
+    switch(invocation, "restart", query, None, timeout_s)
+
+
+@click.command(
+    "pause",
+    epilog=examples(
+        """
+        virtbus vm pause web
+        virtbus vm unpause web               and resume it
+        """
+    ),
+)
+@name_argument
+@waits_until("stands still")
+@namespace_option
+@verb
+def pause(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
+    """Pause the CPUs of the VM NAME, and keep its memory.
+
+    It stays paused until `unpause`, `stop` or `restart`. If its host restarts meanwhile, the guest
+    boots there and is paused again. A paused guest cannot react to a shutdown request, so `stop` or
+    `delete` ends it at once.
+    """
+    switch(invocation, "pause", ref(name, namespace), frozenset({"Paused"}), timeout_s)
+
+
+@click.command(
+    "unpause",
+    epilog=examples(
+        """
+        virtbus vm unpause web
+        virtbus vm start web --paused        a VM that waits for its first unpause
+        """
+    ),
+)
+@name_argument
+@waits_until("goes on")
+@namespace_option
+@verb
+def unpause(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
+    """Resume the paused VM NAME, even if it was not paused by `pause`."""
+    switch(invocation, "unpause", ref(name, namespace), frozenset({"Running"}), timeout_s)
+
+
+@click.command(
+    "reset",
+    epilog=examples(
+        """
+        virtbus vm reset web
+        virtbus vm soft-reboot web           ask the guest instead
+        """
+    ),
+)
+@name_argument
+@namespace_option
+@verb
+def reset(invocation: Invocation, *, name: str, namespace: str) -> None:
+    """Reset the VM NAME at once, without asking its guest.
+
+    Unwritten data of the guest is lost. The reset happens once, or the command reports why not. The
+    virtual machine is unchanged: use `restart` to apply a new spec.
+    """
+    press(invocation, "reset", ref(name, namespace))
+
+
+@click.command(
+    "soft-reboot",
+    epilog=examples(
+        """
+        virtbus vm soft-reboot web
+        virtbus vm events web -f             guest.rebooting, then guest.ready
+        """
+    ),
+)
+@name_argument
+@namespace_option
+@verb
+def soft_reboot(invocation: Invocation, *, name: str, namespace: str) -> None:
+    """Ask the guest of the VM NAME to reboot, by its guest agent or ACPI.
+
+    It returns once the guest was asked; a guest that does not react keeps running. Use `restart` to
+    end such a guest after its grace, `reset` to end it at once.
+    """
+    press(invocation, "soft-reboot", ref(name, namespace))

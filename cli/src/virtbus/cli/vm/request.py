@@ -66,13 +66,13 @@ def ssh_keys(values: Sequence[str]) -> list[str]:
     return keys
 
 
-def labels(values: Sequence[str], option: str = "--label") -> dict[str, str]:
+def labels(values: Sequence[str]) -> dict[str, str]:
     """Return `KEY=VALUE` texts as a map."""
     found: dict[str, str] = {}
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key:
-            raise usage(f"{option} {value!r} must be KEY=VALUE")
+            raise usage(f"--label {value!r} must be KEY=VALUE")
         found[key] = text
     return found
 

@@ -36,14 +36,9 @@ def command(invocation: Invocation, *, name: str, file: str | None, namespace: s
     view = fetch(invocation, name, namespace)
     picture = bytearray()
     stream = SerialStream(invocation.session, node_subject(view, "screenshot"), picture.extend)
-    try:
-        stream.open({"uid": view.get("uid")})
-        while not stream.closed:
-            stream.pump()
-    finally:
-        stream.leave()
-    if stream.closed != END:
-        raise CliError(Exit.REFUSED, "closed", f"the picture is not whole: {stream.closed}")
+    closed = stream.read_to_end({"uid": view.get("uid")})
+    if closed != END:
+        raise CliError(Exit.REFUSED, "closed", f"the picture is not whole: {closed}")
     if file == "-":
         sys.stdout.buffer.write(picture)
         return

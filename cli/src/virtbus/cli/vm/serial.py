@@ -15,6 +15,7 @@ from virtbus.bus.client.flow_control import (
     BrokenStreamError,
     FlowControl,
 )
+from virtbus.bus.client.message_format import CONTENT_TYPE, MSGPACK
 from virtbus.cli.failures import CliError, Exit, unavailable
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
@@ -43,8 +44,6 @@ class SerialStream:
         self._write = write
         self._note = note
         self._flow = FlowControl(WINDOW_BYTES)
-        self._counted = False
-        """The agent supports flow control; one of 0.1.0 does not."""
         self._heard = False
         self._reply = ""
         self._present_s = self._heard_s = time.monotonic()
@@ -61,7 +60,7 @@ class SerialStream:
         self._reply = self._session.inbox(self._receive)
         asked = {**query, "window": WINDOW_BYTES, "owner": owner()}
         frame = bodies.envelope(self._subject, self._reply, _STREAM_MS, asked)
-        headers = {bodies.CONTENT_TYPE: bodies.MSGPACK}
+        headers = {CONTENT_TYPE: MSGPACK}
         self._session.publish(
             self._subject, bodies.to_msgpack(frame), reply=self._reply, headers=headers
         )
@@ -82,7 +81,7 @@ class SerialStream:
         if self.input_subject and now_s - self._present_s > SIGN_S:
             self._present_s = now_s
             self._say({"upto": self._flow.upto})
-        if self._counted and now_s - self._heard_s > SILENT_S:
+        if now_s - self._heard_s > SILENT_S:
             self.closed = self.closed or "the node's agent went silent; attach again"
 
     def send(self, data: bytes) -> None:
@@ -94,6 +93,16 @@ class SerialStream:
                 self._say({"data": piece, "at": self._flow.sending(len(piece))})
             else:
                 self.pump()
+
+    def read_to_end(self, query: Mapping[str, Any]) -> str:
+        """Open the stream, pass on all that comes, and return why it ended; errors as `open`."""
+        try:
+            self.open(query)
+            while not self.closed:
+                self.pump()
+        finally:
+            self.leave()
+        return self.closed
 
     def leave(self) -> None:
         """Close the stream."""
@@ -119,9 +128,6 @@ class SerialStream:
             self._take(value)
 
     def _take(self, said: Mapping[str, Any]) -> None:
-        if not self._heard and not said.get("upto"):
-            self._flow = FlowControl(counted=False)
-        self._counted = self._counted or bool(said.get("upto"))
         self._heard, self._heard_s = True, time.monotonic()
         self.input_subject = str(said.get("input_subject") or self.input_subject)
         data = bytes(said.get("data") or b"")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+from virtbus.bus.client.message_format import TRACEPARENT
 from virtbus.cli.failures import CliError
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.session import Session
@@ -23,7 +24,7 @@ class RootSpan:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {bodies.TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-01"}
+        return {TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-01"}
 
     def finish(self, session: Session, *, ok: bool, attributes: Mapping[str, str]) -> None:
         """Publish the span (`schemas.events.Span`); droppable, so nothing waits for it."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from virtbus.cli import units
+from virtbus.cli.failures import CliError, Exit, unknown
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
 from virtbus.cli.wire import message as bodies
@@ -70,6 +71,38 @@ class WaitProgress(Sees):
                 self._grace_s = 0
         return True
 
+    def settle(
+        self,
+        view: Mapping[str, Any],
+        reached: Callable[[Mapping[str, Any]], bool],
+        missed: str,
+        timeout_s: float,
+    ) -> Mapping[str, Any]:
+        """Return the VM once `reached` is True of it, and end the steps.
+
+        Raises:
+            CliError: it was deleted, or `reached` raised; or the outcome is unknown at the time
+                limit: the VM and `missed` are the beginning of the message.
+        """
+        name = view.get("name")
+
+        def verdict(seen: Mapping[str, Any] | None) -> bool:
+            if seen is None:
+                raise CliError(Exit.NOT_FOUND, "deleted", f"{name} was deleted meanwhile")
+            return reached(seen)
+
+        try:
+            self.listen()
+            if self.until(verdict, timeout_s):
+                return self.view or view
+        finally:
+            self._steps.close()
+        state = views.state(self.view or view)
+        raise unknown(
+            f"{name} {missed} after {units.duration(timeout_s)}; it is {state}",
+            f"it continues by itself: `virtbus vm get {name}`",
+        )
+
     # --- from the watch ----------------------------------------------------------------------
 
     def vm(self, view: Mapping[str, Any]) -> None:
@@ -117,6 +150,14 @@ class WaitProgress(Sees):
         done = int(report.get("done_bytes") or 0)
         what = str(report.get("message") or report.get("step") or "transfer")
         self._steps.transfer(what, done, report.get("total_bytes"))
+
+
+def failed(view: Mapping[str, Any]) -> CliError:
+    """Return the error for a VM whose guest failed during the wait."""
+    name = view.get("name")
+    why = view.get("message") or view.get("reason") or "no reason is known"
+    hint = f"`virtbus vm events {name}` shows each step"
+    return CliError(Exit.REFUSED, "failed", f"{name} is Failed: {why}", hint=hint)
 
 
 def _grace(grace_s: int) -> str:

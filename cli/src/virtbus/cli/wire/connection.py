@@ -5,15 +5,18 @@ import select
 import socket
 import time
 from collections.abc import Mapping
+from typing import Any
 
-from virtbus.cli.wire import protocol
+from virtbus.bus.client.nats_protocol import MalformedError, publication
 from virtbus.cli.wire.access import Access, ServerAddress
-from virtbus.cli.wire.protocol import Info, Ping, Pong, Reader, ServerRefusal, WireMessage
+from virtbus.cli.wire.protocol import Line, Reader, WireMessage, connect_line, info_of
 
 CONNECT_TIMEOUT_S = 3.0
 ONE_OF_MANY_S = 0.7
 """Time limit for one of several servers before the next is tried; a second round has more."""
 SEND_TIMEOUT_S = 10.0
+PAYLOAD_BYTES = 1024 * 1024
+"""The largest message of a server that does not say its own limit."""
 _CHUNK_BYTES = 256 * 1024
 
 
@@ -28,7 +31,7 @@ class LoginDeniedError(Exception):
 class Connection:
     """An open, authenticated connection. Not thread-safe; raises LinkError when it ends."""
 
-    def __init__(self, sock: socket.socket, reader: Reader, server: Info) -> None:
+    def __init__(self, sock: socket.socket, reader: Reader, server: Mapping[str, Any]) -> None:
         self._sock = sock
         self._reader = reader
         self.server = server
@@ -48,7 +51,7 @@ class Connection:
             for address in access.servers:
                 try:
                     return _open_one(address, access, patience_s)
-                except (OSError, LinkError, protocol.ProtocolError) as error:
+                except (OSError, LinkError, MalformedError) as error:
                     causes[f"{address.host}:{address.port}"] = _cause(error)
         raise LinkError("; ".join(f"{place}: {cause}" for place, cause in causes.items()))
 
@@ -58,11 +61,8 @@ class Connection:
     def subscribe(self, subject: str) -> int:
         """Subscribe to `subject`; return the sid that marks its messages."""
         self._last_sid += 1
-        self.send(protocol.subscribe_line(subject, self._last_sid))
+        self.send(f"SUB {subject} {self._last_sid}\r\n".encode())
         return self._last_sid
-
-    def unsubscribe(self, sid: int) -> None:
-        self.send(protocol.unsubscribe_line(sid))
 
     def publish(
         self,
@@ -72,7 +72,14 @@ class Connection:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.send(protocol.publish_bytes(subject, body, reply=reply, headers=headers))
+        """Publish a message.
+
+        Raises:
+            FullError: it is larger than the server accepts.
+            MalformedError: a subject cannot be sent.
+        """
+        most_bytes = int(self.server.get("max_payload") or PAYLOAD_BYTES)
+        self.send(publication(subject, body, reply, headers or {}, most_bytes))
 
     def send(self, data: bytes) -> None:
         """Write all of `data`, or raise LinkError."""
@@ -103,14 +110,14 @@ class Connection:
         self.send(b"PING\r\n")
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            event = self._reader.next_event()
-            if isinstance(event, Pong):
-                return
+            event = self._next()
             if event is None:
                 self._sock.settimeout(max(0.01, deadline - time.monotonic()))
                 self._read()
-            else:
+            elif isinstance(event, Line):
                 self._handle(event)
+                if event.verb == "PONG":
+                    return
         msg = "the server does not answer"
         raise LinkError(msg)
 
@@ -127,20 +134,20 @@ class Connection:
                 self._handle(event)
         return found
 
-    def _next(self) -> protocol.Event | None:
+    def _next(self) -> WireMessage | Line | None:
         try:
             return self._reader.next_event()
-        except protocol.ProtocolError as error:
+        except MalformedError as error:
             raise LinkError(str(error)) from error
 
-    def _handle(self, event: protocol.Event) -> None:
-        if isinstance(event, Ping):
+    def _handle(self, line: Line) -> None:
+        if line.verb == "PING":
             self.send(b"PONG\r\n")
-        elif isinstance(event, ServerRefusal):
-            lowered = event.text.lower()
-            if "permissions violation" in lowered or "authorization" in lowered:
-                raise LoginDeniedError(event.text)
-            raise LinkError(event.text)
+        elif line.verb == "-ERR":
+            text = line.text.strip().strip("'")
+            if "permissions violation" in text.lower() or "authorization" in text.lower():
+                raise LoginDeniedError(text)
+            raise LinkError(text)
 
     def _read(self) -> None:
         try:
@@ -159,12 +166,10 @@ def _open_one(address: ServerAddress, access: Access, patience_s: float) -> Conn
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader = Reader()
         server = _greeting(sock, reader)
-        if address.tls or access.ca or server.fields.get("tls_required"):
+        if address.tls or access.ca or server.get("tls_required"):
             sock = _encrypted(sock, address.host, access.ca)
         connection = Connection(sock, reader, server)
-        connection.send(
-            protocol.connect_line(_options(address, access, str(server.fields.get("nonce") or "")))
-        )
+        connection.send(connect_line(_options(address, access, str(server.get("nonce") or ""))))
         connection.flush(patience_s)
     except BaseException:
         sock.close()
@@ -201,19 +206,14 @@ def _options(address: ServerAddress, access: Access, nonce: str) -> dict[str, ob
     return options
 
 
-def _greeting(sock: socket.socket, reader: Reader) -> Info:
-    while True:
-        event = reader.next_event()
-        if isinstance(event, Info):
-            return event
-        if event is not None:
-            msg = "the server does not greet; is it a NATS server?"
-            raise LinkError(msg)
+def _greeting(sock: socket.socket, reader: Reader) -> dict[str, Any]:
+    while (event := reader.next_event()) is None:
         data = sock.recv(_CHUNK_BYTES)
         if not data:
             msg = "the server closed the connection before its greeting"
             raise LinkError(msg)
         reader.feed(data)
+    return info_of(event if isinstance(event, Line) else Line("MSG"))
 
 
 def _encrypted(sock: socket.socket, host: str, ca: str) -> socket.socket:

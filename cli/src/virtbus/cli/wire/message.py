@@ -7,12 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from virtbus.bus.client.message_format import frame_of
+
 SOURCE = "virtbus-cli"
-JSON = "application/json"
-MSGPACK = "application/msgpack"
-CONTENT_TYPE = "Content-Type"
-TRACEPARENT = "traceparent"
-ERROR_CODE = "Nats-Service-Error-Code"
 
 
 class UndecodableError(Exception):
@@ -20,29 +17,8 @@ class UndecodableError(Exception):
 
 
 def envelope(subject: str, message_id: str, timeout_ms: int | None, data: Any) -> dict[str, Any]:
-    """Return `data` in an envelope with CloudEvents names."""
-    frame: dict[str, Any] = {
-        "id": message_id,
-        "source": SOURCE,
-        "type": _type_of(subject),
-        "subject": subject,
-        "data": data,
-    }
-    if timeout_ms is not None:
-        frame["timeout_ms"] = max(1, timeout_ms)
-    return frame
-
-
-def _type_of(subject: str) -> str:
-    match subject.split("."):
-        case ["virtbus", "api", version, *rest]:
-            return ".".join(("virtbus", *rest, version))
-        case ["virtbus", "node", _, "rpc", *rest]:
-            return ".".join(("virtbus", "rpc", *rest, "v1"))
-        case [_, *rest]:
-            return ".".join(("virtbus", *rest[:2], "v1"))
-        case _:
-            return ""
+    """Return `data` in an envelope of this command."""
+    return frame_of(subject, data, message_id=message_id, source=SOURCE, timeout_ms=timeout_ms)
 
 
 def to_json(value: Any) -> bytes:
@@ -62,7 +38,7 @@ def read(body: bytes) -> Any:
     """Return the value of a body; None for an empty one.
 
     Raises:
-        UnreadableError: neither JSON nor msgpack.
+        UndecodableError: neither JSON nor msgpack.
     """
     if not body:
         return None

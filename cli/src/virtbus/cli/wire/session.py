@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from virtbus.bus.client.message_format import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON
+from virtbus.bus.client.nats_protocol import MalformedError
+from virtbus.bus.errors import FullError
 from virtbus.cli.failures import CliError, Exit, unavailable, unknown
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.access import Access
@@ -23,8 +26,6 @@ _REPEAT_FIRST_S = 0.1
 _REPEAT_MOST_S = 2.0
 _REPEAT_AFTER_MS = 2000
 """An error that asks for a longer pause is shown instead, so that a person decides."""
-NO_RESPONDERS = 503
-
 Receive = Callable[[WireMessage], None]
 
 
@@ -49,14 +50,9 @@ class Session:
         self.subscribe(f"{self._inbox}.*", self._answered)
 
     @property
-    def server_name(self) -> str:
-        """Return the NATS server's own name."""
-        return str(self._connection.server.fields.get("server_name", ""))
-
-    @property
-    def server_version(self) -> str:
-        """Return the NATS server's version."""
-        return str(self._connection.server.fields.get("version", ""))
+    def server(self) -> Mapping[str, Any]:
+        """Return the fields of the NATS server's INFO."""
+        return self._connection.server
 
     def close(self) -> None:
         self._connection.close()
@@ -88,12 +84,18 @@ class Session:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send once; after a lost connection, reconnect first."""
+        """Send once; after a lost connection, reconnect first.
+
+        Raises:
+            CliError: there is no connection, or the message cannot be sent.
+        """
         try:
             self._connection.publish(subject, body, reply=reply, headers=headers)
         except LinkError:
             self._reconnect(time.monotonic() + RECONNECT_PATIENCE_S)
             self._connection.publish(subject, body, reply=reply, headers=headers)
+        except (FullError, MalformedError) as error:
+            raise CliError(Exit.REFUSED, "unsendable", str(error)) from None
 
     def pump(self, timeout_s: float, also: int | None = None) -> None:
         """Dispatch received messages; wait for the first up to `timeout_s`, or for fd `also`.
@@ -181,7 +183,7 @@ class _Asking:
         self._deadline = self._started + timeout_s
         self._id = os.urandom(16).hex()
         self._data = data
-        self._headers = headers | {bodies.CONTENT_TYPE: bodies.JSON}
+        self._headers = headers | {CONTENT_TYPE: JSON}
         self._got: list[WireMessage] = []
         self._may_have_happened = False
         self._refused: CliError | None = None
@@ -268,9 +270,10 @@ def nobody(subject: str) -> CliError:
 
 def refusal_of(item: WireMessage) -> CliError | None:
     """Return the error in an answer, or None."""
-    if item.status == NO_RESPONDERS and not item.body:
+    if item.status == "503" and not item.body:
         return nobody("")
-    if not item.header(bodies.ERROR_CODE):
+    code = item.headers.get(ERROR_CODE, "")
+    if not code:
         return None
     try:
         body = bodies.read(item.body)
@@ -278,9 +281,8 @@ def refusal_of(item: WireMessage) -> CliError | None:
         body = None
     body = body.get("error") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping):
-        text = item.header("Nats-Service-Error")
-        code = item.header(bodies.ERROR_CODE)
-        body = {"code": int(code) if code.isdigit() else 500, "message": text}
+        text = item.headers.get(ERROR_TEXT, "")
+        body = {"code": int(code) if code.isdecimal() else 500, "message": text}
     return CliError.answered(body)
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import NOBODY, Session, refusal_of
@@ -59,7 +60,7 @@ class WireWatch:
             SUBJECT,
             bodies.to_json(frame),
             reply=self._reply,
-            headers={bodies.CONTENT_TYPE: bodies.JSON},
+            headers={CONTENT_TYPE: JSON},
         )
 
     def tick(self) -> None:
@@ -67,13 +68,14 @@ class WireWatch:
         now = time.monotonic()
         if (self._broken and now - self._asked > RETRY_S) or now - self._heard > SILENCE_S:
             self.start()
-        elif self._renew_subject and now - self._renewed > RENEW_EVERY_S:
+        elif now - self._renewed > RENEW_EVERY_S:
             self._renew()
 
     def _renew(self) -> None:
-        """Tell the server that somebody reads this watch."""
-        self._renewed = time.monotonic()
-        self._session.publish(self._renew_subject, b"{}")
+        """Tell the server that somebody reads this watch, once it has named the subject."""
+        if self._renew_subject:
+            self._renewed = time.monotonic()
+            self._session.publish(self._renew_subject, b"{}")
 
     def _receive(self, item: WireMessage) -> None:
         refusal = refusal_of(item)

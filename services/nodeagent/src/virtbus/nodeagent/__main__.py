@@ -78,7 +78,7 @@ async def serve(settings: Settings) -> None:
             disks=HostDiskFiles(settings.state_dir),
             netd=AdminSocket(settings.run_dir / "netd" / "admin.sock"),
             reach=ReadinessProbe(files.console_log),
-            facts=AgentEvents(bus, settings.node),
+            events=AgentEvents(bus, settings.node),
             accelerator=partial(_chosen, accelerators),
             gate=own.prove,
         )

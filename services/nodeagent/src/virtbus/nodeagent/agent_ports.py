@@ -45,7 +45,7 @@ class AgentPorts:
     disks: DiskFiles
     netd: NetdAdmin
     reach: Readiness
-    facts: AgentEvents
+    events: AgentEvents
     accelerator: Callable[[VmRecord], str]
     gate: Gate | None = None
     """Awaited before each list: this agent acts for the node."""

@@ -69,7 +69,7 @@ class Commands:
         if not acted:
             await files.keep_commands(want.uid, results)
             raise _not_running(guest)
-        self._tools.facts.emit(KINDS[want.verb], guest.vm.record, reason="asked")
+        self._tools.events.emit(KINDS[want.verb], guest.vm.record, reason="asked")
         await files.keep_commands(want.uid, results | {want.id: DONE})
 
     def _fit(self, want: GuestCommand) -> VmActor:

@@ -10,10 +10,10 @@ import yaml
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from virtbus.bus.client.message_format import JSON, MSGPACK
 from virtbus.documents.wire import models
 from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
 from virtbus.schemas.channel_parameters import PARAMETERS
-from virtbus.schemas.wire import JSON, MSGPACK
 
 _REPLY_OF_NONE = {"type": "object", "description": "a plain map"}
 

@@ -105,7 +105,10 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _raised(path: Path) -> list[Raised]:
-    """Find calls `VirtbusError(Code.X, "reason", …)` in a module, and those of subclasses."""
+    """Find calls `VirtbusError(Code.X, "reason", …)` in a module, and those of subclasses.
+
+    Also find the reasons of `check_version`.
+    """
     package = path.parts[path.parts.index("virtbus", path.parts.index("src")) + 1]
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -115,6 +118,10 @@ def _raised(path: Path) -> list[Raised]:
                 args=[ast.Attribute(ast.Name("Code"), name), ast.Constant(str(reason)), *_],
             ):
                 found.append(Raised(reason, int(Code[name]), package))
+            case ast.keyword(
+                "reasons", ast.Tuple([ast.Constant(str(older)), ast.Constant(str(newer))])
+            ):
+                found += [Raised(r, int(Code.UNSUPPORTED), package) for r in (older, newer)]
             case _:
                 continue
     return found

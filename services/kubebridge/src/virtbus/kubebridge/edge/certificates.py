@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.unstructured import Object, items, part, text
 from virtbus.kubebridge.core.runtime.controller import (
     API_SERVICE,
@@ -51,7 +51,7 @@ class Certificates:
         namespace: str,
         show: Show,
         own: Path | None = None,
-        sources: Clock = REAL,
+        sources: Sources = REAL,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge import login
 from virtbus.kubebridge.edge.login import ApiClient
@@ -106,7 +106,7 @@ EVERYTHING = Scope()
 class KubernetesApi:
     """The API of one cluster. Every method raises `StatusError` if the request does not succeed."""
 
-    def __init__(self, client: ApiClient, sources: Clock = REAL) -> None:
+    def __init__(self, client: ApiClient, sources: Sources = REAL) -> None:
         self._client = client
         self._sources = sources
         self.written = 0

@@ -8,7 +8,7 @@ another one has it. A bridge without permission for Leases works without one.
 import asyncio
 import logging
 
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.unstructured import at, micro_stamp, text
 from virtbus.kubebridge.core.runtime.controller import LEASE
 from virtbus.kubebridge.edge.cluster import Json, KubernetesApi, StatusError
@@ -31,7 +31,7 @@ class LeaseHolder:
         namespace: str,
         holder: str,
         leads: asyncio.Event,
-        sources: Clock = REAL,
+        sources: Sources = REAL,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace

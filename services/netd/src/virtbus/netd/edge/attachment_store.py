@@ -15,7 +15,7 @@ from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.edge.namespaces import opened
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
-from virtbus.schemas.model import OLDER, SCHEMA_VERSION
+from virtbus.schemas.version import check_version
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".json"
@@ -104,13 +104,10 @@ def _read(path: Path) -> Attachment | None:
         attachment = Attachment.model_validate_json(path.read_bytes())
     except ValidationError:
         return None
-    if attachment.schema_version > SCHEMA_VERSION:
-        raise VirtbusError(
-            Code.UNSUPPORTED,
-            "state_newer",
-            f"{path} has version {attachment.schema_version}, this netd knows {SCHEMA_VERSION}; "
-            "install the newer virtbus again, or delete the VM with it first",
-        )
-    if attachment.schema_version < SCHEMA_VERSION:
-        raise VirtbusError(Code.UNSUPPORTED, "state_older", f"{path} is of {OLDER}")
+    check_version(
+        str(path),
+        attachment.schema_version,
+        reasons=("state_older", "state_newer"),
+        next_step="install the newer virtbus again, or delete the VM with it first",
+    )
     return attachment if attachment.uid == path.stem else None

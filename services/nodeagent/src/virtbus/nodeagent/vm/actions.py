@@ -208,7 +208,7 @@ class Actions:
         if error is None or (vm.phase, outcome.event) in UNEXPLAINED:
             return
         vm.observed.failed(outcome.stage, error.reason, str(error))
-        self._tools.facts.emit(outcome.kind, vm.record, reason=error.reason, message=str(error))
+        self._tools.events.emit(outcome.kind, vm.record, reason=error.reason, message=str(error))
         level = logging.INFO if error.expected else logging.WARNING
         extra = {"code": error.reason, "uid": vm.record.uid}
         log.log(level, "%s: %s", outcome.kind, error, extra=extra)
@@ -280,7 +280,7 @@ class Actions:
         record = vm.record
         seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.rebooted)
         seen.ready_ns = self._tools.bus.sources.time_ns()
-        self._tools.facts.emit(EventKind.GUEST_READY, record, reason=seen.ready)
+        self._tools.events.emit(EventKind.GUEST_READY, record, reason=seen.ready)
         self._report()
 
     def _sync_pause(self) -> None:
@@ -301,7 +301,7 @@ class Actions:
     def _shutdown(self) -> None:
         record = self._vm.record
         grace = 0 if self._vm.reasons.at_once else grace_s(record)
-        self._tools.facts.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
+        self._tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
             self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))

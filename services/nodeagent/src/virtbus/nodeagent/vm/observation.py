@@ -109,7 +109,7 @@ def note(
         seen.recovered()
     elif phase in UP and before in UP and phase != before:
         paused = phase == "paused"
-        tools.facts.emit(EventKind.DOMAIN_PAUSED if paused else EventKind.DOMAIN_RESUMED, record)
+        tools.events.emit(EventKind.DOMAIN_PAUSED if paused else EventKind.DOMAIN_RESUMED, record)
     if event in ENDINGS:
         _note_ending(event, before, phase, record, seen, tools)
 
@@ -128,7 +128,7 @@ def _note_ending(
         return
     how = (event == "crashed" and seen.fault) or HOW[event]
     words = WORDS.get(how, how)
-    tools.facts.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
+    tools.events.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
     if before != "new" or not seen.end_reported:
         at_ns = tools.bus.sources.time_ns()
         seen.last_exit = GuestExit(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
@@ -152,7 +152,7 @@ def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
         return False
     seen.reboots += 1
     seen.ready, seen.rebooted = "", True
-    tools.facts.emit(EventKind.GUEST_REBOOTED, record)
+    tools.events.emit(EventKind.GUEST_REBOOTED, record)
     return True
 
 
@@ -160,11 +160,11 @@ def note_fault(change: DomainChange, record: VmRecord, seen: Observed, tools: Ag
     """Handle a panic or watchdog: emit the event, and record the cause for the coming end."""
     if change is DomainChange.PANICKED:
         seen.fault = "panicked"
-        tools.facts.emit(EventKind.GUEST_PANICKED, record)
+        tools.events.emit(EventKind.GUEST_PANICKED, record)
         return
     if change is DomainChange.WATCHDOG_POWEROFF:
         seen.fault = "watchdog"
-    tools.facts.emit(EventKind.GUEST_WATCHDOG, record, reason=GUEST_FAULTS[change])
+    tools.events.emit(EventKind.GUEST_WATCHDOG, record, reason=GUEST_FAULTS[change])
 
 
 def found(facts: DomainFacts | None, *, powered: bool) -> MachineEvent | None:

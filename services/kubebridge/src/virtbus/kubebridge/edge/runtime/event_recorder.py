@@ -8,8 +8,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from virtbus.bus.runtime.clock import REAL, Clock
 from virtbus.bus.runtime.recent import Recent
+from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.unstructured import Object, micro_stamp, text
 from virtbus.kubebridge.core.runtime.controller import EVENT, RecordEvent
 from virtbus.kubebridge.edge.cluster import MANAGER, Json, KubernetesApi, StatusError
@@ -40,7 +40,7 @@ class _SentEvent:
 class EventRecorder:
     """Sends events while `run` runs."""
 
-    def __init__(self, cluster: KubernetesApi, instance: str, sources: Clock = REAL) -> None:
+    def __init__(self, cluster: KubernetesApi, instance: str, sources: Sources = REAL) -> None:
         self._cluster = cluster
         self._instance = instance
         self._sources = sources

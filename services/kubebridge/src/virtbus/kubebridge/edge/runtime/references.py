@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.bus.runtime.tasks import background
 from virtbus.kubebridge.core.objects.unstructured import key, text
 from virtbus.kubebridge.core.runtime.controller import Key, Kind, key_of
@@ -28,7 +28,7 @@ class References:
     """The index of references, with a watch for each kind and namespace in it."""
 
     def __init__(
-        self, cluster: KubernetesApi, add: Callable[[Key], None], sources: Clock = REAL
+        self, cluster: KubernetesApi, add: Callable[[Key], None], sources: Sources = REAL
     ) -> None:
         self._cluster = cluster
         self._add = add

@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.unstructured import Object, key, text
 from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge.cluster import (
@@ -38,7 +38,7 @@ class Reflector:
         objects: ObjectStore,
         *,
         scope: Scope = EVERYTHING,
-        sources: Clock = REAL,
+        sources: Sources = REAL,
     ) -> None:
         self._cluster = cluster
         self._kind = kind

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.backoff import delays
-from virtbus.bus.runtime.clock import REAL, Clock
+from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.kubebridge.core.runtime.controller import Key, Kind
 from virtbus.kubebridge.edge.cluster import StatusError
 from virtbus.schemas.errors import VirtbusError
@@ -42,7 +42,7 @@ class Lane:
 class WorkQueue:
     """The queue. It works while `leads` is set."""
 
-    def __init__(self, leads: asyncio.Event, sources: Clock = REAL) -> None:
+    def __init__(self, leads: asyncio.Event, sources: Sources = REAL) -> None:
         self._leads = leads
         self._sources = sources
         self._lanes: dict[Kind, Lane] = {}

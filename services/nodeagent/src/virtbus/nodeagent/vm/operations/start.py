@@ -52,7 +52,7 @@ async def start(
             event: MachineEvent = "start later" if later else "start failed"
             return Outcome(event, error, kind=EventKind.DOMAIN_FAILED)
     took_ms = round((loop.time() - begun_s) * 1000, 1)
-    tools.facts.emit(EventKind.DOMAIN_STARTED, record, took_ms=took_ms)
+    tools.events.emit(EventKind.DOMAIN_STARTED, record, took_ms=took_ms)
     return Outcome("paused" if still else "started")
 
 
@@ -79,7 +79,7 @@ async def _define(
                 )
             )
         )
-    tools.facts.emit(EventKind.DOMAIN_DEFINED, record)
+    tools.events.emit(EventKind.DOMAIN_DEFINED, record)
 
 
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:

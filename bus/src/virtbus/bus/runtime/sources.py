@@ -15,7 +15,7 @@ from virtbus.bus.runtime.ids import uuid7
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Sources:
     """`REAL` everywhere but in a simulation."""
 
     time_ns: Callable[[], int] = time.time_ns
@@ -31,4 +31,4 @@ class Clock:
         return datetime.fromtimestamp(self.time_ns() / 1e9, UTC)
 
 
-REAL = Clock()
+REAL = Sources()
