@@ -12,18 +12,19 @@ from pydantic import Field, field_validator
 
 from virtbus.schemas.model import LenientModel
 
+WINDOW_BYTES = 256 * 1024
 MAX_WINDOW_BYTES = 16 * 1024 * 1024
 
 
 class StreamOpen(LenientModel):
     """The common fields of a request that opens a stream.
 
-    `window` is how many bytes the node may send before the client grants more. `owner` names the
-    opener, for people.
+    `window` is how many bytes the node may send before the client grants more; a client that never
+    grants more reads so many. `owner` names the opener, for people.
     """
 
     uid: str
-    window: int = Field(0, ge=0, le=MAX_WINDOW_BYTES)
+    window: int = Field(WINDOW_BYTES, ge=0, le=MAX_WINDOW_BYTES)
     owner: str = Field("", max_length=128)
 
 
