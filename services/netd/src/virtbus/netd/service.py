@@ -84,7 +84,15 @@ class Netd:
                         report_state(self._bus, settings.node, self._changed, self._state)
                     )
                     group.create_task(handover.run())
-                    await in_thread(lambda: self._install(handover))
+                    await in_thread(
+                        lambda: install(
+                            settings.wrapper_dir,
+                            handover.wrapper_path,
+                            emulator=settings.emulator,
+                            memo=settings.state_dir / "netd" / "wrapper.json",
+                            compiler=COMPILER,
+                        )
+                    )
                     await self._attachments.recover()
                     self._changed.set()
                     process.notify("READY=1")
@@ -101,15 +109,6 @@ class Netd:
                 await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self._ports.dhcp.close()
             self._ports.files.close()
-
-    def _install(self, handover: HandoverServer) -> None:
-        install(
-            self._settings.wrapper_dir,
-            handover.wrapper_path,
-            emulator=self._settings.emulator,
-            memo=self._settings.state_dir / "netd" / "wrapper.json",
-            compiler=COMPILER,
-        )
 
     def _handed_over(self, done: Handover) -> None:
         took_ms = (done.granted_ns - done.asked_ns) / 1e6

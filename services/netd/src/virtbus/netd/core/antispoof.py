@@ -48,12 +48,8 @@ def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
     ]
 
 
-def chain_name(tap: Tap) -> str:
-    """A name that changes with the rules: a chain that is there needs no comparing."""
-    return _named(tap, _rules(tap))
-
-
 def _named(tap: Tap, rules: Sequence[Sequence[bytes]]) -> str:
+    """A name that changes with the rules: a chain that is there needs no comparing."""
     content = b"".join(part for expressions in rules for part in expressions)
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
@@ -77,4 +73,4 @@ def has_table() -> NetlinkCall:
 
 def has_chain(tap: Tap) -> NetlinkCall:
     """Ask the kernel whether the filter of `tap` is there, with these very rules."""
-    return nft.get_chain(nft.Family.NETDEV, TABLE, chain_name(tap))
+    return nft.get_chain(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))

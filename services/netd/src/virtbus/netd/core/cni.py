@@ -62,9 +62,8 @@ def plugin_input(
     """Return a chained plugin's input: its conf, name, version, capabilities, prevResult."""
     conf = {**plugin, "name": conflist["name"], "cniVersion": conflist["cniVersion"]}
     capabilities = conf.pop("capabilities", None) or {}
-    runtime = {"mac": nic.mac} if capabilities.get("mac") else {}
-    if runtime:
-        conf["runtimeConfig"] = runtime
+    if capabilities.get("mac"):
+        conf["runtimeConfig"] = {"mac": nic.mac}
     if previous is not None:
         conf["prevResult"] = previous
     return json.dumps(conf).encode()
@@ -141,7 +140,11 @@ def settled(nic: Nic, result: dict[str, Any]) -> Nic:
         found = [ip for ip in _objects(result, "ips") if ":" not in str(ip.get("address", ":"))]
         addresses = [str(IPv4Interface(ip["address"])) for ip in found]
         gateways = [str(IPv4Address(ip["gateway"])) for ip in found if ip.get("gateway")]
-        routes = [_route(route) for route in _objects(result, "routes") if _is_v4(route)]
+        routes = [
+            _route(route)
+            for route in _objects(result, "routes")
+            if ":" not in str(route.get("dst", ":"))
+        ]
         dns = result.get("dns") or {}
         servers = [str(IPv4Address(s)) for s in dns.get("nameservers") or () if ":" not in s]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -162,10 +165,6 @@ def settled(nic: Nic, result: dict[str, Any]) -> Nic:
 
 def _objects(result: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return [item for item in result.get(key) or () if isinstance(item, dict)]
-
-
-def _is_v4(route: dict[str, Any]) -> bool:
-    return ":" not in str(route.get("dst", ":"))
 
 
 def _route(route: dict[str, Any]) -> Route:

@@ -193,10 +193,15 @@ def _confirm(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
 def _grant(
     kind: MessageType, request: DhcpRequest, offer: Offer, *, leased: bool = True
 ) -> DhcpAnswer:
+    leases = [
+        (Option.LEASE_TIME, struct.pack("!I", offer.lease_s)),
+        (Option.RENEWAL_TIME, struct.pack("!I", offer.lease_s // 2)),
+        (Option.REBINDING_TIME, struct.pack("!I", offer.lease_s * 7 // 8)),
+    ]
     options = [
         (Option.MESSAGE_TYPE, bytes((kind,))),
         (Option.SERVER_ID, offer.server.packed),
-        *(_lease_times(offer.lease_s) if leased else ()),
+        *(leases if leased else ()),
         *_echo(request),
         *_configuration(offer),
     ]
@@ -207,14 +212,6 @@ def _grant(
     if request.flags & _BROADCAST_FLAG or not leased:
         return DhcpAnswer(kind, message, BROADCAST, unicast=False)
     return DhcpAnswer(kind, message, yours, unicast=True)
-
-
-def _lease_times(lease_s: int) -> list[tuple[Option, bytes]]:
-    return [
-        (Option.LEASE_TIME, struct.pack("!I", lease_s)),
-        (Option.RENEWAL_TIME, struct.pack("!I", lease_s // 2)),
-        (Option.REBINDING_TIME, struct.pack("!I", lease_s * 7 // 8)),
-    ]
 
 
 def _echo(request: DhcpRequest) -> list[tuple[Option, bytes]]:

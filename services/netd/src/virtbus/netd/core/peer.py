@@ -47,17 +47,8 @@ def machine_suffix(domain: str) -> str:
 
     As `virDomainMachineNameAppendValid`: no run of '-' and '.', only hostname characters.
     """
-    kept = ""
-    separated = True
-    for character in domain:
-        if character in ".-":
-            kept += "" if separated else character
-            separated = True
-            continue
-        separated = False
-        if character.isascii() and character.isalnum():
-            kept += character
-    return kept.strip(".-")
+    single = re.sub(r"([.-])[.-]+", r"\1", domain)
+    return re.sub(r"[^A-Za-z0-9.-]", "", single).strip(".-")
 
 
 def _same(shown: str, wanted: str, part: str) -> bool:

@@ -7,7 +7,7 @@ idempotent, so that building, finishing a half-made one and adopting a running o
 import socket
 import struct
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from ctypes import addressof, create_string_buffer
 from ipaddress import IPv4Interface
 
@@ -265,14 +265,9 @@ def _restore(inside: Netlink, nic: Nic) -> None:
 
 
 def _dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
-    opened: list[socket.socket] = []
-    try:
-        for nic in nics:
-            opened.append(_dhcp_socket(nic))  # noqa: PERF401  # closed on failure
-    except BaseException:
-        for each in opened:
-            each.close()
-        raise
+    with ExitStack() as on_failure:
+        opened = [on_failure.enter_context(_dhcp_socket(nic)) for nic in nics]
+        on_failure.pop_all()
     return opened
 
 

@@ -214,16 +214,13 @@ class HostBridge:
                     with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
                         filters.do(no_host_table(self.name))
                     host.do([links.delete_link(self.name)])
-                others = self._other_instances(host)
+                others = any(self._is_foreign(each) for each in links.list_links(host))
             if self._memo.exists():
                 before = json.loads(self._memo.read_text())
                 if not others:  # another instance's guests need forwarding still
                     write_sysctl(_FORWARD, str(before["ip_forward"]))
                 self._memo.unlink()
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
-
-    def _other_instances(self, host: Netlink) -> bool:
-        return any(self._is_foreign(each) for each in links.list_links(host))
 
     @property
     def made(self) -> bool:

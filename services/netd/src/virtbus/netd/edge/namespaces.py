@@ -9,6 +9,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -39,26 +40,15 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
     It is a new one, because `work` may leave its thread in another namespace. When cancelled, it
     calls `on_cancel` and waits for the thread to end, so that two works on one VM never overlap.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def finish(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # T may be None itself
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
+    done = asyncio.wrap_future(result)
 
     def body() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
         try:
-            result = work()
+            result.set_result(work())
         except BaseException as error:  # noqa: BLE001  # carried to the awaiting task
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed: nothing waits
-            loop.call_soon_threadsafe(finish, result, failure)
+            result.set_exception(error)
 
     threading.Thread(target=body, name="netns").start()
     try:
