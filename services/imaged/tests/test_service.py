@@ -232,6 +232,36 @@ async def test_an_audit_removes_nothing_that_belongs_to_a_record(desk: Desk) -> 
                 await desk.ask("release", Release(uid=UID, epoch=ANY_EPOCH))
 
 
+async def test_pulls_from_a_hanging_server_keep_no_other_pull_waiting(
+    desk: Desk, server: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "WAITS_S", 1.0)
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    release = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        await release.wait()
+        return web.Response(body=qcow2_image())
+
+    async def pulled() -> str:
+        ref = server.url("a")
+        with pytest.raises(VirtbusError) as caught:
+            await desk.ask("pull", PullImage(ref=ref, job=JOB), timeout_s=3600)
+        assert caught.value.body.after_ms is not None  # clients repeat it
+        return caught.value.reason
+
+    server.handlers["a"] = hang
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(pulled()) for _ in range(100)]
+        await asyncio.sleep(0)
+        image = await desk.ask("pull", PullImage(ref="tiny", job=JOB))
+        assert image["digest"].startswith("sha256:")
+        assert not any(task.done() for task in tasks)
+    assert {task.result() for task in tasks} == {"image_pulling"}
+    release.set()  # the pull continued meanwhile
+    assert (await desk.ask("pull", PullImage(ref=server.url("a"), job=JOB)))["digest"]
+
+
 async def test_a_delete_ends_the_pull_and_its_bytes(desk: Desk, server: Web) -> None:
     begun = asyncio.Event()
 

@@ -15,7 +15,10 @@ class ImageList(StrictModel):
 
 
 class ImagePull(StrictModel):
-    """`image.pull`: fetches `ref` onto `node` (default: every ready node)."""
+    """`image.pull`: fetches `ref` onto `node` (default: every ready node).
+
+    It continues after the answer. 504 `image_pulling`: a node needs longer; repeat the request.
+    """
 
     ref: ImageRef
     node: Id | None = None

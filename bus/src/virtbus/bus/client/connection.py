@@ -21,7 +21,7 @@ from virtbus.bus.client.replies import Replies
 from virtbus.bus.errors import BusError, DeniedError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.bus_settings import BusSettings
-from virtbus.bus.runtime.tasks import background
+from virtbus.bus.runtime.tasks import background, wait_for_event
 
 with lean_import():
     import nats.errors
@@ -87,12 +87,9 @@ class NatsLink:
     async def up(self, timeout_s: float) -> None:
         if self._client is not None:
             return
-        try:
-            async with asyncio.timeout(max(0.0, timeout_s)):
-                await self._up.wait()
-        except TimeoutError:
+        if not await wait_for_event(self._up, max(0.0, timeout_s)):
             msg = f"the bus at {', '.join(self._servers)} does not answer: {self.fault}"
-            raise UnavailableError(msg) from None
+            raise UnavailableError(msg)
 
     async def send(
         self,
@@ -209,9 +206,7 @@ class NatsLink:
         after it are never called.
         """
         while self._client is not None and self._client.is_connected and not self._lost.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._lost.wait()
+            await wait_for_event(self._lost, LOOK_S)
 
     async def _close(self) -> None:
         client = self._client

@@ -15,6 +15,7 @@ from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.bus.runtime.recent import Recent
+from virtbus.bus.runtime.tasks import wait_for_event
 
 log = logging.getLogger(__name__)
 
@@ -137,10 +138,7 @@ class EventWriter:
 
     async def flush(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` until all are stored; log how many were not."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
+        if not await wait_for_event(self._idle, timeout_s):
             log.warning(
                 "%d events not stored at exit", len(self._queue), extra={"code": "facts_left"}
             )

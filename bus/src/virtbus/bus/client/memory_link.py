@@ -13,6 +13,7 @@ from virtbus.bus.client.owners import REQUEST_INFO
 from virtbus.bus.client.ports import StoredMessage
 from virtbus.bus.client.records import stream_of
 from virtbus.bus.errors import FullError, UnavailableError
+from virtbus.bus.runtime.tasks import wait_for_event
 
 Result = TypeVar("Result")
 
@@ -122,12 +123,9 @@ class MemoryLink:
     async def up(self, timeout_s: float) -> None:
         if self.connected:
             return
-        try:
-            async with asyncio.timeout(max(0.0, timeout_s)):
-                await self._up.wait()
-        except TimeoutError:
+        if not await wait_for_event(self._up, max(0.0, timeout_s)):
             msg = "no connection to the bus"
-            raise UnavailableError(msg) from None
+            raise UnavailableError(msg)
 
     async def send(
         self,

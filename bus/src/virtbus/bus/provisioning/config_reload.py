@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from contextlib import suppress
 from typing import Any
 
 from virtbus.bus.client.connection import NatsLink
 from virtbus.bus.client.link import Raw
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.bus_settings import BusSettings
-from virtbus.bus.runtime.tasks import background
+from virtbus.bus.runtime.tasks import background, wait_for_event
 
 GATHER_S = 1.0
 """Time to wait for further servers after the last answer."""
@@ -43,11 +42,8 @@ async def reload_servers(settings: BusSettings) -> list[str]:
         inbox = link.inbox()
         subscription = await link.open(inbox, receive)
         await link.send("$SYS.REQ.SERVER.PING", b"", reply=inbox)
-        with suppress(TimeoutError):
-            while True:
-                async with asyncio.timeout(GATHER_S if found else FIRST_S):
-                    await came.wait()
-                came.clear()
+        while await wait_for_event(came, GATHER_S if found else FIRST_S):
+            came.clear()
         await subscription.close()
         for _ in range(2):
             for identity, name in found.items():

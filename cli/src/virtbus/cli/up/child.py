@@ -8,6 +8,7 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Mapping
 from contextlib import suppress
 
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.cli.up.plan import STEADY_S, Place, environment, rest_s
 from virtbus.cli.up.readiness import ReadySocket
 from virtbus.cli.up.terminal import Terminal
@@ -54,9 +55,7 @@ class Child:
                     f"{self.service} ended ({_how(code)}); it is started again in {pause_s:g} s",
                     "WARNING",
                 )
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._stopping.wait()
+                await wait_for_event(self._stopping, pause_s)
 
     async def _live(self) -> int:
         """Run the process once; return its exit code."""

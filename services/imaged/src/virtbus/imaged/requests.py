@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_BEFORE_S = 0.2
 """An answer is sent this long before the deadline, so that it arrives in time."""
+WAITS_S = 20.0
+"""A request waits for a transfer no longer, with any deadline: so nobody can hold the slots of
+others for an hour (ADR 0028). The client repeats it."""
 
 
 class Requests:
@@ -52,10 +55,10 @@ class Requests:
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
-        """Return the VM's disks, or the error; 503 `image_pulling` if the deadline comes first."""
+        """Return the VM's disks, or the error; 503 `image_pulling` if they are not made in time."""
         want = validate(Ensure, request.data)
         try:
-            async with asyncio.timeout_at(request.deadline_s - ANSWER_BEFORE_S):
+            async with asyncio.timeout(_left_s(request)):
                 return await self._work.ensure(want.record, want.image_pull)
         except TimeoutError:
             raise VirtbusError(
@@ -110,7 +113,11 @@ class Requests:
         return self._images.page(validate(ListImages, request.data).after)
 
     async def pull(self, request: Request) -> ImageInfo:
-        """Fetch an image, or a newer one under its name. It continues past the deadline."""
+        """Fetch an image, or a newer one under its name. It continues after the answer.
+
+        Raises:
+            VirtbusError: 504 `image_pulling` after WAITS_S; the errors of `Images.refresh`.
+        """
         want = validate(PullImage, request.data)
         try:
             ref, query = sealed_ref(want.ref)
@@ -123,13 +130,13 @@ class Requests:
             asker = Asker(self._reporter.progress(job), job, pull_secret=query)
             task = self._group.create_task(self._pull(want.ref, source, asker))
             self._pulling[want.ref] = task
-        left_s = request.deadline_s - ANSWER_BEFORE_S - asyncio.get_running_loop().time()
-        await asyncio.wait({task}, timeout=max(left_s, 0))
+        await asyncio.wait({task}, timeout=_left_s(request))
         if not task.done():
             raise VirtbusError(
                 Code.DEADLINE,
                 "image_pulling",
                 "the image is still being fetched; repeat the request to wait longer",
+                after_ms=100,
             )
         outcome = task.result()
         if isinstance(outcome, VirtbusError):
@@ -166,3 +173,8 @@ class Requests:
 def _shown(ref: str) -> str:
     """Return a name or URL for display: a query may be a signature."""
     return ref.partition("?")[0]
+
+
+def _left_s(request: Request) -> float:
+    left_s = request.deadline_s - ANSWER_BEFORE_S - asyncio.get_running_loop().time()
+    return min(max(left_s, 0.0), WAITS_S)

@@ -34,7 +34,11 @@ from virtbus.schemas.version import VERSION
 
 log = logging.getLogger(__name__)
 
-VERBS = ("ensure", "release", "inspect", "quarantine", "pull", "delete", "list")
+VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
+VERBS["pull"] = 1024
+"""With the number of requests at once. Pulls only wait for a transfer; a controller asks for at
+most 256, and shares them among accounts.
+"""
 CROWDED = 1.1
 """Names beyond this factor of the limit are removed without waiting for GC_INTERVAL_S."""
 GC_INTERVAL_S = 3600.0
@@ -144,8 +148,8 @@ class Imaged:
     def _endpoints(self) -> list[Endpoint]:
         node = self._settings.node
         return [
-            Endpoint(verb, subjects.rpc(node, "imaged", verb), self._handler(verb))
-            for verb in VERBS
+            Endpoint(verb, subjects.rpc(node, "imaged", verb), self._handler(verb), limit=limit)
+            for verb, limit in VERBS.items()
         ]
 
     def _handler(self, verb: str) -> Any:

@@ -10,11 +10,11 @@ quarantine.
 import asyncio
 import logging
 from collections.abc import Collection
-from contextlib import suppress
 
 from virtbus.bus.client.ports import Request
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.backoff import delays
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.core.ports import DomainFacts
@@ -78,10 +78,8 @@ class Auditor:
         pauses = delays(*RETRY_S, self._tools.bus.sources)
         wait_s = interval_s
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._vms.sweep_due.wait()
-                    await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
+            if await wait_for_event(self._vms.sweep_due, wait_s):
+                await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
             self._vms.sweep_due.clear()
             # netd repairs faults itself
             found = [finding for finding in await self.look(()) if finding.kind != "fault"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.client.subscriptions import hear
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.image_report import ImageReport
 from virtbus.nodeagent.instance import Ownership
@@ -77,11 +78,7 @@ class Heartbeat:
                 while True:
                     self._wake.clear()  # first: a change during the beat needs another
                     await self._beat()
-                    try:
-                        async with asyncio.timeout(self._settings.heartbeat_s):
-                            await self._wake.wait()
-                    except TimeoutError:
-                        continue
+                    await wait_for_event(self._wake, self._settings.heartbeat_s)
         finally:
             self.state = NodeState.LEFT
             if self._own is None or self._own.held:  # otherwise another life represents the node

@@ -135,15 +135,13 @@ class QuarantineDesk:
             await self._gone(uid, until_s)
 
     async def _gone(self, uid: str, until_s: float) -> None:
-        try:
-            async with asyncio.timeout_at(until_s):
-                while True:
-                    if uid not in self._vms.actors:
-                        return
-                    await asyncio.sleep(LOOK_S)
-        except TimeoutError:
-            message = "the guest still uses its grace to power off; it still runs, list it again"
-            raise VirtbusError(Code.DEADLINE, "ending", message) from None
+        while uid in self._vms.actors:
+            if asyncio.get_running_loop().time() >= until_s:
+                message = (
+                    "the guest still uses its grace to power off; it still runs, list it again"
+                )
+                raise VirtbusError(Code.DEADLINE, "ending", message)
+            await asyncio.sleep(LOOK_S)
 
     async def _purge(self, entry: str) -> None:
         """Remove an entry permanently; a held VM is not an entry yet."""

@@ -157,9 +157,6 @@ _VALUES: dict[str, Any] = {
     "VmSecrets.files": {"settings": _FILES},
 }
 
-VERSION_FIELDS = frozenset({"schema_version", "tombstone"})
-"""Fields with a single value, which is their default."""
-
 
 def full(model: type[M]) -> M:
     """Return the instance in which every field is set."""

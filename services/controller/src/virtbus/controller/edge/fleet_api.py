@@ -100,8 +100,9 @@ class FleetApi:
         nodes = self._named(want.node)
         ask = PullImage(ref=want.ref, job=want.job or self._bus.sources.uuid7())
         images, errors = await self._ask(nodes, "pull", ask, _left_s(request), ImageInfo)
-        if errors and not images:
-            raise next(iter(errors.values()))
+        late = [error for error in errors.values() if error.code == Code.DEADLINE]
+        if late or (errors and not images):
+            raise next(iter(late or errors.values()))
         return PulledImages(images=images, errors=_told(errors))
 
     async def delete_image(self, request: Request) -> DeletedImages:

@@ -13,6 +13,7 @@ from itertools import islice
 
 from virtbus.bus.client.answers import render
 from virtbus.bus.client.ports import Rendered, Request
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.view import matches
@@ -113,12 +114,10 @@ class WatchSender:
             if self._ready:
                 return
             self._some.clear()
-            first_s = next(iter(self._told_s.values()), math.inf)
-            try:
-                async with asyncio.timeout_at(first_s + BEAT_S if self._told_s else None):
-                    await self._some.wait()
-            except TimeoutError:
-                continue
+            first_s = next(iter(self._told_s.values()), None)
+            await wait_for_event(
+                self._some, None if first_s is None else first_s + BEAT_S - loop.time()
+            )
 
     async def _told(self, watcher: Watcher) -> None:
         """Serve one watch; an error ends only this watch."""

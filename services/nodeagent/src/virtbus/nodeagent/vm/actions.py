@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.vm.intent import grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
@@ -128,9 +128,7 @@ class Tasks:
                 log.warning("retry in %.1f s: %s", delay_s, error, extra=extra)
             else:
                 break
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await over.wait()
+            await wait_for_event(over, delay_s)
             delay_s = min(delay_s * 2, RETRY_S[1])
         if reported and vm.observed.message == reported:  # the problem is solved
             vm.observed.message = ""
