@@ -51,9 +51,7 @@ def command(invocation: Invocation, *, follow: bool, since: str | None, kind: st
     if invocation.for_eyes:
         output.write(f"{'VM':<{_NAME_WIDTH}}  {event_lines.line(event_lines.HEADER)}")
         output.flush()
-    for item in past:
-        live.stored(item)
-    live.follow()
+    live.follow(past)
 
 
 def _is_wanted(item: Mapping[str, Any], oldest_ns: int, kind: str) -> bool:
@@ -78,21 +76,18 @@ class _Names:
 
 
 class _Teller:
-    """Prints events as they arrive; SINCE counts from the first one."""
+    """Prints the wanted events as they arrive."""
 
     def __init__(self, invocation: Invocation, oldest_ns: int, kind: str, names: _Names) -> None:
-        self._style = invocation.style
+        self._printer = event_lines.EventPrinter(invocation.style)
         self._oldest_ns = oldest_ns
         self._kind = kind
         self._names = names
-        self._first_ns = 0
 
     def tell(self, item: Mapping[str, Any]) -> None:
         self._names.learn(item)
-        if not _is_wanted(item, self._oldest_ns, self._kind):
-            return
-        self._first_ns = self._first_ns or event_lines.at_ns(item)
-        event_lines.say(item, self._style, self._first_ns, self._names.of(item))
+        if _is_wanted(item, self._oldest_ns, self._kind):
+            self._printer.say(item, self._names.of(item))
 
 
 def _oldest(since: str | None, *, follow: bool) -> int:

@@ -42,12 +42,20 @@ def line(texts: tuple[str, ...]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def say(item: Mapping[str, Any], style: str, first_ns: int, name: str | None = None) -> None:
-    """Print one event at once: a table line, a JSON line, or a YAML document."""
-    if style == "table":
-        shown = line(cells(item, first_ns))
-        text = shown if name is None else f"{output.safe(name):<16}  {shown}"
-    else:
-        text = output.document(item, style)
-    output.write(text)
-    output.flush(sys.stdout)
+class EventPrinter:
+    """Prints events as they arrive; SINCE counts from the first one."""
+
+    def __init__(self, style: str) -> None:
+        self._style = style
+        self._first_ns = 0
+
+    def say(self, item: Mapping[str, Any], name: str | None = None) -> None:
+        """Print one event at once: a table line, a JSON line, or a YAML document."""
+        self._first_ns = self._first_ns or at_ns(item)
+        if self._style == "table":
+            shown = line(cells(item, self._first_ns))
+            text = shown if name is None else f"{output.safe(name):<16}  {shown}"
+        else:
+            text = output.document(item, self._style)
+        output.write(text)
+        output.flush(sys.stdout)

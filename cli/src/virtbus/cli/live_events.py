@@ -1,7 +1,7 @@
 """New events after the stored ones, each once."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from virtbus.cli.invocation import Invocation
@@ -23,14 +23,10 @@ class LiveEvents:
         self._waiting: list[Mapping[str, Any]] | None = []
         self._session.subscribe(subject, self._receive)
 
-    def stored(self, item: Mapping[str, Any]) -> None:
-        """Report an event of the history."""
-        self._once(item)
-
-    def follow(self) -> None:
-        """Report the events received since, then all new ones; until interrupted."""
+    def follow(self, stored: Iterable[Mapping[str, Any]]) -> None:
+        """Report the history, the events received since, then all new ones; until interrupted."""
         early, self._waiting = self._waiting or [], None
-        for item in early:
+        for item in (*stored, *early):
             self._once(item)
         while True:
             self._session.pump(_PUMP_S)

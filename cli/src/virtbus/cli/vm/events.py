@@ -1,8 +1,5 @@
 """`virtbus vm events`."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
 from virtbus.cli import event_lines, output
@@ -35,25 +32,16 @@ def command(invocation: Invocation, *, name: str, follow: bool, namespace: str) 
     if follow:
         _follow(invocation, uid)
         return
-    items = list(stored(invocation, uid=uid))
     # the stream is in order of arrival; people expect the order of the senders' clocks
-    items.sort(key=event_lines.at_ns)
+    items = sorted(stored(invocation, uid=uid), key=event_lines.at_ns)
     first_ns = event_lines.at_ns(items[0]) if items else 0
     rows = [event_lines.cells(item, first_ns) for item in items]
     invocation.show({"items": items}, lambda: output.table(event_lines.HEADER, rows))
 
 
 def _follow(invocation: Invocation, uid: str) -> None:
-    first_ns = 0
-
-    def tell(item: Mapping[str, Any]) -> None:
-        nonlocal first_ns
-        first_ns = first_ns or event_lines.at_ns(item)
-        event_lines.say(item, invocation.style, first_ns)
-
-    live = LiveEvents(invocation, f"virtbus.evt.*.{uid}.>", tell)
+    printer = event_lines.EventPrinter(invocation.style)
+    live = LiveEvents(invocation, f"virtbus.evt.*.{uid}.>", printer.say)
     if invocation.for_eyes:
         output.write(event_lines.line(event_lines.HEADER))
-    for item in sorted(stored(invocation, uid=uid), key=event_lines.at_ns):
-        live.stored(item)
-    live.follow()
+    live.follow(sorted(stored(invocation, uid=uid), key=event_lines.at_ns))

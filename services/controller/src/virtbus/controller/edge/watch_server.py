@@ -62,8 +62,8 @@ class WatchServer:
         watches hold one page in memory."""
         self._teller = WatchSender(fleet, self._position)
         self._by_token: dict[str, Watcher] = {}
-        self._never_renewed: dict[str, dict[Watcher, None]] = {}
-        """By account: watches that follow, the oldest first. Their clients may be gone."""
+        self._never_renewed: dict[Watcher, None] = {}
+        """Watches that follow, the oldest first. Their clients may be gone."""
 
     def changed(self, uid: str | None) -> None:
         """Tell every watch that a VM's view may have changed; None: only the position did."""
@@ -89,7 +89,7 @@ class WatchServer:
                 watcher = self._by_token.get(message.subject.rpartition(".")[2])
                 if watcher and watcher.request.account == account_of(message.headers):
                     watcher.renewed_s = asyncio.get_running_loop().time()
-                    self._prove(watcher)
+                    self._never_renewed.pop(watcher, None)
 
     def displace(self, account: str) -> bool:
         """End the account's oldest watch that was never renewed; return False without one.
@@ -97,21 +97,15 @@ class WatchServer:
         Clients renew a watch once they have its list. So abandoned watches make room for new ones,
         and keep nobody out who has the same credentials.
         """
-        watcher = next(iter(self._never_renewed.get(account, ())), None)
+        found = (one for one in self._never_renewed if one.request.account == account)
+        watcher = next(found, None)
         if watcher is None:
             return False
-        self._prove(watcher)
+        del self._never_renewed[watcher]
         message = "a new watch of your account took the place of this one, which was never renewed"
         if not watcher.over.done():
             watcher.over.set_exception(VirtbusError(Code.EXHAUSTED, "displaced", message))
         return True
-
-    def _prove(self, watcher: Watcher) -> None:
-        account = watcher.request.account
-        watchers = self._never_renewed.get(account, {})
-        watchers.pop(watcher, None)
-        if not watchers:
-            self._never_renewed.pop(account, None)
 
     async def _end_silent(self) -> None:
         """End each watch RENEW_S after its last renewal, until cancelled."""
@@ -126,7 +120,7 @@ class WatchServer:
     def _leave(self, watcher: Watcher, token: str) -> None:
         """Forget a watch that ended, or that failed before it followed."""
         self._teller.leave(watcher)
-        self._prove(watcher)
+        self._never_renewed.pop(watcher, None)
         del self._by_token[token]
         namespace = watcher.want.namespace
         del self._watchers[namespace][watcher]
@@ -155,7 +149,7 @@ class WatchServer:
             raise
         watcher.renewed_s = asyncio.get_running_loop().time()
         self._teller.follow(watcher)
-        self._never_renewed.setdefault(request.account, {})[watcher] = None
+        self._never_renewed[watcher] = None
         watcher.over.add_done_callback(lambda _: self._leave(watcher, token))
         return watcher.over
 

@@ -1,8 +1,8 @@
 """Reads libvirtd's limits from its admin interface (libvirt's manual of virt-admin)."""
 
 import asyncio
-import contextlib
 import os
+import subprocess
 
 MAX_WORKERS = 20
 """The number in an unchanged libvirtd.conf."""
@@ -21,26 +21,17 @@ async def read_max_workers(uri: str) -> int:
 
 async def _max_workers(daemon: str) -> int | None:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *("virt-admin", "-c", f"{daemon}:///system", "srv-threadpool-info", daemon),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+        asked = await asyncio.to_thread(
+            subprocess.run,
+            ("virt-admin", "-c", f"{daemon}:///system", "srv-threadpool-info", daemon),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            timeout=TIMEOUT_S,
         )
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        return None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return parse_max_workers(output.decode(errors="replace"))
+    return parse_max_workers(asked.stdout.decode(errors="replace"))
 
 
 def parse_max_workers(text: str) -> int | None:
