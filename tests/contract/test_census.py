@@ -58,6 +58,7 @@ def test_namespaces_links_rules_and_forwarding_are_counted(tmp_path: Path) -> No
     run() {{ {" ".join(CENSUS)} --state-dir {tmp_path} --run-dir {tmp_path} "$@"; }}
     name=census-$$
     trap 'ip netns del "$name" 2>/dev/null || true' EXIT
+    echo 0 > /proc/sys/net/ipv4/ip_forward
     run > {tmp_path}/before
     ip netns add "$name"
     ip link add census0 type bridge

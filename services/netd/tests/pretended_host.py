@@ -71,7 +71,9 @@ class Host:
         try:
             await eventually(lambda: self.census() == before)
         except TimeoutError:
-            assert self.census() == before
+            now = self.census()
+            changed = {key: (before[key], now[key]) for key in now if now[key] != before[key]}
+            assert not changed, changed
 
 
 @contextmanager
@@ -81,6 +83,8 @@ def pretended_host(tmp_path: Path) -> Iterator[Host]:
         pytest.skip("needs root")
     before = os.open("/proc/self/ns/net", os.O_RDONLY)
     assert libc.unshare(CLONE_NEWNET) == 0
+    # a new namespace inherits it from a machine that, for example, runs Docker
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
     directory = tmp_path / "netns"
     namespaces = Namespaces(directory)
     try:
