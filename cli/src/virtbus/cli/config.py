@@ -1,4 +1,4 @@
-"""`virtbus config`."""
+"""Implements `virtbus config`."""
 
 import sys
 
@@ -44,7 +44,7 @@ def _detail(service: str, line: str) -> dict[str, str]:
 
 
 def _checked(service: str) -> tuple[bool, str, str]:
-    """Return whether a service accepts its settings, the settings, and its errors."""
+    """Run a service with --check-config; return success, its settings and its error text."""
     import subprocess  # only here
 
     ended = subprocess.run(  # noqa: S603  our own module, a fixed list of names

@@ -1,4 +1,4 @@
-"""Answers to requests: bodies, refusals and their headers (ADR-32)."""
+"""Encodes and sends the answers to a service's requests: data or errors (ADR-32)."""
 
 import logging
 from typing import Any
@@ -22,7 +22,7 @@ HEADER_CHARS = 512
 
 
 def render(value: Any, *, as_json: bool) -> bytes:
-    """A success body: the data itself."""
+    """Return the body of a successful answer: `value` as JSON or msgpack, without an envelope."""
     if isinstance(value, Rendered):
         return value
     return encode_json(value) if as_json else encode(value)
@@ -37,7 +37,7 @@ def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str
 
 
 def refusal_of(error: Exception, subject: str) -> VirtbusError:
-    """Return the error for the requester from a handler's exception."""
+    """Translate a handler's exception into the error that the requester gets."""
     match error:
         case VirtbusError():
             return error
@@ -94,7 +94,7 @@ class Answers:
         await self._send(render(value, as_json=self.as_json), {})
 
     async def last(self, value: Any) -> None:
-        """Send the answer, or nothing after streamed ones."""
+        """Send the final answer; send nothing if it is None and others were streamed."""
         if value is not None or not self.streamed:
             await self._send(render(value, as_json=self.as_json), {})
 

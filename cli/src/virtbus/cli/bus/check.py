@@ -1,4 +1,4 @@
-"""`virtbus bus check` and `virtbus bus declare`."""
+"""Implements `virtbus bus check` and `virtbus bus declare`."""
 
 import asyncio
 from pathlib import Path

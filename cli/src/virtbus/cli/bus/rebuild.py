@@ -1,4 +1,4 @@
-"""`virtbus bus rebuild`."""
+"""Implements `virtbus bus rebuild`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -71,7 +71,7 @@ def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...])
 
 
 def table(answer: Mapping[str, Any]) -> str:
-    """Return the steps of VMs, then the nodes."""
+    """Return the answer as text: a table of VMs with their steps, then a table of nodes."""
     vms = [
         tuple(str(vm.get(key) or "-") for key in ("name", "namespace", "node", "step", "message"))
         for vm in answer.get("vms") or ()
