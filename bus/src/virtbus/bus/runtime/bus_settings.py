@@ -42,7 +42,7 @@ class BusSettings:
     def found(
         cls, run_dir: Path, user: str, *, server: str = "", creds: Path | None = None
     ) -> "BusSettings":
-        """Return the settings of a user: with the file `creds`, else the one that `virtbus up` wrote.
+        """Return the settings of a user, with the file `creds` or that of `virtbus up`.
 
         `user` is `admin`, `controller`, `client` or `node-<id>`. If `server` is given and there is
         no file, the connection is tried without credentials.

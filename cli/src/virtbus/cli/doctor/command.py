@@ -1,4 +1,4 @@
-"""`virtbus doctor`: the list of checks, and the command."""
+"""Implements `virtbus doctor`, and the short list of checks before `virtbus up`."""
 
 import os
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
 
 
 def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
-    """Run the checks that precede `virtbus up`; a remote bus needs no local server."""
+    """Run the checks that precede `virtbus up`. Without `own_bus`, nats-server is not needed."""
     wanted: tuple[Check, ...] = (
         host.root,
         emulator.qemu,
@@ -60,7 +60,7 @@ def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
 
 
 def _look(check: Check) -> CheckResult:
-    """Run a check. One that fails is itself a finding, so it never hides the others."""
+    """Run a check; if it raises OSError, return that as a warning, so that others still run."""
     try:
         return check()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`virtbus node get`, `cordon` and `uncordon`."""
+"""Implements `virtbus node get`, `cordon` and `uncordon`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,12 +58,12 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
 
 
 def show(invocation: Invocation, detail: Mapping[str, Any]) -> None:
-    """Print a NodeDetail."""
+    """Print the API's answer about one node (a `NodeDetail` as a map)."""
     invocation.show(detail, lambda: table(detail))
 
 
 def table(detail: Mapping[str, Any]) -> str:
-    """Return the node's row, and a row for each VM."""
+    """Return the node's row and its remarks, then a row for each of its VMs."""
     node: Mapping[str, Any] = detail.get("node") or {}
     text = nodes.table([node])
     fence = (node.get("node_spec") or {}).get("fenced")
