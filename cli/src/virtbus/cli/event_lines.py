@@ -17,7 +17,7 @@ def kind_of(item: Mapping[str, Any]) -> str:
 
 
 def at_ns(item: Mapping[str, Any]) -> int:
-    """Return an event's Unix time in ns by the sender's clock, or else by the stream's."""
+    """Return an event's Unix time in ns by the sender's clock, or by the stream's without that."""
     return int((item.get("data") or {}).get("at_ns") or item.get("time_ns") or 0)
 
 

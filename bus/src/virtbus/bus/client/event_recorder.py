@@ -22,7 +22,7 @@ class EventRecorder:
         return Event(kind=kind, **(own | fields))
 
     def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:
-        """Return an event about a VM. Its node is the service's, or else the record's."""
+        """Return an event about a VM. Without a node of the service, it has the record's node."""
         return self.event(
             kind,
             uid=record.uid,

@@ -41,7 +41,9 @@ class QueuedError(ApiError):
 
 
 def why_again(raw: Raw) -> str:
-    """Return why this answer is inconclusive, so that the request must be repeated; else "".
+    """Return why this answer is inconclusive, so that the request must be repeated.
+
+    The reason is empty for a conclusive answer.
 
     It recognises an error by the first bytes of JetStream's JSON. Stored values are msgpack maps
     and never begin like that.

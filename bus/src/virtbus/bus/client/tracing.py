@@ -56,7 +56,7 @@ def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractC
 
 
 def current_traceparent() -> str | None:
-    """Return the traceparent of the running span, else of the current request, else None."""
+    """Return the traceparent of the running span, or without one, of the request; or None."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()

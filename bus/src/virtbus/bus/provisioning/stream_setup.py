@@ -52,7 +52,7 @@ _SCHEMA = "virtbus.schema"
 """Metadata key of each stream for the version of its values. A stream of virtbus 0.1 has none."""
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
-"""Writes are acknowledged before they are on disk, whatever `sync_interval` is (ADR 0019)."""
+"""Writes are acknowledged before they are on disk, despite the `sync_interval` (ADR 0019)."""
 _IN_MEMORY = {"mem_storage": True}
 """Storage of a node's consumers in a cluster. On disk, each delivery would be a synced write on
 three servers. If all three fail, positions are lost, but each new connection lists again anyway. A

@@ -82,7 +82,7 @@ def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None
     """Turn the entry UID on the host NAME back into a VM.
 
     A held VM continues unchanged. Kept disks become the VM to which they belonged, switched off. If
-    the host has a VM with this uid again, that VM must be off: it gets the kept disks, and its own
+    the host has a VM with this uid again, that VM must be off. It gets the kept disks, and its own
     disks are kept instead.
     """
     more = {"name": new_name} if new_name else {}

@@ -120,14 +120,17 @@ class BusKeeper:
             self._planned = False
             try:
                 await self.server.start(binary(), self.server.port)
-            except (BusError, OSError) as error:  # OSError: its files cannot be written, for example on a full disk
+            except (
+                BusError,
+                OSError,
+            ) as error:  # OSError: its files cannot be written, for example on a full disk
                 self._terminal.say(f"nats-server does not start: {error}", "ERROR")
 
     async def vms_here(self) -> int | None:
         """Return how many VMs this node has; None if unknown."""
         try:
             page = await self.admin.request("virtbus.api.v1.node.list", {}, timeout_s=1.0)
-        except Exception as error:  # noqa: BLE001  only a count to print
+        except Exception as error:  # noqa: BLE001  any failure: unknown
             self._terminal.say(f"the VMs cannot be counted: {error}", "DEBUG")
             return None
         items = page.get("items", ()) if isinstance(page, dict) else ()

@@ -57,8 +57,8 @@ class DiskAction(StrEnum):
 def step(room: Room, *, stalled: bool) -> DiskAction:
     """Return the next action.
 
-    Restart a stalled server if there is space, or else delete the reserve. Create the reserve when
-    there is space for it.
+    Restart a stalled server if there is space for it; otherwise delete the reserve. Create the
+    reserve again when there is space for that.
     """
     if stalled:
         if room.free_bytes >= room.needed_bytes:
