@@ -36,8 +36,8 @@ AGE_ALARM_S = 60.0
 def command(invocation: Invocation) -> None:
     """Show the services, the bus and the nodes.
 
-    Exit code 5 if no controller answers, no node is ready, or a service of a node is missing. The
-    known state is shown anyway.
+    The exit code is 5 if no controller answers, no node is ready, or a service of a node is
+    missing. The known state is shown anyway.
     """
     services, server = _services(invocation.session), invocation.session.server
     failure: CliError | None = None

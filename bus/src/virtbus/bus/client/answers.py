@@ -29,7 +29,7 @@ def render(value: Any, *, as_json: bool) -> bytes:
 
 
 def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:
-    """Return an error's body and ADR-32 headers."""
+    """Return the body and the ADR-32 headers of an answer that reports `error`."""
     body = {"error": error.body.model_dump(mode="json", exclude_none=True)}
     text = "".join(c if c.isprintable() else " " for c in str(error)[:HEADER_CHARS])
     headers = {ERROR_CODE: str(error.code), ERROR_TEXT: text}
@@ -80,7 +80,7 @@ def _no_room(error: FullError) -> VirtbusError:
 
 
 class Answers:
-    """The answers to one requester."""
+    """Sends the answers to one request, in the format (JSON or msgpack) of that request."""
 
     def __init__(self, link: Link, raw: Raw) -> None:
         self._link = link

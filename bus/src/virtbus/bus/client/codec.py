@@ -74,6 +74,6 @@ def read_message(model: type[Model], message: Message) -> Model:
     """Return the validated data of a core message or stored event.
 
     Raises:
-        VirtbusError: 400 or 413, as `virtbus.schemas.wire.read`.
+        VirtbusError: 400 if the message is invalid, 413 if it is too large.
     """
     return validate(model, open_envelope(message.body).data)

@@ -68,7 +68,7 @@ class NatsLink:
         self._lost = asyncio.Event()
         self._refused: set[str] = set()
         self.fault = ""
-        """The reason of the last failed attempt, for people."""
+        """The reason of the last failure, for messages to people."""
         self._mux = ""
         self._prefix = settings.inbox_prefix
         self._servers = settings.servers

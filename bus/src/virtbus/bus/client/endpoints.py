@@ -178,7 +178,7 @@ class EndpointServer:
         await self._refuse(Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
-        """Process this request, then waiting ones, until none may run."""
+        """Process this request, then waiting requests, as long as one of them may run."""
         asked: _Asked | None = first
         try:
             while asked is not None:

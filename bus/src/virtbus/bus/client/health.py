@@ -23,7 +23,7 @@ SO_ACCEPTCON = 0x10000
 
 
 async def unhealthy(arguments: argparse.Namespace) -> str:
-    """Return why the service is not healthy; empty if it is."""
+    """Return the reason why the service is not healthy; empty if it is healthy."""
     if arguments.ready is not None and not arguments.ready.exists():
         return f"{arguments.ready} is not written yet"
     if arguments.alive is not None and (why := _stale(arguments.alive)):

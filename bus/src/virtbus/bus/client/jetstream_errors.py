@@ -17,7 +17,7 @@ CONSUMER_DIFFERS = 10012
 NO_PEERS = 10005
 """The cluster has fewer servers than the stream's replicas."""
 _FULL = frozenset({10023, 10047, 10054, 10122})
-"""Insufficient resources, no space left, message over max_msg_size, bucket limits."""
+"""Codes of: insufficient resources, no space left, message over max_msg_size, bucket limits."""
 
 
 _IN_FLIGHT = frozenset({10158, 10164})
@@ -37,7 +37,7 @@ class ApiError(BusError):
 
 
 class QueuedError(ApiError):
-    """The work queue already has a message of this subject; the sender takes that as success."""
+    """The stream already has its one message of this subject; for the sender that is a success."""
 
 
 def why_again(raw: Raw) -> str:

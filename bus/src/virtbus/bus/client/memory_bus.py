@@ -46,11 +46,11 @@ class Fault(StrEnum):
     """An injected fault of one write."""
 
     UNAVAILABLE = "unavailable"
-    """UnavailableError, not stored."""
+    """The write raises UnavailableError and is not stored."""
     LOST = "lost"
-    """OutcomeUnknownError, not stored."""
+    """The write raises OutcomeUnknownError and is not stored."""
     STORED = "stored"
-    """OutcomeUnknownError, but stored."""
+    """The write raises OutcomeUnknownError but is stored."""
 
 
 class MemoryWatch:

@@ -59,7 +59,7 @@ class DirectClient(Client):
             raise nats.errors.BadSubjectError from error
         await self._enqueue(command)
         waking = self._flush_queue
-        if waking is not None and waking.empty():  # otherwise the flusher runs anyway
+        if waking is not None and waking.empty():  # otherwise the flusher is already awake
             await self._flush_pending()
 
     async def _enqueue(self, command: bytes) -> None:

@@ -151,7 +151,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 Gate = Callable[[], Awaitable[None]]
 """An async function that returns once a watch may list.
 
-After a BusError the watch calls it again. Any other exception, and DeniedError, ends the watch.
+After a BusError, except DeniedError, the watch calls it again. Any other exception ends the watch.
 """
 
 
@@ -162,10 +162,12 @@ class Endpoint:
     A handler may answer by `Request.stream` and return a future. The request is then parked: it
     keeps its slot until the future is done, but needs no task.
 
-    A request has at most `most_values` values. `limit` requests have a slot. At most `running` of
-    their handlers run at once (None: all); a parked request has no running handler. Up to `backlog`
-    more requests wait for a slot; further ones get 429 with `after_ms`. One account gets at most
-    three quarters of the slots, and of the backlog (`fair_shares`).
+    A request with more than `most_values` values, nested ones included, gets 400.
+
+    `limit` requests have a slot. At most `running` of their handlers run at once (None: all); a
+    parked request has no running handler. Up to `backlog` more requests wait for a slot; further
+    ones get 429 with `after_ms`. One account gets at most three quarters of the slots, and of the
+    backlog (`fair_shares`).
 
     `displace` is called with an account that can get no slot. It may end a parked request of that
     account, so that the new request takes its slot. It returns False if it ended none.
@@ -276,7 +278,7 @@ class Bus(Protocol):
 
         Raises:
             ConflictError: the last revision is not `expect`.
-            UnavailableError, OutcomeUnknownError, DeniedError, FullError.
+            UnavailableError, OutcomeUnknownError, DeniedError, FullError: see `bus.errors`.
             OversizeError: the value exceeds the limit for keys of its kind.
         """
 

@@ -211,7 +211,8 @@ class RecordWorker(Generic[Ready]):
         """Stop working for a VM whose resources are about to be released; return its uid.
 
         Raises:
-            VirtbusError: 400 `invalid`; 409 `record_stands`.
+            VirtbusError: 400 `invalid`: the uid is malformed.
+            VirtbusError: 409 `record_stands`: `want` covers any epoch, but the VM has a record.
         """
         uid = valid_uid(want.uid)
         if want.epoch >= ANY_EPOCH and uid in self.listed:

@@ -1,4 +1,4 @@
-"""Reads and writes records over JetStream. A write succeeds, is refused, or raises "unknown"."""
+"""Reads and writes records over JetStream. A write succeeds, fails, or has an unknown outcome."""
 
 import asyncio
 import base64
@@ -96,7 +96,7 @@ class _Sent:
 
 
 class Records:
-    """Reads and writes over one connection. `ports.Bus` documents the methods that it names."""
+    """Reads and writes over one connection. `ports.Bus` documents methods without docstrings."""
 
     def __init__(self, link: Link, settings: BusSettings) -> None:
         self._link = link

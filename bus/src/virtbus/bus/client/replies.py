@@ -14,7 +14,7 @@ TOKEN_BYTES = 12
 """Length of a request's random token in bytes.
 
 A service that sees one reply subject cannot guess the token of another request and forge its
-answer. A token takes 1 us.
+answer. Making a token takes 1 us.
 """
 
 

@@ -222,8 +222,8 @@ class PullWatch:
         match raw.status:
             case "100":
                 if not self._synced and self._listed_yet > 0:
-                    # A heartbeat means one idle second. Just after the start, the list may have
-                    # begun within it. Later, messages of the list are missing.
+                    # A heartbeat follows an idle second. If the list began within that second, it
+                    # proves nothing. Otherwise messages of the list are missing.
                     if not self._just_begun:
                         self._doubt = _Doubt.GAP
                 elif not self._synced:

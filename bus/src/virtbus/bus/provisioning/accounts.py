@@ -18,7 +18,7 @@ from virtbus.bus.provisioning.permissions import CONTROL_ACCOUNT, SYSTEM_ACCOUNT
 from virtbus.bus.provisioning.stream_setup import WATCHING_SERVICES
 
 QUIET = "24h"
-"""Time after which the server drops the reply path of a stream without messages, as a console."""
+"""Time after which the server drops the reply path of a silent stream, for example a console."""
 _DISCOVERY = "$SRV.>"
 
 
@@ -61,9 +61,9 @@ class Account:
 
 
 def _services(role: Role) -> list[RequestExport]:
-    """Return the services that a user needs of the controllers' account.
+    """Return the services of the controllers' account that a user may call.
 
-    They are the subjects that it may publish, except those of its own account.
+    They are the subjects that the user may publish, except those of its own account.
     """
     home = ["_INBOX", permissions.SERVER_ANSWERS]
     if role.node:

@@ -36,7 +36,7 @@ class ClusterMember:
 
     @property
     def label(self) -> str:
-        """Return a label for the server's name, unique in the cluster and equal at each start."""
+        """Return a label for the server's name: unique in the cluster, the same at each start."""
         return self.listen.replace(":", "-")
 
     def peers(self, port: int) -> list[str]:

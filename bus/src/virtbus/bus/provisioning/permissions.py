@@ -221,7 +221,10 @@ def node_users(node: str) -> tuple[Role, ...]:
 
 
 def agent(node: str) -> Role:
-    """Return the nodeagent's user. It has all rights of its node, so its file suffices for all."""
+    """Return the nodeagent's user, with all rights of its node.
+
+    So a node can run all its services with this user's credentials file alone.
+    """
     consumers = [f"KV_vm.{node_consumer(node, service)}" for service in WATCHING_SERVICES]
     return Role(
         f"node-{node}",

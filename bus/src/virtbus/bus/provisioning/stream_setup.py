@@ -292,7 +292,7 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
 async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
     """Set `trusted` in the node's host record: a trusted host's reports need no approval.
 
-    Other fields of the record stay. `virtbus up` trusts its own host.
+    Other fields of the record stay. `virtbus up` without other hosts trusts its own host.
     """
     key = node_host(node)
     entry = await admin.get(key)

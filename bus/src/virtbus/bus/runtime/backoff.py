@@ -23,8 +23,8 @@ def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[f
 class Attempts:
     """Iterates over attempts: `async for left_s in Attempts(timeout_s)` yields the seconds left.
 
-    The first attempt starts at once. Before each further one, it pauses. It ends when the time left
-    is too short for another attempt.
+    The first attempt starts at once. A pause precedes each further attempt. The iteration ends when
+    the time left is too short for another attempt.
     """
 
     def __init__(self, timeout_s: float, sources: Sources = REAL) -> None:

@@ -35,7 +35,7 @@ _MALLOC = {-1: 1024 * 1024, -3: 320 * 1024, -8: 2}
 """Arguments of mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in bytes, M_ARENA_MAX.
 
 glibc raises both thresholds up to 64 MiB once a large block was freed. So the process would keep
-the memory of a burst of large requests. It never returns the memory of further arenas.
+the memory of a burst of large requests. Memory of further arenas is never returned at all.
 
 uvloop allocates 256 KiB for each read of a TLS connection, and then shrinks the block. With lower
 thresholds, the kernel would map and clear that memory for each read, which takes 14 us.

@@ -103,7 +103,7 @@ class ServiceSettings(BaseSettings):
 
 
 def node_id(state_dir: Path) -> str:
-    """Return the node id saved in the state folder, or the hostname's slug."""
+    """Return the node id saved in the state folder; without one, make it from the hostname."""
     try:
         kept = (state_dir / NODE_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

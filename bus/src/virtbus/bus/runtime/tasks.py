@@ -1,4 +1,4 @@
-"""Runs background tasks in a TaskGroup that does not wrap its body's exception; bounded waits."""
+"""Runs background tasks in a TaskGroup that does not wrap its body's exceptions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine

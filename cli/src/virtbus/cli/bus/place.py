@@ -1,4 +1,4 @@
-"""Shares parts of the `virtbus bus` verbs: the option --dir, errors, checks of servers."""
+"""Provides shared parts of the `virtbus bus` verbs: option --dir, errors, checks of servers."""
 
 import asyncio
 import contextlib

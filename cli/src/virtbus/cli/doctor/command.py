@@ -82,8 +82,8 @@ def _look(check: Check) -> CheckResult:
 def command(invocation: Invocation, state_dir: str | None) -> None:
     """Report missing requirements of this host, and the commands that repair them.
 
-    It only reads and changes nothing. Exit code 1 if something fails. Warnings are drawbacks with
-    which VMs can run. A check that cannot be made from here, as inside a container, is unknown.
+    It changes nothing. The exit code is 1 if a check fails. With a warning, VMs can run, but with a
+    drawback. A check that is not possible from here, for example in a container, is unknown.
     """
     place = Path(state_dir or os.environ.get("VIRTBUS_STATE_DIR") or "/var/lib/virtbus")
     findings = [container.judged(_look(check)) for check in checks(place)]

@@ -9,7 +9,7 @@ COMPOSE = "VIRTBUS_COMPOSE"
 """Variable that docker-compose.yml sets. /.dockerenv also exists in containers used as hosts."""
 
 OWN = frozenset({"root", "python", "nats-server", "bus", "credentials", "container"})
-"""Names of checks that are valid inside a container: of itself, or of shared resources."""
+"""Names of checks that are valid in a container: they concern itself or shared resources."""
 SERVICES = {
     "qemu": "libvirt",
     "kvm": "libvirt",

@@ -61,7 +61,7 @@ def _configured(name: str, default: int) -> int:
 
 
 def virtlogd() -> CheckResult:
-    """Check that virtlogd answers. It writes the guests' console logs while libvirtd restarts."""
+    """Check that virtlogd answers. It writes console logs, also while libvirtd restarts."""
     why = unix_answers("/run/libvirt/virtlogd-sock")
     if why is None:
         return ok("virtlogd", "answers")

@@ -39,7 +39,7 @@ def get(invocation: Invocation, *, name: str) -> None:
 @node_argument
 @verb
 def cordon(invocation: Invocation, *, name: str) -> None:
-    """Stop new VMs on the host NAME; its VMs keep running."""
+    """Place no new VMs on the host NAME; its VMs keep running."""
     show(invocation, invocation.call("node", "cordon", {"node": name}))
 
 
@@ -53,7 +53,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
 @node_argument
 @verb
 def uncordon(invocation: Invocation, *, name: str) -> None:
-    """Allow new VMs on the host NAME. A drain ends; evacuated VMs do not return."""
+    """Place new VMs on the host NAME again. This ends a drain; evacuated VMs do not return."""
     show(invocation, invocation.call("node", "uncordon", {"node": name}))
 
 

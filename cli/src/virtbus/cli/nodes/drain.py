@@ -41,7 +41,7 @@ _STILL = 3
 def command(
     invocation: Invocation, *, name: str, discard_local_disks: bool, wait: bool, timeout: float
 ) -> None:
-    """Stop new VMs on the host NAME, and evacuate its VMs.
+    """Place no new VMs on the host NAME, and evacuate its VMs.
 
     Each VM is stopped with its grace, and started on another host from its images: a running guest
     is not migrated. A VM with writable disks stays, unless its spec says eviction_strategy None or

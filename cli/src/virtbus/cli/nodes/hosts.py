@@ -116,7 +116,7 @@ def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disk
 @node_argument
 @verb
 def unfence(invocation: Invocation, *, name: str) -> None:
-    """Let the host NAME, which is back, take part again.
+    """End the fence of the host NAME, which is back, so that it runs VMs again.
 
     This is refused until the host answers, has compared itself with its records, and has released
     the VMs that were moved while it was off. The VMs that waited for it start there again.

@@ -56,7 +56,7 @@ def _entry(function: Any) -> Any:
 def listing(invocation: Invocation, *, name: str) -> None:
     """List VMs and disks without a record on the host NAME.
 
-    `held` VMs are in place, and their guests may be running. `kept` are disks only.
+    A `held` VM is in place, and its guest may be running. A `kept` entry has only disks.
     """
     answer = invocation.call("node", "quarantine", {"node": name})
     if not answer.get("entries"):

@@ -35,7 +35,7 @@ class Wanted:
 
 
 class BusKeeper:
-    """Keeps one NATS server running, by an admin's connection to it."""
+    """Keeps one NATS server running. `admin` is an admin's connection to it."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class Room:
 
     @property
     def needed_bytes(self) -> int:
-        """Return the free space that a server needs at its start, to not stall again."""
+        """Return the free space that a server needs at its start; with less it would stall."""
         return min(16 * _MIB, self.total_bytes // 40)
 
     @property

@@ -1,4 +1,4 @@
-"""Shares the start of `virtbus up` and `virtbus node up`: names, host checks, and the run."""
+"""Does the common start of `virtbus up` and `virtbus node up`: names, host checks, and the run."""
 
 import asyncio
 import os

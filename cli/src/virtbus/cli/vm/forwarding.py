@@ -46,7 +46,7 @@ async def reaching(
 ) -> AsyncIterator[ForwardTarget]:
     """Connect to the bus while the context is open.
 
-    Errors of the connection, and errors in the body of the bus or a service, become CliError.
+    An error of the bus or of a service becomes CliError, also if the context's body raises it.
     """
     try:
         async with connect(settings, name="virtbus-cli") as bus:

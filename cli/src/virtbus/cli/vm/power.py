@@ -247,8 +247,8 @@ def unpause(invocation: Invocation, *, name: str, timeout_s: float | None, names
 def reset(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Reset the VM NAME at once, without asking its guest.
 
-    Unwritten data of the guest is lost. The reset happens at most once; otherwise the command
-    reports the reason. A reset does not apply a changed spec: use `restart` for that.
+    Unwritten data of the guest is lost. The reset happens once, or the command reports why it did
+    not happen. A reset does not apply a changed spec: use `restart` for that.
     """
     press(invocation, "reset", ref(name, namespace))
 
