@@ -235,7 +235,7 @@ def _streams(streams: list[Mapping[str, Any]]) -> str:
         )
         for stream in streams
     ]
-    return output.table(("STREAM", "FULL", "MESSAGES", "CONSUMERS AND WHAT THEY LAG BEHIND"), rows)
+    return output.table(("STREAM", "FULL", "MESSAGES", "CONSUMERS AND PENDING MESSAGES"), rows)
 
 
 def _consumers(consumers: object) -> str:

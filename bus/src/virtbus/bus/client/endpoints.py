@@ -76,7 +76,7 @@ async def in_time(deadline_s: float) -> AsyncIterator[None]:
 
 def _late() -> VirtbusError:
     return VirtbusError(
-        Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
+        Code.DEADLINE, "deadline", "the time limit passed before the request was done; try again"
     )
 
 

@@ -65,12 +65,12 @@ class FlowControl:
         if not size:
             return
         if at != self._came and not (may_miss and at > self._came):
-            msg = "some of it was lost on the way; open it again"
+            msg = "bytes were lost on the way; open it again"
             raise BrokenStreamError(msg)
         self._taken += at - self._came  # lost bytes occupy no window
         self._came = at + size
         if self._came > self._told:
-            msg = "more came than may; the other end does not keep to its limit"
+            msg = "too many bytes came; the other end does not keep to its limit"
             raise BrokenStreamError(msg)
 
     def took(self, size: int) -> bool:

@@ -216,7 +216,7 @@ class RecordWorker(Generic[Ready]):
         """
         uid = valid_uid(want.uid)
         if want.epoch >= ANY_EPOCH and uid in self.listed:
-            message = f"a record of {uid} stands; only the epoch of that one may be released"
+            message = f"{uid} has a record; only the epoch of that record may be released"
             raise VirtbusError(Code.CONFLICT, "record_stands", message)
         self.drop(uid, up_to_epoch=want.epoch)
         return uid

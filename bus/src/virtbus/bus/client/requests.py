@@ -48,7 +48,7 @@ def data_of(raw: Raw) -> Any:
         try:
             told = ErrorBody.model_validate(body)
         except ValueError as error:  # includes pydantic's errors
-            msg = "the service refused it in words that cannot be read"
+            msg = "the service refused the request, but its error cannot be read"
             raise BusError(msg) from error
         raise VirtbusError.of(told)
     return data

@@ -48,4 +48,4 @@ def container() -> CheckResult:
     """Report if doctor runs in a container of compose."""
     if COMPOSE in os.environ:
         return ok("container", "one of compose; `docker compose ps` has the health of each")
-    return ok("container", "not of compose: this is looked at as the host itself")
+    return ok("container", "not of compose: it is checked like a host")

@@ -68,7 +68,7 @@ class BusDisk:
             try:
                 await self._look()
             except OSError as error:
-                self._terminal.say(f"the disk of the bus cannot be looked at: {error}", "WARNING")
+                self._terminal.say(f"the disk of the bus cannot be checked: {error}", "WARNING")
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
@@ -87,7 +87,7 @@ class BusDisk:
                 self._named.clear()
                 self._log_bytes = _size(self._files.log)
             case DiskAction.GIVE:
-                self._terminal.say("the reserve on the bus's disk is given up", "WARNING")
+                self._terminal.say("the bus's reserve file is deleted for space", "WARNING")
                 self._reserve.unlink(missing_ok=True)
             case DiskAction.TAKE:
                 await asyncio.to_thread(self._take, room.reserve_bytes)
@@ -162,7 +162,7 @@ def _said(room: Room, stalled: list[str]) -> BusStorage:
     if stalled:
         message = (
             f"the bus stores nothing (its disk has {free} free): free space on the host of the bus;"
-            " it is started again by itself then; VMs run on; repeat with the same id"
+            " the server then restarts by itself; VMs run on; repeat with the same id"
         )
     elif room.low:
         message = (

@@ -201,7 +201,7 @@ def restart(
     ),
 )
 @name_argument
-@waits_until("stands still")
+@waits_until("is paused")
 @namespace_option
 @verb
 def pause(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
@@ -224,7 +224,7 @@ def pause(invocation: Invocation, *, name: str, timeout_s: float | None, namespa
     ),
 )
 @name_argument
-@waits_until("goes on")
+@waits_until("runs again")
 @namespace_option
 @verb
 def unpause(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
