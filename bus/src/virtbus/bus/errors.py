@@ -1,4 +1,4 @@
-"""Errors of the bus, for every part of it and its users."""
+"""Defines the exceptions that the bus raises."""
 
 
 class BusError(Exception):
@@ -6,7 +6,7 @@ class BusError(Exception):
 
 
 class UnavailableError(BusError):
-    """Nothing happened: no connection, no responder, or an election that outlasted the deadline."""
+    """The operation had no effect: no connection, no responder, or no leader until the deadline."""
 
 
 class OutcomeUnknownError(BusError):
@@ -26,4 +26,4 @@ class FullError(BusError):
 
 
 class OversizeError(FullError):
-    """A value larger than its kind may be written (`virtbus.schemas.bounds`); nothing was sent."""
+    """A value exceeds the limit of its kind (`virtbus.schemas.bounds`); it was not sent."""

@@ -1,4 +1,4 @@
-"""The entry point: runs a verb and turns its result into an exit code."""
+"""Runs the `virtbus` command and turns its result into an exit code."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         _silence_stdout()
         return _fail(_unexpected(error), arguments)
     except SystemExit:
-        # if a pipe's reader ends early, click wraps stdout and exits with 1
+        # If the reader of a pipe ends early, click wraps stdout and exits with 1.
         if sys.stdout is stdout:
             raise
         _silence_stdout()
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _silence_stdout() -> None:
-    """Prevent the interpreter's own flush from reporting a broken pipe."""
+    """Redirect stdout to /dev/null, so that Python's flush at exit reports no broken pipe."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -62,7 +62,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> CliError:
 
 
 def _meant(arguments: list[str]) -> tuple[str, click.Command]:
-    """Return the verb that a command line names, as far as it is valid, and how it is typed."""
+    """Return the words and the command that a command line names, as far as it is valid."""
     path = "virtbus"
     found: click.Command = virtbus
     for word in arguments:

@@ -1,4 +1,4 @@
-"""The tree of verbs. A verb's module is imported only when it is called (see `lazy`)."""
+"""Defines the root command and its verbs. A verb's module is imported when it is called."""
 
 import click
 

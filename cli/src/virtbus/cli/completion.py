@@ -1,4 +1,4 @@
-"""`virtbus completion`."""
+"""Implements `virtbus completion`."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -29,5 +29,5 @@ def command(shell: str) -> None:
     if completer is None:
         raise usage(f"there is no completion for {shell}")
     instance = completer(virtbus, {}, "virtbus", "_VIRTBUS_COMPLETE")
-    # source() would run bash again only to warn about old versions
+    # click's source() would start bash only to warn about old versions
     output.write(instance.source_template % instance.source_vars())

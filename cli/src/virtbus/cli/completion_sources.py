@@ -1,4 +1,4 @@
-"""Names on the bus for shell completion: quick, and silent if there is no bus."""
+"""Reads names from the bus for shell completion; without a bus it quickly returns none."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +13,11 @@ _MOST = 200
 
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
 Known = Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]
-"""The names in one item of an answer, each with a description."""
+"""A function that returns (name, description) of each name in one item of an answer."""
 
 
 def _completer(subject: str, known: Known, *, of_namespace: bool = False) -> Completer:
-    """Return a `shell_complete` that requests names from `subject` and filters by prefix."""
+    """Return a click `shell_complete` function for the names that a request to `subject` lists."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem  # only when completing
@@ -73,5 +73,5 @@ nodes = _completer(
 
 
 def node_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument NAME of a node."""
+    """Add the argument NAME to a verb; it completes node names."""
     return click.argument("name", shell_complete=nodes)(function)

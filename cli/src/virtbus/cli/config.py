@@ -1,4 +1,4 @@
-"""`virtbus config`."""
+"""Implements `virtbus config`."""
 
 import sys
 
@@ -26,7 +26,7 @@ def command() -> None:
 @click.argument("services", nargs=-1, type=click.Choice(SERVICES))
 @click.option("--show", is_flag=True, help="Print the settings in force.")
 def check(services: tuple[str, ...], *, show: bool) -> None:
-    """Read the settings of all (or these) services, and report errors."""
+    """Read the settings of all services, or of the named ones, and report errors."""
     problems: list[dict[str, str]] = []
     for service in services or SERVICES:
         ok, printed, complaint = _checked(service)
@@ -44,7 +44,7 @@ def _detail(service: str, line: str) -> dict[str, str]:
 
 
 def _checked(service: str) -> tuple[bool, str, str]:
-    """Return whether a service accepts its settings, the settings, and its errors."""
+    """Run a service with --check-config; return success, its settings and its error text."""
     import subprocess  # only here
 
     ended = subprocess.run(  # noqa: S603  our own module, a fixed list of names

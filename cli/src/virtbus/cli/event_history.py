@@ -1,4 +1,4 @@
-"""`virtbus events`."""
+"""Implements `virtbus events`."""
 
 import time
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def _is_wanted(item: Mapping[str, Any], oldest_ns: int, kind: str) -> bool:
 
 
 class _Names:
-    """The VMs' names, because not every event contains its VM's name."""
+    """Remembers VM names by uid, because not every event contains its VM's name."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, str] = {}
@@ -70,7 +70,7 @@ class _Names:
             self._by_uid[str(data.get("uid"))] = str(data["name"])
 
     def of(self, item: Mapping[str, Any]) -> str:
-        """Return the name, or the whole uid, which every verb accepts instead."""
+        """Return the VM's name, or its uid if the name is not known."""
         uid = str((item.get("data") or {}).get("uid") or "")
         return self._by_uid.get(uid, uid)
 
@@ -91,7 +91,7 @@ class _Teller:
 
 
 def _oldest(since: str | None, *, follow: bool) -> int:
-    """Return the time (ns) from which events are shown."""
+    """Return the Unix time in ns from which events are shown."""
     if since is None and follow:
         return time.time_ns() - units.NS
     try:

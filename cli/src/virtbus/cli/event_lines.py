@@ -1,4 +1,4 @@
-"""Events as table rows: time, kind, node, duration, reason."""
+"""Formats events as table rows: time, kind, node, service, duration, message."""
 
 import sys
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ _WIDTHS = (12, 10, 18, 14, 10, 8, 0)
 
 
 def kind_of(item: Mapping[str, Any]) -> str:
-    """Return the kind of an `EventItem` map, from its data or its subject."""
+    """Return an event's kind, from its data or its subject. An item is an `EventItem` as a map."""
     data = item.get("data") or {}
     return str(data.get("kind") or ".".join(str(item.get("subject", "")).split(".")[4:]))
 
 
 def at_ns(item: Mapping[str, Any]) -> int:
-    """Return the sender's clock, or the stream's."""
+    """Return an event's Unix time in ns by the sender's clock, or by the stream's without that."""
     return int((item.get("data") or {}).get("at_ns") or item.get("time_ns") or 0)
 
 
 def cells(item: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
-    """Return the cells under HEADER; SINCE counts from `first_ns`."""
+    """Return an event's cells for the columns of HEADER; SINCE counts from `first_ns`."""
     data = item.get("data") or {}
     took = data.get("took_ms")
     return (
@@ -50,7 +50,7 @@ class EventPrinter:
         self._first_ns = 0
 
     def say(self, item: Mapping[str, Any], name: str | None = None) -> None:
-        """Print one event at once: a table line, a JSON line, or a YAML document."""
+        """Print one event: a table line, a JSON line, or a YAML document. Flush stdout."""
         self._first_ns = self._first_ns or at_ns(item)
         if self._style == "table":
             shown = line(cells(item, self._first_ns))

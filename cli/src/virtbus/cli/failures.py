@@ -1,4 +1,4 @@
-"""The exception of the command, with the exit code that scripts read."""
+"""Defines the exception of the `virtbus` command, and its exit codes."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -13,12 +13,15 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     UNKNOWN = 4
-    """The request may or may not have been applied when the wait ended: repeat it or look."""
+    """The request may or may not have been applied when the wait ended; repeat it to be sure."""
     UNAVAILABLE = 5
 
 
 class CliError(Exception):
-    """A failure with its next step. `details` are maps of path, message and hint."""
+    """A failure of the command. `hint` is the next step.
+
+    Each of `details` is a map with path, message and hint.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class CliError(Exception):
         return error
 
     def as_map(self) -> dict[str, Any]:
-        """Return it for `-o json`."""
+        """Return the error as a map for `-o json`."""
         fields: dict[str, Any] = {
             "reason": self.reason,
             "message": self.message,
@@ -72,7 +75,7 @@ class CliError(Exception):
         return {"error": fields}
 
     def as_lines(self) -> list[str]:
-        """Return it for display: `error: …`, each field's problem, then the next step."""
+        """Return the lines for display: `error: …`, a line per detail, then the hint."""
         lines = [f"error: {self.message}"]
         for detail in self.details:
             path, text = detail.get("path", ""), detail.get("message", "")
@@ -97,15 +100,15 @@ _EXIT_OF = {
 
 
 def usage(message: str, hint: str = "") -> CliError:
-    """Return an error in the command line or in a file that it names."""
+    """Return the error for a mistake in the command line or in a file that it names."""
     return CliError(Exit.USAGE, "usage", message, hint=hint)
 
 
 def unavailable(message: str, hint: str = "") -> CliError:
-    """Return the error for an unreachable service: nothing happened."""
+    """Return the error for an unreachable service; the request had no effect."""
     return CliError(Exit.UNAVAILABLE, "unavailable", message, hint=hint)
 
 
 def unknown(message: str, hint: str = "") -> CliError:
-    """Return the error for an unknown outcome."""
+    """Return the error for a request that may or may not have been applied."""
     return CliError(Exit.UNKNOWN, "outcome_unknown", message, hint=hint)

@@ -1,4 +1,4 @@
-"""`virtbus image`."""
+"""Implements `virtbus image`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -64,7 +64,8 @@ def listing(invocation: Invocation) -> None:
 def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) -> None:
     """Pull the image REF (a name or URL, may end in @sha256:<digest>) onto nodes.
 
-    A docker:// URL names a container image that holds a disk in /disk; `#/path/in/it` another file.
+    A docker:// URL names a container image with a disk in its folder /disk. Append `#/path/in/it`
+    for another file.
     """
     job = uuid7()
     steps = Steps(shown=invocation.for_eyes)
@@ -123,7 +124,7 @@ def delete(invocation: Invocation, *, ref: str, node: str | None) -> None:
 
 
 class _Reports:
-    """The progress of a pull over all nodes; the bar shows the sum."""
+    """Collects the progress of a pull on all nodes, and shows the sum as a progress bar."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -145,7 +146,7 @@ class _Reports:
 
 
 def _raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
-    """Exit with the errors of the nodes that failed."""
+    """Raise CliError with the error of each node that failed, if there is one."""
     errors: Mapping[str, str] = answer.get("errors") or {}
     if errors:
         raise CliError(

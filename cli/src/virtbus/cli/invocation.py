@@ -1,4 +1,4 @@
-"""One call of a verb: its output style, its connection, and the options that all verbs share."""
+"""Gives each verb its context: output style, connection, and the options that all verbs share."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ STYLES = ("table", "json", "yaml")
 
 
 class Invocation:
-    """The context of a verb. The connection is made at its first use."""
+    """The context of one call of a verb. The connection is made when it is first used."""
 
     def __init__(self, style: str, server: str | None, creds: str | None) -> None:
         self.style = style
@@ -41,7 +41,10 @@ class Invocation:
         return self._session
 
     def admin(self) -> "BusSettings":
-        """Return the bus as its admin: --creds, or the file that `virtbus up` wrote for root."""
+        """Return settings for a connection as the bus's admin.
+
+        They use --creds, or the admin's file that `virtbus up` wrote.
+        """
         from virtbus.bus.runtime.bus_settings import (
             BusSettings,  # few verbs need the services' own client
         )
@@ -52,7 +55,11 @@ class Invocation:
         return BusSettings.found(run_dir, "admin", server=server, creds=creds)
 
     def client(self) -> "BusSettings":
-        """Return bus and user of `session` for the services' own client; raises CliError."""
+        """Return the bus and login of `session` as settings for the services' bus client.
+
+        Raises:
+            CliError: no bus or credentials were found.
+        """
         from virtbus.bus.runtime.bus_settings import (
             BusSettings,  # few verbs need the services' own client
         )
@@ -69,13 +76,13 @@ class Invocation:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the environment in which another `virtbus` finds the same bus."""
+        """Return the environment for a child `virtbus` process that uses the same bus."""
         told = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
         return dict(os.environ) | {name: value for name, value in told.items() if value}
 
     @property
     def for_eyes(self) -> bool:
-        """Return True for tables."""
+        """Return True if a person reads the output (style table)."""
         return self.style == "table"
 
     def call(
@@ -87,14 +94,18 @@ class Invocation:
         timeout_s: float = REQUEST_TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the API's answer to `virtbus.api.v1.<resource>.<verb>`; raises CliError."""
+        """Send a request to `virtbus.api.v1.<resource>.<verb>`; return its answer's data.
+
+        Raises:
+            CliError: the request failed or was refused.
+        """
         subject = f"virtbus.api.v1.{resource}.{verb}"
         return self.session.request(subject, dict(data), timeout_s=timeout_s, headers=headers)
 
     def listed(self, resource: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return all pages of the API's list; the fields other than `items` are the first page's.
+        """Return an API list with the items of all pages, and the first page's other fields.
 
-        Raises CliError.
+        Raises CliError as `call`.
         """
         whole = page = self.call(resource, "list", query or {})
         items = list(page.get("items") or ())
@@ -104,11 +115,11 @@ class Invocation:
         return {**whole, "items": items}
 
     def show(self, value: Any, table: Callable[[], str]) -> None:
-        """Print `value` as the table, or in the requested style."""
+        """Print `table()`, or `value` as JSON or YAML if that style was requested."""
         output.write(table() if self.for_eyes else output.render(value, self.style))
 
     def note(self, text: str) -> None:
-        """Print a remark for a person, not for programs that read JSON."""
+        """Print a remark to stderr, unless JSON or YAML was requested."""
         if self.for_eyes:
             output.write(text, sys.stderr)
 
@@ -118,7 +129,7 @@ class Invocation:
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Pass an Invocation to `function`, and add the options -o, --server and --creds."""
+    """Decorate a verb: pass it an Invocation, and add the options -o, --server and --creds."""
 
     @functools.wraps(function)
     def run(*args: Any, style: str, server: str | None, creds: str | None, **kwargs: Any) -> None:
@@ -135,7 +146,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def local(function: Callable[..., None]) -> Callable[..., None]:
-    """Do the same for verbs without a connection: only -o."""
+    """Decorate a verb without a connection: pass it an Invocation, and add the option -o."""
 
     @functools.wraps(function)
     def run(*args: Any, style: str, **kwargs: Any) -> None:

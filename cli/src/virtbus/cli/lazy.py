@@ -1,4 +1,4 @@
-"""Command groups that import a verb's module only when that verb is called."""
+"""Provides command groups that import a verb's module only when the verb is called."""
 
 import importlib
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 Verbs = Mapping[str, tuple[str, str]]
-"""Verb → (module that holds it as `command`, or `module:attribute`; one line of help)."""
+"""By verb: its module (with the attribute `command`) or `module:attribute`, and a help line."""
 
 
 class LazyGroup(click.Group):
-    """A group that knows its verbs by name. Its table also makes the help without imports."""
+    """A group with a table of its verbs. The table provides the group's help without imports."""
 
     def __init__(self, *args: Any, verbs: Verbs | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,6 +54,6 @@ class LazyGroup(click.Group):
 def examples(text: str) -> str:
     """Return an epilog that shows `text` unchanged."""
     lines = [line.strip().removeprefix("|") for line in text.strip().splitlines()]
-    # \b keeps click from wrapping; it holds for one paragraph, so each needs its own
+    # \b keeps click from wrapping a paragraph; each paragraph needs its own \b
     body = "\n".join(f"  {line}" if line else "\n\b" for line in lines)
     return f"\b\nExamples:\n{body}"

@@ -1,4 +1,4 @@
-"""New events after the stored ones, each once."""
+"""Reports the stored events and then new ones, each once."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,10 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 
 class LiveEvents:
-    """A subscription that opens before the history is read, so that no event is missed."""
+    """Subscribes to new events when it is made; make it before the history is read.
+
+    So no event is missed between the history and the new events.
+    """
 
     def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:
         self._session = invocation.session
@@ -24,7 +27,10 @@ class LiveEvents:
         self._session.subscribe(subject, self._receive)
 
     def follow(self, stored: Iterable[Mapping[str, Any]]) -> None:
-        """Report the history, the events received since, then all new ones; until interrupted."""
+        """Pass the stored events, those received meanwhile, and all new ones to `tell`.
+
+        It runs until interrupted.
+        """
         early, self._waiting = self._waiting or [], None
         for item in (*stored, *early):
             self._once(item)

@@ -1,4 +1,4 @@
-"""`virtbus network`."""
+"""Implements `virtbus network`."""
 
 import click
 

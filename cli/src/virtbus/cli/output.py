@@ -1,4 +1,4 @@
-"""Tables for people, JSON and YAML for programs; colour only on a terminal without NO_COLOR."""
+"""Formats and prints output: tables for people, JSON and YAML for programs."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 def safe(value: object) -> str:
-    """Return `value` as one line without control characters: names may come from guests."""
+    """Return `value` as one line with control characters escaped, because guests choose names."""
     text = str(value)
     if text.isprintable():
         return text
@@ -47,7 +47,7 @@ def paint(text: str, code: str, stream: TextIO) -> str:
 
 
 def paint_state(word: str, stream: TextIO) -> str:
-    """Return a state in its colour: green works, yellow is changing, red needs a person."""
+    """Return a state in its colour: green is good, yellow is temporary, red needs a person."""
     return paint(word, _COLOURS.get(word.strip(), ""), stream)
 
 
@@ -57,8 +57,8 @@ def as_json(value: Any, *, indent: int | None = 2) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """Return YAML in the order of the maps."""
-    import yaml  # 20 ms that only -o yaml pays
+    """Return YAML; keys keep their order."""
+    import yaml  # takes 20 ms; only -o yaml needs it
 
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
     return text
@@ -94,7 +94,7 @@ def render(value: Any, style: str) -> str:
 
 
 def document(value: Any, style: str) -> str:
-    """Return one of several values: JSON on one line, or a YAML document."""
+    """Return one value of a sequence: JSON on one line, or a YAML document after `---`."""
     return as_json(value, indent=None) if style == "json" else f"---\n{as_yaml(value)}".rstrip()
 
 
@@ -105,10 +105,10 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 
 def flush(stream: TextIO | None = None) -> None:
-    """Flush the stream (for output that others read live)."""
+    """Flush the stream, for output that programs read while it is written."""
     (stream or sys.stdout).flush()
 
 
 def picked(view: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return some fields of a map; absent ones are omitted."""
+    """Return the named fields of a map; omit absent ones."""
     return {name: view[name] for name in names if name in view}

@@ -1,7 +1,7 @@
-"""Steps and a status line on stderr while a command waits.
+"""Prints steps and a status line to stderr while a command waits.
 
-On a terminal the last line shows the current state and is redrawn. Elsewhere only whole lines are
-written.
+On a terminal, the last line shows the current state and is redrawn. Without a terminal, only steps
+are printed.
 """
 
 import os
@@ -19,7 +19,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class Steps:
-    """Lines with the time since the start, and a status line below them."""
+    """Prints a line per step with the time since the start, and a status line below them."""
 
     def __init__(self, *, shown: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -35,11 +35,11 @@ class Steps:
         return time.monotonic() - self._started
 
     def restart_clock(self) -> None:
-        """Count from now on."""
+        """Count the time of steps from now on."""
         self._started = time.monotonic()
 
     def step(self, what: str, detail: str = "") -> None:
-        """Write a permanent line."""
+        """Print a step on a line of its own."""
         if not self._shown:
             return
         at = output.paint(f"{self.elapsed_s:8.3f} s", "2", self._stream)
@@ -65,11 +65,11 @@ class Steps:
             self._stream.write(f"{text}\n")
 
     def tick(self) -> None:
-        """Redraw the clock of the status line."""
+        """Redraw the status line, so that its clock advances."""
         self._draw()
 
     def close(self) -> None:
-        """Complete the last line."""
+        """Erase the status line."""
         if self._live:
             self._stream.write(_CLEAR)
             self._stream.flush()
@@ -86,7 +86,7 @@ class Steps:
 
 
 def bar(what: str, done: int, total: int | None) -> str:
-    """Return `what [#####.....] 42 % 12MiB of 30MiB`; without the bar if the total is unknown."""
+    """Return `what [#####.....] 42 % 12MiB of 30MiB`, or `what 12MiB` if the total is unknown."""
     if not total:
         return f"{what}  {units.size(done)}"
     part = min(1.0, done / total)

@@ -1,4 +1,4 @@
-"""`virtbus status`."""
+"""Implements `virtbus status`."""
 
 import time
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
 
 GATHER_S = 0.4
-"""Time that services have to answer (ADR-32's PING has no last answer)."""
+"""Time for services to answer $SRV.INFO (ADR-32), which has no last answer."""
 SKEW_ALARM_S = 2.0
 FILL_ALARM = 0.8
-"""Creates stop at this fill of a bucket."""
+"""Fill of a bucket from which controllers refuse to create VMs."""
 AGE_ALARM_S = 60.0
 
 
@@ -36,8 +36,8 @@ AGE_ALARM_S = 60.0
 def command(invocation: Invocation) -> None:
     """Show the services, the bus and the nodes.
 
-    Exit code 5 if no controller answers, no node is ready, or a service of a node is missing. The
-    known state is shown anyway.
+    The exit code is 5 if no controller answers, no node is ready, or a service of a node is
+    missing. The known state is shown anyway.
     """
     services, server = _services(invocation.session), invocation.session.server
     failure: CliError | None = None
@@ -69,7 +69,7 @@ def command(invocation: Invocation) -> None:
 
 
 def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the services in the nodes' reports, including those that are gone or silent."""
+    """Return each service in the nodes' reports with its state, also those that do not answer."""
     listed = value.get("nodes") or ()
     answering = {(str(one["name"]), str(one["node"])) for one in value["services"]}
     found: list[dict[str, Any]] = []
@@ -77,7 +77,7 @@ def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         for service, told in sorted((node.get("services") or {}).items()):
             name = f"virtbus-{'nodeagent' if service == 'agent' else service}"
             where = str(node.get("node"))
-            # an answer without a node can be assigned only if there is a single node
+            # an answer without a node belongs to this node if there is only one
             here = (name, where) in answering or (len(listed) == 1 and (name, "") in answering)
             missing = _is_missing(told) and not here
             found.append(
@@ -94,7 +94,7 @@ def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_missing(told: Mapping[str, Any]) -> bool:
-    """Return True if the agent has no report of the service, not even a version."""
+    """Return True if the agent has no report of the service: only an error message, no version."""
     return told.get("state") != "ready" and bool(told.get("message")) and not told.get("version")
 
 
@@ -128,7 +128,7 @@ def _services(session: Session) -> list[dict[str, Any]]:
 
 
 def _alarms(bus: Mapping[str, Any]) -> list[str]:
-    """Return problems that need a person."""
+    """Return a sentence for each problem that needs a person."""
     alarms = [
         f"stream {stream.get('name')} is {float(stream.get('fill') or 0):.0%} full:"
         " creates stop at 80 %; delete VMs or raise its limit"
@@ -156,7 +156,7 @@ def _alarms(bus: Mapping[str, Any]) -> list[str]:
 
 
 def _pending_s(bus: Mapping[str, Any]) -> float | None:
-    """Return how long the oldest pending VM waits; None if none does."""
+    """Return for how many seconds the oldest pending VM has waited; None if there is none."""
     created_ns = bus.get("oldest_pending_created_ns")
     return None if not created_ns else max(0.0, (time.time_ns() - int(created_ns)) / units.NS)
 
@@ -178,7 +178,7 @@ def _page(value: Mapping[str, Any]) -> str:
 
 
 def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the answering services with their nodes' reports, then those only reported."""
+    """Return a row for each service that answers or is in a node's report, sorted."""
     told = {(one["name"], one["node"]): one for one in _told(value)}
     rows: list[tuple[str, ...]] = []
     for service in value["services"]:
@@ -196,7 +196,7 @@ def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 known["message"] or "",
             )
         )
-    # an answer without a node's name may be any of these
+    # a service that answers without its node may be any of the reported ones, so none is "silent"
     unplaced = {str(service["name"]) for service in value["services"] if not service["node"]}
     for one in told.values():
         silent = one["state"] == "ready" and one["name"] not in unplaced
@@ -235,11 +235,11 @@ def _streams(streams: list[Mapping[str, Any]]) -> str:
         )
         for stream in streams
     ]
-    return output.table(("STREAM", "FULL", "MESSAGES", "CONSUMERS AND WHAT THEY LAG BEHIND"), rows)
+    return output.table(("STREAM", "FULL", "MESSAGES", "CONSUMERS AND PENDING MESSAGES"), rows)
 
 
 def _consumers(consumers: object) -> str:
-    """Return `name:pending …` of a list, or a count."""
+    """Return `name:pending` of each consumer; `consumers` may also be only their number."""
     if not isinstance(consumers, list | tuple):
         return str(consumers or "-")
     texts = [

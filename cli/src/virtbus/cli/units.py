@@ -6,14 +6,14 @@ NS = 1_000_000_000
 
 
 def ago(then_ns: int | None) -> str:
-    """Return the time since `then_ns` in its one or two largest units: 5s, 3m12s, 4h, 12d."""
+    """Return the time since `then_ns` (Unix), as `duration` does; "-" if `then_ns` is not known."""
     if not then_ns:
         return "-"
     return duration(max(0.0, (time.time_ns() - then_ns) / NS))
 
 
 def duration(seconds: float) -> str:
-    """Return a rough duration: 850ms, 5s, 3m12s, 4h, 12d."""
+    """Return a rounded duration, for example 850ms, 5s, 3m12s, 4h, 12d."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     whole = int(seconds)
@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
 
 
 def span_ms(milliseconds: float) -> str:
-    """Return a measured time: 3.2 ms, 412 ms, 5.31 s."""
+    """Return a measured time, for example 3.2 ms, 412 ms, 5.31 s."""
     if milliseconds < 10:
         return f"{milliseconds:.1f} ms"
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.2f} s"
@@ -40,7 +40,7 @@ def clock(at_ns: int) -> str:
 
 
 def size(count: int | None) -> str:
-    """Return bytes in the largest binary unit: 256MiB, 1.5GiB."""
+    """Return a number of bytes in its largest binary unit: 256MiB, 1.5GiB; "-" for None."""
     if count is None:
         return "-"
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -52,10 +52,10 @@ def size(count: int | None) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds in 90, 90s, 10m, 2h or 1d.
+    """Parse a time such as 90, 90s, 10m, 2h or 1d; return seconds.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text has another form, or is not below 1e9 s.
     """
     factor = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
     number = float(text[:-1] if factor else text)

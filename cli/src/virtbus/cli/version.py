@@ -1,4 +1,4 @@
-"""`virtbus version`."""
+"""Implements `virtbus version`."""
 
 import sys
 
@@ -12,8 +12,8 @@ _PARTS = ("cli", "schemas", "bus", "controller", "nodeagent", "netd", "imaged")
 
 
 def of(part: str) -> str | None:
-    """Return the installed version of a member, None if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms
+    """Return the installed version of the package `virtbus-<part>`; None if not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms
 
     try:
         return version(f"virtbus-{part}")

@@ -1,4 +1,4 @@
-"""Answers to requests: bodies, refusals and their headers (ADR-32)."""
+"""Encodes and sends the answers to a service's requests: data or errors (ADR-32)."""
 
 import logging
 from typing import Any
@@ -22,14 +22,14 @@ HEADER_CHARS = 512
 
 
 def render(value: Any, *, as_json: bool) -> bytes:
-    """A success body: the data itself."""
+    """Return the body of a successful answer: `value` as JSON or msgpack, without an envelope."""
     if isinstance(value, Rendered):
         return value
     return encode_json(value) if as_json else encode(value)
 
 
 def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:
-    """Return an error's body and ADR-32 headers."""
+    """Return the body and the ADR-32 headers of an answer that reports `error`."""
     body = {"error": error.body.model_dump(mode="json", exclude_none=True)}
     text = "".join(c if c.isprintable() else " " for c in str(error)[:HEADER_CHARS])
     headers = {ERROR_CODE: str(error.code), ERROR_TEXT: text}
@@ -37,7 +37,7 @@ def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str
 
 
 def refusal_of(error: Exception, subject: str) -> VirtbusError:
-    """Return the error for the requester from a handler's exception."""
+    """Translate a handler's exception into the error that the requester gets."""
     match error:
         case VirtbusError():
             return error
@@ -80,7 +80,7 @@ def _no_room(error: FullError) -> VirtbusError:
 
 
 class Answers:
-    """The answers to one requester."""
+    """Sends the answers to one request, in the format (JSON or msgpack) of that request."""
 
     def __init__(self, link: Link, raw: Raw) -> None:
         self._link = link
@@ -94,7 +94,7 @@ class Answers:
         await self._send(render(value, as_json=self.as_json), {})
 
     async def last(self, value: Any) -> None:
-        """Send the answer, or nothing after streamed ones."""
+        """Send the final answer; send nothing if it is None and others were streamed."""
         if value is not None or not self.streamed:
             await self._send(render(value, as_json=self.as_json), {})
 

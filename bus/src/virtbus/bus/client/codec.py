@@ -1,7 +1,7 @@
 """Encodes envelopes and decodes answers.
 
-`virtbus.schemas` decodes foreign bytes (`open_envelope`, `wire.decode`). This module only decodes
-answers of services that the client itself called.
+It decodes only the answers of services that the client itself called. `virtbus.schemas` decodes
+all other received bytes (`open_envelope`, `wire.decode`).
 """
 
 import json
@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def _plain(value: Any) -> Any:
-    """Return a pydantic model as a map, for msgpack's `default`."""
+    """Convert a pydantic model into a dict; msgpack calls this for types that it does not know."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_defaults=True, by_alias=True)
     msg = f"a {type(value).__name__} cannot be sent"
@@ -29,7 +29,7 @@ def _plain(value: Any) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Return msgpack bytes of nested plain values and models; lone surrogates become "?"."""
+    """Return nested plain values and models as msgpack bytes; lone surrogates become "?"."""
     packed: bytes = msgpack.packb(value, default=_plain, unicode_errors="replace")
     return packed
 
@@ -62,7 +62,7 @@ def envelope(
 ) -> bytes:
     """Return `value` in an envelope with CloudEvents names, as msgpack.
 
-    A request has `timeout_ms`. Any other message has the time `at_ns` (Unix).
+    A request needs `timeout_ms`. Any other message needs `at_ns`, its Unix time in nanoseconds.
     """
     frame = frame_of(subject, value, message_id=message_id, source=source, timeout_ms=timeout_ms)
     if timeout_ms is None:
@@ -74,6 +74,6 @@ def read_message(model: type[Model], message: Message) -> Model:
     """Return the validated data of a core message or stored event.
 
     Raises:
-        VirtbusError: 400 or 413, as `virtbus.schemas.wire.read`.
+        VirtbusError: 400 if the message is invalid, 413 if it is too large.
     """
     return validate(model, open_envelope(message.body).data)

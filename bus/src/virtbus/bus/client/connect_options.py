@@ -1,6 +1,6 @@
-"""Arguments of `Client.connect`: identity, trusted CA and time limits.
+"""Builds the arguments of nats-py's `Client.connect`: login, trusted CA and time limits.
 
-`cryptography` and `ssl` are imported only if a bus uses nkeys and TLS.
+It imports `nkeys` only for a login by nkey, and `ssl` only for TLS, because both load slowly.
 """
 
 import logging
@@ -9,13 +9,13 @@ from typing import Any
 
 from virtbus.bus.runtime.bus_settings import BusSettings
 
-# asyncio warns about nats-py's protocol under TLS at each end of a connection; harmless
+# asyncio logs a harmless warning about eof_received whenever a TLS connection of nats-py ends
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in str(record.msg))
 
 PING_INTERVAL_S = 10
 MAX_OUTSTANDING_PINGS = 2
 ONE_OF_MANY_S = 0.8
-"""Time limit for one of several servers, so that a silent one leaves time for the others."""
+"""Connect timeout of each of several servers: one that does not answer leaves time for others."""
 
 
 def public_key(settings: BusSettings) -> str:
@@ -30,7 +30,7 @@ def public_key(settings: BusSettings) -> str:
 
 
 def options(settings: BusSettings) -> dict[str, Any]:
-    """Return the arguments for identity and trust."""
+    """Return the arguments for login and TLS."""
     found: dict[str, Any] = {}
     if settings.nkey_seed:
         from virtbus.bus.client import nkeys
@@ -48,7 +48,10 @@ def options(settings: BusSettings) -> dict[str, Any]:
 
 
 def patience(settings: BusSettings) -> dict[str, Any]:
-    """Return the arguments for time limits: it retries the connect, but never reconnects."""
+    """Return the arguments for time limits. nats-py retries the first connect, never reconnects.
+
+    `connection` makes a new client instead.
+    """
     return {
         "allow_reconnect": False,
         "reconnect_time_wait": 0.1 + secrets.randbelow(100) / 1000,

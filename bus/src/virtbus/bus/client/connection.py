@@ -1,8 +1,8 @@
-"""The connection to NATS: only this module and `nats_client` import `nats`.
+"""Keeps one connection to NATS. Only this module and `nats_client` import `nats`.
 
-nats-py's own reconnect is off. Its pending buffer stores requests that already failed, and its
-watches and closed clients never recover (docs/explanation/architecture.md). So every lost
-connection leads to a new client, with the subscriptions made again.
+nats-py's own reconnect is off. Its pending buffer keeps requests that have already failed, and its
+watches and closed clients never recover (docs/explanation/architecture.md). After a lost
+connection, this module makes a new client and subscribes again.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ with lean_import():
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 2.0
-"""Time limit of one client while connecting; it tries several times within it."""
+"""Time limit of one new client. nats-py tries its servers repeatedly within this time."""
 FLUSH_S = 5
 CLOSE_S, GIVE_UP_S = 2.0, 0.3
-"""Time to send pending data: of a client that was connected, and of one that was not."""
+"""Time to send pending data while closing: a client that was connected, and one that was not."""
 LOOK_S = 1.0
-"""Interval of checks whether a client is closed: its closed_cb is not always called."""
+"""Interval of checks for a closed client: nats-py does not always call closed_cb."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
 
 
 class _Subscribed:
-    """A requested subscription, and its handle on the current client."""
+    """A requested subscription. `live` is its nats-py handle on the current client."""
 
     def __init__(self, link: "NatsLink", subject: str, queue: str, receive: Receive) -> None:
         self._link = link
@@ -68,7 +68,7 @@ class NatsLink:
         self._lost = asyncio.Event()
         self._refused: set[str] = set()
         self.fault = ""
-        """The reason of the last failed attempt, for people."""
+        """The reason of the last failure, for messages to people."""
         self._mux = ""
         self._prefix = settings.inbox_prefix
         self._servers = settings.servers
@@ -135,14 +135,14 @@ class NatsLink:
         return subscribed
 
     async def _announce(self, subscribed: _Subscribed) -> None:
-        """Subscribe on the server and wait until it is effective."""
+        """Subscribe on the server and wait until the server has processed the subscription."""
         client, subject = self._client, subscribed.subject
         if client is None:
             return
         self._refused.discard(subject.lower())
         try:
             await self._subscribe(client, subscribed)
-            await self._barrier(client)  # otherwise an earlier request would get 503
+            await self._barrier(client)  # otherwise an immediate request could get 503
         except TimeoutError:
             self.fault = f"no PONG in {FLUSH_S} s"
             self._lost.set()
@@ -156,7 +156,7 @@ class NatsLink:
         """End a subscription."""
         self._subscribed.discard(subscribed)
         live, subscribed.live = subscribed.live, None
-        if live is not None:  # possibly of a client that is connecting now
+        if live is not None:  # may belong to a client that is still connecting
             with suppress(nats.errors.Error, OSError):
                 await live.unsubscribe()
 
@@ -165,7 +165,7 @@ class NatsLink:
         """Make the first connection.
 
         Raises:
-            UnavailableError: none within `connect_timeout_s`.
+            UnavailableError: there was no connection within `connect_timeout_s`.
             DeniedError: the server rejects these credentials.
         """
         try:
@@ -185,7 +185,7 @@ class NatsLink:
             raise UnavailableError(msg) from None
 
     async def run(self) -> None:
-        """Keep connected until cancelled."""
+        """Replace the client whenever its connection is lost, until cancelled."""
         try:
             while True:
                 await self._end()
@@ -200,10 +200,10 @@ class NatsLink:
             await self._close()
 
     async def _end(self) -> None:
-        """Return when the client has ended, even if it did not report that.
+        """Return when the client has closed, even if nats-py does not call closed_cb.
 
-        nats-py flushes while it closes. If the server is gone, the flush raises, and the callbacks
-        after it are never called.
+        nats-py flushes before it calls closed_cb. If the server is gone, the flush raises, and
+        closed_cb is never called.
         """
         while self._client is not None and self._client.is_connected and not self._lost.is_set():
             await wait_for_event(self._lost, LOOK_S)
@@ -227,9 +227,9 @@ class NatsLink:
             notify()
 
     async def _attempt(self) -> bool:
-        """Make one new client, connected and subscribed.
+        """Connect one new client and repeat all subscriptions on it.
 
-        Return False with `_fault` set on failure.
+        Return False on failure; `fault` is then the reason.
         """
         lost = asyncio.Event()
         try:
@@ -266,7 +266,7 @@ class NatsLink:
     async def _greet(
         self, client: DirectClient, settings: BusSettings, lost: asyncio.Event
     ) -> None:
-        """Log in; `lost` is set once the connection has ended. Raises nats-py's exceptions."""
+        """Connect and log in. Set `lost` when the connection ends. Raises nats-py's exceptions."""
 
         async def on_error(error: Exception) -> None:
             self._heard(error)
@@ -292,16 +292,16 @@ class NatsLink:
     async def _barrier(client: DirectClient) -> None:
         """Return when the server has processed everything that was sent.
 
-        nats-py's flush sends its PING before data that its flusher still holds. One turn of the
-        loop lets the flusher run first.
+        nats-py's flush sends its PING before data that its flusher task has not written yet. One
+        turn of the event loop lets the flusher run first.
         """
         await asyncio.sleep(0)
-        # Shielded: a cancelled flush leaves a future that ends nats-py's read loop at its PONG.
+        # Shielded: if a flush is cancelled, its PONG ends nats-py's read loop.
         await asyncio.shield(client.flush(FLUSH_S))
 
     async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
         one.live = await client.listen(one.subject, one.receive, one.queue)
-        # an orphaned subscription would take messages from its queue group
+        # It was closed meanwhile. Left open, it would take messages from its queue group.
         if one not in self._subscribed:
             await self.forget(one)
 
@@ -309,7 +309,7 @@ class NatsLink:
         self._replies.came(raw.subject.rpartition(".")[2], raw)
 
     def _heard(self, error: Exception) -> None:
-        """Handle nats-py's error_cb: an exception here would end its read loop."""
+        """Handle an error from nats-py; must not raise, because that would end its read loop."""
         self.fault = str(error) or type(error).__name__
         found = _VIOLATION.search(self.fault)
         if found is None:
@@ -325,17 +325,17 @@ class NatsLink:
 
 def _client(settings: BusSettings) -> DirectClient:
     client = DirectClient()
-    if settings.nkey_seed:  # nats-py would need PyNaCl for it, and the seed in a file
+    if settings.nkey_seed:  # nats-py itself needs PyNaCl and a seed file for it
         client._public_nkey = connect_options.public_key(settings)
     return client
 
 
 @asynccontextmanager
 async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]:
-    """Connect for as long as the context is open; the server shows `name`.
+    """Connect while the context is open; the server lists the connection as `name`.
 
     Raises:
-        UnavailableError: no server within `settings.connect_timeout_s`.
+        UnavailableError: no server answered within `settings.connect_timeout_s`.
         DeniedError: the server rejects the credentials.
     """
     link = NatsLink(settings, name)

@@ -1,4 +1,4 @@
-"""The consumers that a watch pulls from: an ephemeral one, and a node's durable one."""
+"""Creates or rewinds the JetStream consumer of a watch: ephemeral, or a node's durable one."""
 
 import secrets
 from collections.abc import Awaitable
@@ -27,10 +27,7 @@ def node_consumer(node: str, service: str) -> str:
 
 
 class OwnConsumer:
-    """An ephemeral consumer in memory with one replica.
-
-    Each watch of a process has a fixed name.
-    """
+    """An ephemeral consumer in memory with one replica. It keeps its name when it is rewound."""
 
     def __init__(self, call: JetStreamCall, filters: tuple[str, ...], owner: str) -> None:
         self._call = call
@@ -51,7 +48,7 @@ class OwnConsumer:
 
     async def rewind(self) -> int:
         if self._made:
-            await self.close()  # the same name with another start would be refused (10012)
+            await self.close()  # JetStream refuses an existing name with another start (10012)
         self._made = True
         config: dict[str, Any] = {
             "name": self._name,
@@ -83,9 +80,9 @@ class OwnConsumer:
 
 
 class NodeConsumer:
-    """`n-<node>-<service>`, created when the node joined.
+    """The durable consumer `n-<node>-<service>` of bucket `vm`.
 
-    It is only rewound here, never created.
+    A controller creates it when the node joins. This class only rewinds it.
     """
 
     stays = True
@@ -99,9 +96,9 @@ class NodeConsumer:
         return f"$JS.API.CONSUMER.MSG.NEXT.KV_vm.{self._name}"
 
     async def rewind(self) -> int:
-        """Reset the consumer to 1 to list again; `last_per_subject` would not replay.
+        """Reset the consumer to sequence 1, so that it delivers the node's keys again.
 
-        Return the number of messages, including those that an earlier pull received.
+        Return the number of messages to expect, including those that an open pull has received.
         """
         try:
             await self._call(
@@ -119,4 +116,4 @@ class NodeConsumer:
         return int(info["num_pending"]) + int(info["delivered"]["consumer_seq"])
 
     async def close(self) -> None:
-        """Do nothing: the consumer belongs to the node."""
+        """Do nothing: the durable consumer stays."""

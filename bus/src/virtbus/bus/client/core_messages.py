@@ -1,4 +1,4 @@
-"""Core messages, requests and services of a connection, over any `Link`."""
+"""Implements core NATS messages, requests and services of `ports.Bus` over any `Link`."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +20,7 @@ SUBSCRIBE_BYTES = 16 * 1024 * 1024
 
 
 class CoreMessages:
-    """The part of `ports.Bus` that needs no stream; `ports.Bus` documents each method."""
+    """The methods of `ports.Bus` that need no JetStream; `ports.Bus` documents each of them."""
 
     def __init__(self, link: Link, name: str, sources: Sources = REAL) -> None:
         self.sources = sources
@@ -65,6 +65,6 @@ class CoreMessages:
     def serve(
         self, info: ServiceInfo, endpoints: Sequence[Endpoint]
     ) -> AbstractAsyncContextManager[None]:
-        from virtbus.bus.client.endpoints import serving  # clients do not need it
+        from virtbus.bus.client.endpoints import serving  # a plain client need not load it
 
         return serving(self._link, info, endpoints)

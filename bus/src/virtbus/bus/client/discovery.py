@@ -1,4 +1,4 @@
-"""The PING, INFO and STATS verbs of ADR-32, so that `nats micro ls` works."""
+"""Answers the PING, INFO and STATS verbs of ADR-32, so that `nats micro ls` works."""
 
 import json
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from virtbus.bus.runtime.tasks import Background
 
 
 class Tally:
-    """The STATS of one endpoint."""
+    """Counts the requests of one endpoint for STATS."""
 
     def __init__(self, name: str, subject: str, queue: str) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Tally:
 
 
 class Discovery:
-    """The three monitoring verbs of one service instance."""
+    """Answers the three monitoring verbs for one service instance."""
 
     def __init__(
         self, link: Link, info: ServiceInfo, tallies: list[Tally], tasks: Background
@@ -69,7 +69,7 @@ class Discovery:
         try:
             await self._link.send(raw.reply, body, headers={CONTENT_TYPE: JSON})
         except BusError:
-            return  # the requester will ask again
+            return  # the requester repeats its request
 
     def _body(self, verb: str) -> dict[str, Any]:
         body: dict[str, Any] = {

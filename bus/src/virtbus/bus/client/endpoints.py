@@ -1,7 +1,7 @@
 """Answers requests as a NATS service (ADR-32), with bounded concurrency.
 
 nats-py's own services run one request at a time per endpoint and cannot omit the queue group. So
-this module uses subscribe and respond.
+this module uses plain subscriptions.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_MS = 30_000
-"""The deadline of a request without one."""
+"""Timeout of a request that states none."""
 STOP_S = 1.0
 """Time that running requests have to finish when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
-"""Size limit of requests that a service processes or queues.
+"""Most bytes of requests that a service processes or queues at one time.
 
-Decoded they take a few times as much.
+Decoded requests take a few times as much memory.
 """
 ASKED_BYTES = 1024
-"""Memory of a request in addition to its body."""
+"""Bytes counted for a request in addition to its body."""
 
 
 def open_request(body: bytes, most_values: int) -> Envelope:
@@ -61,8 +61,8 @@ def refuse_late(deadline_s: float) -> None:
 async def in_time(deadline_s: float) -> AsyncIterator[None]:
     """Cancel the body at a request's deadline, and raise VirtbusError 504 instead.
 
-    Use it for work that another instance may refuse after the deadline, and that must then not be
-    done here.
+    Use it for work that must not complete late, because another instance may refuse the request
+    after the deadline.
     """
     limit = asyncio.timeout_at(deadline_s)
     try:
@@ -76,7 +76,7 @@ async def in_time(deadline_s: float) -> AsyncIterator[None]:
 
 def _late() -> VirtbusError:
     return VirtbusError(
-        Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
+        Code.DEADLINE, "deadline", "the time limit passed before the request was done; try again"
     )
 
 
@@ -84,7 +84,7 @@ _INBOXES = ("_INBOX", "_R_.")
 
 
 def is_confined(reply: str) -> bool:
-    """Return True if an answer goes to an inbox or nowhere.
+    """Return True if the reply subject is an inbox or empty.
 
     A service has more rights than its requesters: an answer to `$KV…` would be a write (BUS-06).
     """
@@ -95,7 +95,7 @@ def is_confined(reply: str) -> bool:
 class _Asked:
     """A request with its arrival time (on the loop's clock), account and size.
 
-    `raw` is emptied once it is decoded: a watch may wait for hours.
+    `raw` is emptied after decoding, because a parked request may wait for hours.
     """
 
     raw: Raw
@@ -105,9 +105,10 @@ class _Asked:
 
 
 class EndpointServer:
-    """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429.
+    """Serves one endpoint: `limit` requests have a slot, `backlog` wait, further ones get 429.
 
-    Slots, places in the queue and bytes are shared fairly among accounts.
+    Slots, places in the queue and bytes are shared fairly among accounts. A handler may return a
+    Future. Its request is then parked: it keeps its slot until the Future is done, without a task.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class EndpointServer:
             self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
 
     def _accept(self, asked: _Asked) -> bool:
-        """Start or queue it; return False if its account, or all together, have too many."""
+        """Start or queue a request; return False if its account or all accounts have too many."""
         account, size_bytes = asked.account, asked.size_bytes
         if not self._held.take(account, size_bytes):
             return False
@@ -160,7 +161,7 @@ class EndpointServer:
         return True
 
     def _start(self, asked: _Asked) -> None:
-        """Run the handler of a request with a slot, or let it wait."""
+        """Run the handler of a request with a slot, or queue it if too many handlers run."""
         if self._running < (self._endpoint.running or self._endpoint.limit):
             self._running += 1
             self._tasks.start(self._work(asked))
@@ -177,7 +178,7 @@ class EndpointServer:
         await self._refuse(Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
-        """Process this request, then waiting ones, until none may run."""
+        """Process this request, then waiting requests, as long as one of them may run."""
         asked: _Asked | None = first
         try:
             while asked is not None:
@@ -196,7 +197,7 @@ class EndpointServer:
         self._held.release(asked.account, asked.size_bytes)
 
     def _next(self) -> _Asked | None:
-        """Return the next request in turn that waits for a slot, with one."""
+        """Give a slot to the next waiting request and return it; None if none can get a slot."""
         for account in self._backlog.callers() if self._backlog else ():
             if self._slots.take(account):
                 self._places.release(account)
@@ -204,7 +205,7 @@ class EndpointServer:
         return None
 
     async def _one(self, asked: _Asked) -> bool:
-        """Answer one request; return True if it is parked. Never raises."""
+        """Answer one request; return True if it is parked. Raises nothing but CancelledError."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         answers = Answers(self._link, asked.raw)
@@ -222,7 +223,7 @@ class EndpointServer:
             message = "the work that the request waited for was abandoned; repeat it"
             given_up = VirtbusError(Code.UNAVAILABLE, "given_up", message)
             failure = await self._failed(answers, given_up)
-        except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
+        except Exception as error:  # noqa: BLE001  boundary: answered or logged
             failure = await self._failed(answers, error)
         self.tally.done(loop.time() - started_s, failure)
         return False
@@ -230,7 +231,7 @@ class EndpointServer:
     def _unpark(
         self, asked: _Asked, answers: Answers, started_s: float, parked: "asyncio.Future[None]"
     ) -> None:
-        """End a parked request: free its slot for a waiting one, and report its error."""
+        """End a parked request: free its slot, report its error, start a waiting request."""
         self._release(asked)
         took_s = asyncio.get_running_loop().time() - started_s
         error = None if parked.cancelled() else parked.exception()
@@ -254,7 +255,7 @@ class EndpointServer:
             return value
         try:
             await answers.last(value)
-        except UnavailableError as error:  # a requester that cannot be reached asks again
+        except UnavailableError as error:  # a requester without an answer repeats its request
             log.debug("answer of %s lost: %s", self._endpoint.name, error)
         return None
 
@@ -265,12 +266,12 @@ class EndpointServer:
         return f"{refusal.code}: {refusal.reason}"
 
     async def _refuse(self, answers: Answers, refusal: VirtbusError) -> None:
-        """Send an error, or a shorter one; never raises."""
+        """Send an error; if that fails, send a short internal error. Never raises."""
         brief = VirtbusError(Code.INTERNAL, "internal", "the refusal could not be sent")
         for told in (refusal, brief):
             try:
                 await answers.refuse(told)
-            except UnavailableError as error:  # a requester that cannot be reached asks again
+            except UnavailableError as error:  # a requester without an answer repeats its request
                 log.debug("answer of %s lost: %s", self._endpoint.name, error)
             except Exception:
                 log.exception(
@@ -305,7 +306,7 @@ def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
 async def serving(
     link: Link, info: ServiceInfo, endpoints: Sequence[Endpoint]
 ) -> AsyncIterator[None]:
-    """Answer while the context is open; at its end running requests get STOP_S to finish."""
+    """Answer requests while the context is open; at its end, running ones get STOP_S to finish."""
     async with background() as tasks:
         held = FairShares(HELD_BYTES)
         served = [EndpointServer(link, endpoint, tasks, held) for endpoint in endpoints]

@@ -9,7 +9,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class EventRecorder:
-    """Emits events; nothing waits for that, and no failure of it reaches the work."""
+    """Emits events without waiting until they are stored; a failure is not raised."""
 
     def __init__(self, bus: Bus, service: str, node: str = "") -> None:
         self._bus = bus
@@ -17,12 +17,12 @@ class EventRecorder:
         self._node = node
 
     def event(self, kind: EventKind, **fields: Any) -> Event:
-        """Return an event of this service, now and on its node unless `fields` say otherwise."""
+        """Return an event of this service; `fields` override its node and the current time."""
         own = {"service": self.service, "node": self._node, "at_ns": self._bus.sources.time_ns()}
         return Event(kind=kind, **(own | fields))
 
     def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:
-        """Return an event about a VM; without a node of its own, on the record's."""
+        """Return an event about a VM. Without a node of the service, it has the record's node."""
         return self.event(
             kind,
             uid=record.uid,
@@ -34,9 +34,9 @@ class EventRecorder:
         )
 
     def emit(self, event: Event, message_id: str = "") -> None:
-        """Emit an event of a VM; events with one id are one event.
+        """Emit an event. A second event with the same subject and message id is not stored.
 
-        The default id allows one event for each reason of a generation.
+        The default id consists of uid, epoch, generation, kind and reason.
         """
         own = f"{event.uid}:{event.epoch}:{event.generation}:{event.kind}:{event.reason}"
         subject = subjects.event(event.node, event.uid, event.kind)

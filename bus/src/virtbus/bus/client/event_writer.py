@@ -1,8 +1,8 @@
-"""Stores events in the background, in order of emission, off the reply path.
+"""Stores events in the background, in order of emission, so that no request waits for it.
 
-The stream holds the events of all nodes and refuses a message id that it has seen. So the id for
-the server is random: no other sender can have used it. It makes our own retries harmless. The
-event's own id is in its body; emitters and readers compare that one.
+The event stream takes messages of all nodes and drops a message id that it has seen. So the writer
+sends a random message id, which no other sender can have used. It makes the writer's own retries
+harmless. The event's own id is in its body; emitters and readers compare it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 log = logging.getLogger(__name__)
 
 CAPACITY = 16_384
-"""About 16 MB: the events of two controllers in a burst of 10,000 creates."""
+"""Most queued events: about 16 MB, enough for a burst of 10,000 creates on two controllers."""
 AT_ONCE = 256
 SAME_S = 600.0
 """Within this time, a process stores an event with the same subject and id only once."""
@@ -34,7 +34,7 @@ class QueuedEvent:
     subject: str
     body: bytes
     message_id: str
-    """The event's own id; a repeated step uses the same one."""
+    """The event's own id. A step that is repeated emits the same id again."""
     headers: dict[str, str]
     stored_id: str
     """The message id for the server."""
@@ -43,8 +43,8 @@ class QueuedEvent:
 def stored_id(subject: str, message_id: str) -> str:
     """Return the id by which the stream recognises a retry.
 
-    It is random if nodes write to the stream, too. Only controllers write dead letters: the first
-    of several controllers that report the same one is stored.
+    The id is random if nodes write to the stream, too. Only controllers write dead letters; these
+    keep `message_id`, so a dead letter that several controllers report is stored once.
     """
     return uuid7() if shared(subject) else message_id
 
@@ -55,7 +55,7 @@ def shared(subject: str) -> bool:
 
 
 class RecentEvents:
-    """Recently emitted events, so that a repeated step is one event."""
+    """Remembers recently emitted events, so that a repeated step stores one event."""
 
     def __init__(self) -> None:
         self._at_s: Recent[tuple[str, str], float] = Recent(REMEMBERED)
@@ -70,7 +70,7 @@ class RecentEvents:
 
 
 class EventWriter:
-    """A bounded queue and the task that empties it. Over capacity the oldest are dropped."""
+    """A bounded queue of events and the task that stores them. A full queue drops its oldest."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -111,7 +111,7 @@ class EventWriter:
                     group.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Store one event after the other while there are any: a burst needs no task for each."""
+        """Store queued events, one after the other, until the queue is empty."""
         try:
             while self._queue:
                 await self._store(self._queue.popleft())
@@ -121,7 +121,10 @@ class EventWriter:
                 self._idle.set()
 
     async def _store(self, fact: QueuedEvent) -> None:
-        """Retry until stored; the id makes a retry harmless (the stream's dedupe window)."""
+        """Store one event, with retries; drop it if the bus refuses it.
+
+        The stream drops a repeated `stored_id`, so a retry is harmless.
+        """
         for delay_s in delays(0.1, 5.0):
             try:
                 await self._records.store(
@@ -137,7 +140,7 @@ class EventWriter:
             await asyncio.sleep(delay_s)
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until all are stored; log how many were not."""
+        """Wait up to `timeout_s` until all events are stored; log the number of those left."""
         if not await wait_for_event(self._idle, timeout_s):
             log.warning(
                 "%d events not stored at exit", len(self._queue), extra={"code": "facts_left"}

@@ -1,4 +1,4 @@
-"""Fair shares of a limit among callers, and a fair queue for waiting ones."""
+"""Shares a limit fairly among callers, and queues their waiting items in fair order."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -7,15 +7,17 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 GREED = 3
-"""A caller may hold this many times the free amount: alone, three quarters of the limit."""
+"""A caller may take units while it has less than this many times the number of free units.
+
+A caller that is alone gets three quarters of all units.
+"""
 
 
 class FairShares:
     """`total` units, which callers take and release.
 
-    A caller with many units is refused before one with few. So nobody can take all: some remain for
-    later callers. A caller without a name is one of our own services; it is bounded by `total`
-    only.
+    A caller with many units is refused earlier than one with few, so some remain for later callers.
+    A caller with an empty name is one of our own services; only `total` limits it.
     """
 
     def __init__(self, total: int) -> None:
@@ -24,7 +26,7 @@ class FairShares:
         self.held = 0
 
     def take(self, caller: str, amount: int = 1) -> bool:
-        """Take `amount` units, at least one, if the caller may have them."""
+        """Take `amount` units (at least one); return False if the caller may not have them."""
         free = self._total - self.held
         if amount > free:
             return False
@@ -43,7 +45,7 @@ class FairShares:
             self._held[caller] = self._held.get(caller, 0) + 1
 
     def release(self, caller: str, amount: int = 1) -> None:
-        """Return units."""
+        """Give `amount` units back."""
         self.held -= amount
         if caller:
             left = self._held[caller] - amount
@@ -67,15 +69,15 @@ class FairQueue(Generic[T]):
         self._waiting.setdefault(caller, deque()).append(item)
 
     def callers(self) -> Iterator[str]:
-        """Return the waiting callers in turn."""
+        """Return the callers that have items, in the order of their turns."""
         return iter(tuple(self._waiting))
 
     def next(self) -> T | None:
-        """Return the oldest item of the caller whose turn it is."""
+        """Remove and return the oldest item of the caller whose turn it is; None if empty."""
         return self.take(next(iter(self._waiting))) if self._waiting else None
 
     def take(self, caller: str) -> T:
-        """Return the oldest item of a caller; the caller's next turn comes after all others'."""
+        """Remove and return a caller's oldest item; the caller's next turn is after all others'."""
         items = self._waiting.pop(caller)
         item = items.popleft()
         if items:

@@ -1,4 +1,4 @@
-"""Subject filters: `*` is one token, `>` at the end is one or more."""
+"""Matches subjects with NATS filters: `*` is one token, `>` at the end is one or more."""
 
 
 def matches(subject_filter: str, subject: str) -> bool:

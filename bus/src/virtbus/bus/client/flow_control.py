@@ -1,17 +1,17 @@
-"""Flow control: the counters of one end of a stream (ADR 0023). No I/O.
+"""Counts the bytes of one end of a byte stream for flow control (ADR 0023). No I/O.
 
-Both directions count bytes from 0. Limits are absolute, so a repeated or late one is harmless. Each
-piece states its position, so a lost one is noticed.
+Both directions count bytes from 0. A limit is an absolute position, so a repeated or late limit is
+harmless. Each piece states its position, so the receiver notices a lost piece.
 """
 
 WINDOW_BYTES = 256 * 1024
-"""A client's window of unread bytes: 1 ms of a connection at 256 MB/s, or 50 ms at 5 MB/s."""
+"""A client's window of unread bytes: it allows 256 MB/s at 1 ms of round trip, 5 MB/s at 50 ms."""
 CHUNK_BYTES = 32 * 1024
-"""The most bytes in one message: far below the bus' 1 MB, so others' messages do not wait long."""
+"""Most bytes in one message. It is far below NATS' 1 MB, so that other messages wait briefly."""
 SIGN_S = 10.0
 """Each end sends a keep-alive at least this often."""
 SILENT_S = 30.0
-"""An end that is silent for this long is gone."""
+"""An end that sends nothing for this long counts as gone."""
 
 
 class BrokenStreamError(Exception):
@@ -19,7 +19,7 @@ class BrokenStreamError(Exception):
 
 
 class FlowControl:
-    """The counters of one end. `window` is the limit of unread bytes."""
+    """The counters of one end, for both directions. `window` limits the received, unread bytes."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -41,11 +41,11 @@ class FlowControl:
 
     @property
     def room_whole(self) -> int:
-        """Return how many bytes a datagram may have now; it is not split."""
+        """Return how many bytes a datagram may have now; a datagram is never split."""
         return self._limit - self._sent
 
     def sending(self, size: int) -> int:
-        """Count a piece that is sent; return its position."""
+        """Count a piece of `size` bytes that is sent; return its position."""
         at, self._sent = self._sent, self._sent + size
         return at
 
@@ -57,7 +57,7 @@ class FlowControl:
         return self._told
 
     def came(self, at: int, size: int, *, may_miss: bool = False) -> None:
-        """Count a piece that was received.
+        """Count a received piece. With `may_miss`, as for datagrams, earlier ones may be missing.
 
         Raises:
             BrokenStreamError: an earlier piece is missing, or the window is exceeded.
@@ -65,12 +65,12 @@ class FlowControl:
         if not size:
             return
         if at != self._came and not (may_miss and at > self._came):
-            msg = "some of it was lost on the way; open it again"
+            msg = "bytes were lost on the way; open it again"
             raise BrokenStreamError(msg)
         self._taken += at - self._came  # lost bytes occupy no window
         self._came = at + size
         if self._came > self._told:
-            msg = "more came than may; the other end does not keep to its limit"
+            msg = "too many bytes came; the other end does not keep to its limit"
             raise BrokenStreamError(msg)
 
     def took(self, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""A watch that awaits a gate before each list, for buses without gates (fakes)."""
+"""Adds a gate to the watch of a fake bus: it awaits the gate before each list."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ RETRY_S = 0.5
 
 
 class GatedWatch:
-    """Implements `ports.Watch`: a RESET is passed on after the gate has returned."""
+    """Implements `ports.Watch`: it passes on a RESET only after the gate has returned."""
 
     def __init__(self, watch: Watch, gate: Gate) -> None:
         self._watch = watch

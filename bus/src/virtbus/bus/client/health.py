@@ -1,7 +1,7 @@
-"""The health check of a container: `python -m virtbus.bus.client.health CREDS [--alive FILE] …`.
+"""Checks a container's health: `python -m virtbus.bus.client.health CREDS [--alive FILE] …`.
 
 It logs in to the bus with the service's own credentials and checks the service's files and sockets.
-The exit code is 0, or 1 with the reason.
+It exits with 0, or prints the reason and exits with 1.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.bus_settings import BusSettings
 
 MAX_AGE_S = 12.0
-"""Four of the intervals in which a service touches its file."""
+"""Greatest age of the `--alive` file: four times the interval at which a service touches it."""
 TIMEOUT_S = 4.0
 SO_ACCEPTCON = 0x10000
 """Flag of a listening socket in /proc/net/unix (linux/net.h)."""
 
 
 async def unhealthy(arguments: argparse.Namespace) -> str:
-    """Return why the service is not healthy; empty if it is."""
+    """Return the reason why the service is not healthy; empty if it is healthy."""
     if arguments.ready is not None and not arguments.ready.exists():
         return f"{arguments.ready} is not written yet"
     if arguments.alive is not None and (why := _stale(arguments.alive)):
@@ -50,9 +50,10 @@ def _stale(path: Path) -> str:
 
 
 def _unserved(path: Path) -> str:
-    """Check a socket without connecting: the service would log a silent peer.
+    """Return the reason if no process listens on the socket; empty if one does.
 
-    A socket is listed by the name it was bound to, which netd renames (`wrapper.part`).
+    It does not connect, because the service would log a peer that sends nothing. The kernel lists a
+    socket by the path of its bind; netd binds `wrapper.part` and then renames that.
     """
     for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines():
         fields = line.split()

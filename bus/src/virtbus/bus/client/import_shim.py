@@ -1,8 +1,8 @@
-"""Imports nats-py without the two thirds of it that the bus does not use.
+"""Imports nats-py without the parts that the bus does not use.
 
-nats-py always imports its JetStream layer, and aiohttp (for websockets) if installed. That is 280
-ms of 330 ms, in every `virtbus` command. The bus calls JetStream's API itself over plain TCP;
-nats-py's client needs only three header names of `nats.js`.
+nats-py always imports its JetStream layer, and aiohttp (for websockets) if installed. They take 280
+of 330 ms of the import, in every `virtbus` command. The bus does not need them: it calls
+JetStream's API itself, over plain TCP. nats-py's client needs only three header names of `nats.js`.
 """
 
 import sys
@@ -22,9 +22,9 @@ class Header(StrEnum):
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Provide stand-ins while nats-py is imported; modules that are loaded already are kept.
+    """Replace unused modules by stand-ins while the context is open; keep modules already loaded.
 
-    Afterwards the names are free again: a real `import nats.js` or `aiohttp` works.
+    Afterwards a real `import nats.js` or `import aiohttp` works.
     """
     api = ModuleType("nats.js.api")
     api.__dict__["Header"] = Header
@@ -36,12 +36,12 @@ def lean_import() -> Iterator[None]:
         "nats.js.api": api,
     }
     placed = {name: module for name, module in stand_ins.items() if name not in sys.modules}
-    sys.modules.update(placed)  # type: ignore[arg-type]  # None: "there is no such module"
+    sys.modules.update(placed)  # type: ignore[arg-type]  # None makes the import fail
     try:
         yield
     finally:
         for name in placed:
             sys.modules.pop(name, None)
         if "nats.js" in placed and "nats" in sys.modules:
-            # as the import system does for a module that it loads; a real one replaces it
+            # The import system sets this attribute, too; a later real import replaces it.
             sys.modules["nats"].__dict__["js"] = script

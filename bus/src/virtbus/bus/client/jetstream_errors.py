@@ -13,21 +13,21 @@ STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
 CONSUMER_DIFFERS = 10012
-"""Also returned for an existing consumer with another storage, which cannot be changed."""
+"""A consumer of this name exists with another configuration, for example another storage."""
 NO_PEERS = 10005
 """The cluster has fewer servers than the stream's replicas."""
 _FULL = frozenset({10023, 10047, 10054, 10122})
-"""Insufficient resources, no space left, message over max_msg_size, bucket limits."""
+"""Codes of: insufficient resources, no space left, message over max_msg_size, bucket limits."""
 
 
 _IN_FLIGHT = frozenset({10158, 10164})
-"""The cluster has not decided on this message id yet, or on another write of its subject."""
+"""The cluster has not committed this message id yet, or another write of its subject."""
 _NOBODY = "nobody answers for this stream: an election, or it does not exist"
 _ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
 
 
 class ApiError(BusError):
-    """An error of JetStream without a more specific class. `code` is JetStream's own."""
+    """An error of JetStream without a more specific class. `code` is JetStream's `err_code`."""
 
     def __init__(self, http: int, code: int, text: str) -> None:
         super().__init__(f"{text} ({http}/{code})")
@@ -37,14 +37,16 @@ class ApiError(BusError):
 
 
 class QueuedError(ApiError):
-    """A message of this subject is in the work queue already: success for the sender."""
+    """The stream already has its one message of this subject; for the sender that is a success."""
 
 
 def why_again(raw: Raw) -> str:
-    """Return why this answer is inconclusive and the request must be repeated; or "".
+    """Return why this answer is inconclusive, so that the request must be repeated.
 
-    JetStream states the type of its answer before the error. Stored values never begin like JSON,
-    because they are msgpack maps. So a stored value cannot be mistaken for an error.
+    The reason is empty for a conclusive answer.
+
+    It recognises an error by the first bytes of JetStream's JSON. Stored values are msgpack maps
+    and never begin like that.
     """
     if raw.status == "503":
         return _NOBODY

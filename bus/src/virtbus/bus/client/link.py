@@ -1,4 +1,4 @@
-"""The interface of a connection for the parts of the bus; it names no library."""
+"""Defines `Link`, the interface of a NATS connection, independent of a NATS library."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class LinkLostError(BusError):
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A received message. `status` is the server's (`100` heartbeat, `404`, `503`), or empty."""
+    """A received message. `status` is a NATS status (`100` heartbeat, `404`, `503`), or empty."""
 
     subject: str
     body: bytes = b""
@@ -26,14 +26,14 @@ class Raw:
 
 
 Receive = Callable[[Raw], None]
-"""Takes a message; must not block or raise."""
+"""A callback for received messages; it must not block or raise."""
 
 
 class Subscription(Protocol):
     """An open subscription; it survives reconnects."""
 
     async def close(self) -> None:
-        """End it; nothing more is delivered."""
+        """End the subscription; no more messages are delivered."""
 
 
 class Link(Protocol):
@@ -66,8 +66,8 @@ class Link(Protocol):
         """Pass a message to the connection.
 
         Raises:
-            UnavailableError: there is none; nothing was sent.
-            FullError: larger than the server's max_payload.
+            UnavailableError: there is no connection; nothing was sent.
+            FullError: the message is larger than the server's max_payload.
         """
 
     async def ask(
@@ -78,11 +78,11 @@ class Link(Protocol):
         headers: Mapping[str, str] | None = None,
         timeout_s: float,
     ) -> Raw:
-        """Return the first answer, with any status.
+        """Send a request and return the first answer, with any status.
 
         Raises:
             UnavailableError, FullError: as `send`.
-            LinkLostError: sent, then the connection ended.
+            LinkLostError: the request was sent, then the connection ended.
             DeniedError: the credentials do not allow this subject.
             TimeoutError: no answer in time.
         """
@@ -95,10 +95,10 @@ class Link(Protocol):
         """
 
     def inbox(self) -> str:
-        """Return a new literal subject below our inbox prefix."""
+        """Return a new subject without wildcards below our inbox prefix."""
 
     def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` whenever the connection is lost or made.
 
-        Return a function that ends that.
+        Return a function that removes `notify`.
         """

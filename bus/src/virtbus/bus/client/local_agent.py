@@ -1,7 +1,8 @@
-"""Follows this host's agent: imaged and netd work only while it acts for the node.
+"""Lets imaged and netd work only while this host's agent acts for the node.
 
-Their credentials open the node's consumers on any host. So they wait for the local agent's file
-`<run_dir>/instance`, and compare it with the node's key on the bus before each list.
+Their credentials open the node's consumers from any host. So both services wait for the local
+agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file with the
+node's instance key on the bus.
 """
 
 import asyncio
@@ -27,11 +28,11 @@ LOOK_S = 0.1
 TOLD_AFTER_S = 5.0
 PROVE_S = 10.0
 SETTLES_S = 2.0
-"""Longer than an agent needs between writing its key and its file."""
+"""Longer than an agent takes between writing its instance key and its file."""
 
 
 def word_in(run_dir: Path) -> Callable[[], str]:
-    """Return a function that reads the local agent's file; empty before the agent's first start."""
+    """Return a function that returns the text of the local agent's file; empty without a file."""
 
     def said() -> str:
         try:
@@ -52,10 +53,10 @@ class LocalAgent:
         self._said = said
 
     async def gate(self) -> None:
-        """Return once the local agent holds the node; raise BusError if that is unknown.
+        """Return once the local agent holds the node; raise BusError if the key cannot be read.
 
-        After TOLD_AFTER_S the service counts as started: without an agent it would wait longer
-        than its supervisor does.
+        After TOLD_AFTER_S it reports the service as started, because systemd's start timeout would
+        end a service that still waits for the agent.
         """
         loop = asyncio.get_running_loop()
         begun_s, told = loop.time(), False
@@ -68,7 +69,7 @@ class LocalAgent:
             await asyncio.sleep(LOOK_S)
 
     async def begin(self) -> None:
-        """Wait as `gate`, even while the bus is unreachable."""
+        """Wait like `gate`, but retry while the bus is unreachable."""
         while True:
             try:
                 return await self.gate()
@@ -77,7 +78,7 @@ class LocalAgent:
                 await asyncio.sleep(SETTLES_S)
 
     async def keep(self) -> None:
-        """Watch the key; never returns.
+        """Check the agent's file and the instance key periodically; never returns.
 
         Raises:
             VirtbusError: 409 `second_instance`: another host holds the node.
@@ -99,7 +100,7 @@ class LocalAgent:
         return await self._other()
 
     async def _other(self) -> bool:
-        """Return True if the key names another instance than the local agent's file."""
+        """Return True if the key and the local agent's file name different instances."""
         try:
             holder = await self._holder()
         except BusError:
@@ -112,11 +113,14 @@ class LocalAgent:
         return word[:1] == ["held"] and word[1:] == [await self._holder()]
 
     def _word(self) -> list[str]:
-        """Return `held` and the instance id, or `refused`; empty before the agent's first start."""
+        """Return the file's first line: `held` and the instance id, or `refused`; or no words."""
         return self._said().partition("\n")[0].split()
 
     async def _holder(self) -> str:
-        """Return the holder; empty if there is none, or it is unreadable: its agent rewrites it."""
+        """Return the instance id in the node's key; empty if the key is missing or unreadable.
+
+        The agent that holds the node rewrites an unreadable key.
+        """
         entry = await self._bus.get(self._key)
         if entry is None or entry.kind is not EntryKind.PUT:
             return ""
@@ -130,7 +134,7 @@ class LocalAgent:
 async def serve_with_agent(
     settings: ServiceSettings, serve: Callable[[Bus, Gate], Awaitable[None]]
 ) -> None:
-    """Connect, and serve while this host's agent holds the node, until cancelled."""
+    """Connect to the bus and run `serve` while this host's agent holds the node."""
     state_version.check(settings.state_dir)
     async with connection.connect(settings.bus(), name=settings.service) as bus:
         with tracing.recording(settings.service, settings.node, bus.emit, settings.otlp_endpoint):

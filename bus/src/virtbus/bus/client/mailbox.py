@@ -1,4 +1,4 @@
-"""A bounded queue that a synchronous receiver fills and one reader empties; cancellation-safe."""
+"""Queues items from a synchronous receiver for one reader; bounded and safe to cancel."""
 
 import asyncio
 from collections import deque
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A queue. Over `capacity` the oldest items are dropped and `overflowed` is set.
+    """A queue of at most `capacity` items, and `capacity_bytes` if not 0.
 
-    The same holds over `capacity_bytes`, if `size_of` returns an item's bytes.
+    Beyond that it drops the oldest items and sets `overflowed`. `size_of` returns an item's bytes.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Mailbox(Generic[T]):
         return len(self._items)
 
     def put(self, item: T) -> None:
-        """Add without waiting."""
+        """Add an item without waiting."""
         size_bytes = self._size_of(item)
         while self._items and (
             len(self._items) >= self._capacity
@@ -51,7 +51,7 @@ class Mailbox(Generic[T]):
         return item
 
     def take(self) -> T | None:
-        """Return the oldest item, or None."""
+        """Remove and return the oldest item; None if there is none."""
         return self._pop() if self._items else None
 
     def clear(self) -> None:
@@ -65,7 +65,7 @@ class Mailbox(Generic[T]):
         self._wake.set()
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Wait for an item or a wake; return False if neither arrives in time."""
+        """Wait for an item or a call of `wake`; return False at the time limit."""
         if self._items:
             return True
         self._wake.clear()

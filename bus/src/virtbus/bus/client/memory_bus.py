@@ -1,8 +1,8 @@
-"""The shipped fake: `ports.Bus` without a server, same contract, deterministic, no threads.
+"""Implements `ports.Bus` in memory, without a server, for tests; deterministic, without threads.
 
-A `MemoryServer` is the state that several `MemoryBus` connections share. Faults are explicit:
-`server.drop` loses core messages, `bus.disconnect()` cuts one connection, `bus.faults` holds the
-faults of the next writes.
+A `MemoryServer` is the state that several `MemoryBus` connections share. A test injects faults:
+`server.drop` loses core messages, `bus.disconnect()` cuts one connection, and `bus.faults` lists
+the faults of the next writes.
 """
 
 import asyncio
@@ -43,18 +43,18 @@ CAPACITY = 65_536
 
 
 class Fault(StrEnum):
-    """The fault of one write."""
+    """An injected fault of one write."""
 
     UNAVAILABLE = "unavailable"
-    """UnavailableError, not stored."""
+    """The write raises UnavailableError and is not stored."""
     LOST = "lost"
-    """OutcomeUnknownError, not stored."""
+    """The write raises OutcomeUnknownError and is not stored."""
     STORED = "stored"
-    """OutcomeUnknownError, but stored."""
+    """The write raises OutcomeUnknownError but is stored."""
 
 
 class MemoryWatch:
-    """Implements `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`."""
+    """Implements `ports.Watch`. A start, a reconnect and `relist` each give RESET, list, SYNCED."""
 
     def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
         self._link = link
@@ -72,17 +72,17 @@ class MemoryWatch:
         self._items.put(WatchMark.SYNCED)
 
     def changed(self) -> None:
-        """Handle a lost or new connection."""
+        """List again if the connection is new; do nothing if it is lost."""
         if self._link.connected:
             self.relist()
 
     def seen(self, entry: Entry) -> None:
-        """Handle a write."""
+        """Queue an entry that was just written, if a filter matches."""
         if self._link.connected and any(matches(one, entry.key) for one in self._filters):
             self._items.put(entry)
 
     def start(self) -> Callable[[], None]:
-        """List and follow; return a function that ends that."""
+        """List the entries and follow changes; return a function that stops the watch."""
         self.relist()
         self._shelf.seen.append(self.seen)
         forget = self._link.on_change(self.changed)
@@ -112,7 +112,7 @@ class MemoryBus(CoreMessages):
         self._told = RecentEvents()
 
     def disconnect(self) -> None:
-        """Cut this connection: pending requests end, watches stop."""
+        """Cut this connection: pending requests fail, and watches get no more entries."""
         self._link.cut()
 
     def reconnect(self) -> None:
@@ -187,8 +187,8 @@ class MemoryBus(CoreMessages):
         keys: Sequence[str],
         ttl_s: float | None,
     ) -> int:
-        del keys  # endpoints that check permissions read them
-        await asyncio.sleep(0)  # others run between any two writes, as on the wire
+        del keys  # for subclasses that check permissions
+        await asyncio.sleep(0)  # other tasks run between two writes, as over a network
         self._reachable()
         fault = self.faults.popleft() if self.faults else None
         if fault is Fault.UNAVAILABLE:

@@ -1,4 +1,4 @@
-"""The fake's wire: a MemoryServer routes core messages between its MemoryLinks."""
+"""Routes core messages of the fake bus: a MemoryServer delivers them to its MemoryLinks."""
 
 import asyncio
 import json
@@ -30,7 +30,10 @@ class _Subscribed:
 
 
 class MemoryServer:
-    """The state of a NATS server. `clock_ns` drives every TTL: advance it, then call `expire()`."""
+    """The state of a fake NATS server.
+
+    TTLs end by `clock_ns`. A test advances this clock and then calls `expire()`.
+    """
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.clock_ns = clock_ns
@@ -38,10 +41,10 @@ class MemoryServer:
         self.subscribed: list[_Subscribed] = []
         self.stored: dict[str, list[StoredMessage]] = {}
         self.drop: Callable[[str], bool] = lambda _: False
-        """Core messages are lost if this returns True for their subject."""
+        """A core message is lost if this returns True for its subject."""
 
     def shelf(self, key: str) -> MemoryStream:
-        """Return the bucket of a key; create it at first use."""
+        """Return the stream of a key; create it at first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
             markers = stream == "KV_lease"
@@ -49,12 +52,15 @@ class MemoryServer:
         return self.shelves[stream]
 
     def expire(self) -> None:
-        """Expire TTLs up to the clock."""
+        """Remove the entries whose TTL has ended by `clock_ns`."""
         for shelf in self.shelves.values():
             shelf.expire()
 
     def route(self, raw: Raw) -> bool:
-        """Deliver to every subscription and to one of each queue group; return False if to none."""
+        """Deliver to every plain subscription and to one member of each queue group.
+
+        Return False if there is none of them.
+        """
         if self.drop(raw.subject):
             return True
         groups: dict[str, _Subscribed] = {}
@@ -76,10 +82,10 @@ class MemoryServer:
 
 
 class MemoryLink:
-    """Implements the Link protocol over a MemoryServer, for requests and services."""
+    """Implements the Link protocol over a MemoryServer."""
 
     def __init__(self, server: MemoryServer, account: str = "") -> None:
-        """Connect as `account`, as a server would report it; empty: the controllers' account."""
+        """Connect as the NATS account `account`; empty means the controllers' own account."""
         self.server = server
         self.account = account
         self.generation = 1
@@ -170,9 +176,11 @@ class MemoryLink:
             await subscription.close()
 
     async def awaited(self, answer: "asyncio.Future[Result]", timeout_s: float) -> Result:
-        """Return the answer.
+        """Wait for the answer and return it.
 
-        Raise LinkLostError if the connection ends, TimeoutError at the limit.
+        Raises:
+            LinkLostError: the connection ended before.
+            TimeoutError: no answer came within `timeout_s`.
         """
 
         def late() -> None:

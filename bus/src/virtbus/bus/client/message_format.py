@@ -1,4 +1,4 @@
-"""Names of headers and content types, and the attributes of an envelope; imports no library."""
+"""Names the headers and content types, and builds envelopes as dicts; imports no library."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ ERROR_TEXT = "Nats-Service-Error"
 
 
 def type_of(subject: str) -> str:
-    """Return the CloudEvents `type` of a subject: `virtbus.vm.create.v1`."""
+    """Return the CloudEvents `type` of a subject, for example `virtbus.vm.create.v1`."""
     match subject.split("."):
         case ["virtbus", "api", version, *rest]:
             return ".".join(("virtbus", *rest, version))
@@ -30,7 +30,7 @@ def type_of(subject: str) -> str:
 def frame_of(
     subject: str, value: Any, *, message_id: str, source: str, timeout_ms: int | None = None
 ) -> dict[str, Any]:
-    """Return `value` in an envelope with CloudEvents names; a request has `timeout_ms`."""
+    """Return `value` in an envelope (a dict with CloudEvents names); requests have `timeout_ms`."""
     frame: dict[str, Any] = {
         "id": message_id,
         "source": source,

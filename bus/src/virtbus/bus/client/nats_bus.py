@@ -1,4 +1,4 @@
-"""`ports.Bus` over a connection: one collaborator for each kind of traffic."""
+"""Implements `ports.Bus` over a NATS connection, with one collaborator per kind of traffic."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -21,7 +21,7 @@ FLUSH_EVENTS_S = 2.0
 
 
 class NatsBus(CoreMessages):
-    """One connection; made by `client.connect`. `ports.Bus` documents each method."""
+    """One connection, made by `connection.connect`. `ports.Bus` documents the shared methods."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class NatsBus(CoreMessages):
 
     @property
     def clustered(self) -> bool:
-        """Return True if the server is a member of a cluster: streams then have three replicas."""
+        """Return True if the server belongs to a cluster; streams then have three replicas."""
         return self._link.clustered
 
     @property
     def generation(self) -> int:
-        """Return the number of connections made. After a change, the server may have restarted."""
+        """Return how many connections were made. After a new one, the server may have restarted."""
         return self._link.generation
 
     async def renewed(self, generation: int) -> int:
@@ -71,7 +71,7 @@ class NatsBus(CoreMessages):
 
     @property
     def dropped_events(self) -> int:
-        """Return the number of events lost to overflow or refusal since the start."""
+        """Return the number of events lost since the start, by a full queue or a refused write."""
         return self._events.dropped
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
@@ -95,7 +95,7 @@ class NatsBus(CoreMessages):
         return self._records.history(subject_filter, after=after, limit=limit)
 
     async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call JetStream's API once (`STREAM.CREATE.KV_vm`), for the declaration.
+        """Call JetStream's API once, for example `STREAM.CREATE.KV_vm`, and return its answer.
 
         Raises:
             ApiError: the call was refused, with JetStream's code.

@@ -1,4 +1,4 @@
-"""Reads messages from the bytes of a NATS connection, and writes publications."""
+"""Parses the messages in the bytes of a NATS connection, and formats publications."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from virtbus.bus.errors import FullError
 
 LINE_BYTES = 4096
-"""The longest line before a message that the server sends (`max_control_line`)."""
+"""The longest MSG or HMSG line that a server sends (`max_control_line`)."""
 MESSAGE_BYTES = 64 * 1024 * 1024
 """The largest message of any server (the highest `max_payload`)."""
 _CRLF = b"\r\n"
@@ -19,17 +19,17 @@ Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
 
 
 class MalformedError(ValueError):
-    """Received bytes are not the protocol's, or a subject cannot be sent."""
+    """Received bytes do not follow NATS' protocol, or a subject cannot be sent."""
 
 
 def take_messages(block: bytes, deliver: Deliver) -> tuple[int, int]:
     """Deliver the complete messages at the beginning of `block`.
 
-    Return the bytes that they have, and the bytes that the next message has. It has 0 if it is no
-    message but another line, or a part of a line.
+    Return the size of the delivered messages, and that of the incomplete message after them. The
+    second size is 0 if no message follows, or its line is incomplete.
 
     Raises:
-        MalformedError: a line begins like a message and is none.
+        MalformedError: a MSG or HMSG line is invalid.
     """
     at = 0
     while block.startswith((b"MSG ", b"HMSG "), at):
@@ -68,8 +68,8 @@ def _malformed(line: bytes) -> MalformedError:
 def headers_of(block: bytes) -> dict[str, str]:
     """Return the headers of a message; `Status` and `Description` are the server's own status.
 
-    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. A name is taken
-    as it is: the server replaces a forged `Nats-Request-Info`, but not one with a blank before it.
+    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. A name keeps its
+    blanks: the server replaces a forged `Nats-Request-Info`, but not one with a blank before it.
     """
     if not block:
         return {}
@@ -92,10 +92,10 @@ def _status(line: str) -> dict[str, str]:
 def publication(
     subject: str, body: bytes, reply: str, headers: Mapping[str, str], most_bytes: int
 ) -> bytes:
-    """Return the bytes that publish a message.
+    """Return the PUB or HPUB command of a message.
 
     Raises:
-        MalformedError: a subject would end its line, and begin another command.
+        MalformedError: a subject is empty, or has a blank or line break.
         FullError: header block and body have more than `most_bytes`.
     """
     if not subject or _NO_SUBJECT.search(subject + reply):

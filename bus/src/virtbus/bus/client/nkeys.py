@@ -1,6 +1,6 @@
-"""NATS' nkeys of users: an ed25519 key, its seed as text, and the answer to a server's nonce.
+"""Makes NATS' nkeys of users, and signs a server's nonce with them.
 
-The format is that of the nkeys specification: base32 of prefix, key and CRC-16 (XMODEM).
+An nkey is an ed25519 key. As text it is base32 of prefix, key and CRC-16 (XMODEM).
 """
 
 import base64
@@ -20,7 +20,7 @@ def _key(seed: str) -> Ed25519PrivateKey:
     """Return the private key of a user's seed.
 
     Raises:
-        ValueError: it is not a seed of a user.
+        ValueError: `seed` is not the seed of a user.
     """
     text = seed.strip()
     raw = base64.b32decode(text + "=" * (-len(text) % 8))
@@ -36,7 +36,7 @@ def _key(seed: str) -> Ed25519PrivateKey:
 
 
 def new_seed() -> str:
-    """Return a new user's seed, `SU…`; its holder is that user."""
+    """Return a new seed of a user, `SU…`. It is secret: it permits to log in as this user."""
     raw = Ed25519PrivateKey.generate().private_bytes_raw()
     return _text(bytes([_SEED | _USER >> 5, (_USER & 31) << 3]) + raw)
 
@@ -47,6 +47,6 @@ def public(seed: str) -> str:
 
 
 def signed(seed: str, nonce: str) -> str:
-    """Return the answer to a server's nonce, as CONNECT takes it."""
+    """Return the signature of a server's nonce, in the form of CONNECT's `sig`."""
     signature = _key(seed).sign(nonce.encode("ascii"))
     return base64.urlsafe_b64encode(signature).decode("ascii").rstrip("=")

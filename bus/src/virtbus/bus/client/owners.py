@@ -1,7 +1,7 @@
-"""Ownership of VMs: a bridge may touch only VMs that it created; people may touch all (ADR 0030).
+"""Checks VM ownership: a bridge may touch only VMs that it created, people all VMs (ADR 0030).
 
-The server writes the requester's account into each request that crosses accounts, and replaces any
-forged value. A request without it comes from the controllers' own account.
+The NATS server writes the requester's account into each request that crosses accounts, and replaces
+a forged header. A request without this header comes from the controllers' own account.
 """
 
 import json
@@ -11,14 +11,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 REQUEST_INFO = "Nats-Request-Info"
 BRIDGE = "bridge"
-"""The user of the only, or first, bridge; further ones are `bridge-<cluster>`."""
+"""The user name of the first bridge. Further bridges are `bridge-<cluster>`."""
 _UNKNOWN = "unknown"
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 """The accounts, in lower case, whose users may touch every VM."""
 
 
 def account_of(headers: Mapping[str, str]) -> str:
-    """Return the requester's account; empty within the serving account."""
+    """Return the requester's account; empty if it is the service's own account."""
     info = headers.get(REQUEST_INFO)
     if info is None:
         return ""
@@ -30,7 +30,7 @@ def account_of(headers: Mapping[str, str]) -> str:
 
 
 def owner_of(account: str) -> str:
-    """Return the owner mark of VMs that this account creates and may touch; empty: all VMs."""
+    """Return the owner of the VMs that this account creates; empty if it may touch all VMs."""
     name = account.lower()
     return "" if name in _PEOPLE else name
 

@@ -1,6 +1,6 @@
-"""The interface of the bus for services. `client.NatsBus` and `memory.MemoryBus` implement it.
+"""Defines `Bus`, the services' interface of the bus. `NatsBus` and `MemoryBus` implement it.
 
-Keys are full subjects (`$KV.vm.n1.<uid>`); make them with `virtbus.schemas.subjects`.
+Keys are full subjects (`$KV.vm.n1.<uid>`). `virtbus.schemas.subjects` builds them.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from virtbus.bus.runtime.sources import Sources
 from virtbus.schemas.wire import MAX_NODES
 
 HISTORY_BYTES = 512 * 1024
-"""Size limit of the bodies of one `history`; the message that exceeds it is the last."""
+"""Size at which a `history` ends: the message that exceeds it is the last one returned."""
 
 
 class EntryKind(StrEnum):
@@ -21,14 +21,14 @@ class EntryKind(StrEnum):
 
     PUT = "put"
     PURGE = "purge"
-    """A marker of a delete, or of an expired TTL."""
+    """A purge marker, of a delete or an expired TTL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The last message of a key. `revision` is the stream sequence, `time_ns` the stream's time.
+    """The last message of a key. `revision` is its stream sequence, `time_ns` its Unix time.
 
-    `why` is the reason in a purge marker, whose `value` is empty.
+    A purge marker has an empty `value`, and the reason of the delete in `why`.
     """
 
     key: str
@@ -40,10 +40,10 @@ class Entry:
 
 
 class WatchMark(StrEnum):
-    """The output of a watch other than entries."""
+    """The marks that a watch yields between entries."""
 
     RESET = "reset"
-    """A full list follows (first connect, reconnect, gap): drop keys that it does not contain."""
+    """A full list follows, for example after a reconnect. The reader drops keys missing from it."""
     SYNCED = "synced"
     """The list is complete."""
 
@@ -70,9 +70,9 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One message of an atomic batch; `value` None is a purge. `expect`, `ttl_s` as in `put`.
+    """One message of an atomic batch, with the arguments of `Bus.put`.
 
-    `why` is the reason in a purge marker.
+    `value` None is a purge; `why` is then the reason in the purge marker.
     """
 
     key: str
@@ -84,18 +84,18 @@ class Write:
 
 
 class Rendered(bytes):
-    """An answer that is encoded already, as its request asks; it is sent as it is."""
+    """An answer that is already encoded as JSON or msgpack; it is sent unchanged."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True)
 class Request:
-    """A decoded request to an endpoint: `data` is the envelope's, from JSON or msgpack.
+    """A decoded request to an endpoint. `data` is the envelope's data, from JSON or msgpack.
 
-    `stream` sends a further reply to the requester's inbox (watch replies). The handler's return
-    value is the last reply; None after streaming means no last reply. `deadline_s` is on the loop's
-    clock (`loop.time()`). `account` is the requester's account if it is not the service's own. The
+    `stream` sends one of several replies to the requester's inbox. The handler's return value is
+    the last reply; None after streaming means no last reply. `deadline_s` is a time of
+    `loop.time()`. `account` is the requester's account, empty for the service's own. The NATS
     server sets it, so it cannot be forged.
     """
 
@@ -112,7 +112,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """A consumer's lag: `pending` messages not delivered, `waiting` pull requests."""
+    """A consumer's state: `pending` messages not delivered yet, `waiting` open pull requests."""
 
     name: str
     pending: int
@@ -121,7 +121,7 @@ class ConsumerReport:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """A stream's state; `fill` is bytes over max_bytes, 0.0 if unbounded."""
+    """A stream's state. `fill` is bytes divided by max_bytes, 0.0 if there is no limit."""
 
     name: str
     messages: int
@@ -134,9 +134,9 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The extent of a stream: first and last sequence, messages, bytes.
+    """The size of a stream: first and last sequence, messages, bytes.
 
-    `max_bytes` 0: unlimited.
+    `max_bytes` is the limit of `bytes`; 0 means none.
     """
 
     first: int
@@ -149,22 +149,28 @@ class Extent:
 Handler = Callable[[Request], Awaitable[Any]]
 
 Gate = Callable[[], Awaitable[None]]
-"""Returns once a list may begin. An exception other than BusError ends the watch."""
+"""An async function that returns once a watch may list.
+
+After a BusError, except DeniedError, the watch calls it again. Any other exception ends the watch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint. `name` is for ADR-32's INFO; `queue` None lets every instance answer.
+    """An endpoint. `name` is for ADR-32's INFO. With `queue` None, every instance answers.
 
-    A handler may answer by `Request.stream` and return a future. The request is parked then: it
-    keeps its slot until the future is done, and costs no task.
+    A handler may answer by `Request.stream` and return a future. The request is then parked: it
+    keeps its slot until the future is done, but needs no task.
 
-    A request has at most `most_values` values. `limit` requests have a slot, and at most `running`
-    of their handlers run at once (None: all); parked ones run none. Up to `backlog` more wait for a
-    slot; beyond that the answer is 429 with `after_ms`. One account has at most three quarters of
-    the slots, and of the backlog (`fair_shares`). `displace` ends a parked request of an account
-    that has no slot left, so that a new one of it takes the slot; it returns False if none may be
-    ended.
+    A request with more than `most_values` values, nested ones included, gets 400.
+
+    `limit` requests have a slot. At most `running` of their handlers run at once (None: all); a
+    parked request has no running handler. Up to `backlog` more requests wait for a slot; further
+    ones get 429 with `after_ms`. One account gets at most three quarters of the slots, and of the
+    backlog (`fair_shares`).
+
+    `displace` is called with an account that can get no slot. It may end a parked request of that
+    account, so that the new request takes its slot. It returns False if it ended none.
     """
 
     name: str
@@ -194,50 +200,50 @@ class Watch(Protocol):
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]: ...
 
     def relist(self) -> None:
-        """Request a full list (RESET … SYNCED) soon; changes keep arriving."""
+        """Request a full list (RESET … SYNCED) soon; changes arrive meanwhile."""
 
 
 class Bus(Protocol):
-    """One connection. All methods are safe to cancel; a cancelled write has an unknown outcome."""
+    """One connection. All methods may be cancelled; a cancelled write has an unknown outcome."""
 
     @property
     def connected(self) -> bool: ...
 
     @property
     def sources(self) -> Sources:
-        """Return wall clock, randomness and ids, for all users of this bus."""
+        """Return the sources of time, random numbers and ids for all users of this bus."""
 
     # --- core -----------------------------------------------------------------------------
     async def publish(self, subject: str, value: Any) -> None:
         """Send `value` (a model or plain value, as msgpack in an envelope). It may be lost.
 
-        A lost connection raises nothing: core messages are droppable.
+        Without a connection the message is dropped, and nothing is raised.
         """
 
     def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
-        """Receive messages of a subject. The queue is bounded; the oldest are dropped."""
+        """Receive messages of a subject. A full queue drops its oldest messages."""
 
     async def request(
         self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
     ) -> Any:
-        """Return the answer's data.
+        """Send a request and return the answer's data.
 
-        Without a responder: repeat with the same id until the deadline.
+        While there is no responder, it repeats the request with the same id until `timeout_s`.
 
         Raises:
             VirtbusError: the service's error.
-            UnavailableError: nobody received the request (no responders, no connection).
-            OutcomeUnknownError: the time limit was reached.
+            UnavailableError: no service received the request (no responder, no connection).
+            OutcomeUnknownError: the request was sent, but no answer came in time.
         """
 
     def request_stream(
         self, subject: str, value: Any, *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """Receive the data of many replies to one request (watches).
+        """Send one request and receive the data of its many replies.
 
-        Raises VirtbusError as `request`.
-
-        Raises UnavailableError if nothing arrives for `idle_timeout_s`.
+        Raises:
+            VirtbusError: the service's error.
+            UnavailableError: nothing arrived for `idle_timeout_s`.
         """
 
     def serve(
@@ -251,11 +257,9 @@ class Bus(Protocol):
 
     # --- records --------------------------------------------------------------------------
     async def get(self, key: str) -> Entry | None:
-        """Return the last message of `key` (may hold `*`), read from the leader.
+        """Return the last message of `key` (it may contain `*`), read from the stream's leader.
 
-        None if there is none.
-
-        A purge marker is an Entry of kind PURGE.
+        It is None if there is no message. A purge marker is an Entry of kind PURGE.
         """
 
     async def put(
@@ -269,11 +273,13 @@ class Bus(Protocol):
     ) -> int:
         """Store the value and return its revision, once it is durable.
 
-        `expect` is the last revision of `key` (0: none), or with `expect_over` of that filter.
+        `expect` is the expected last revision of `key`, or of the filter `expect_over`; 0 means
+        that there is no message.
 
         Raises:
-            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError.
-            OversizeError: the value is larger than its kind may be.
+            ConflictError: the last revision is not `expect`.
+            UnavailableError, OutcomeUnknownError, DeniedError, FullError: see `bus.errors`.
+            OversizeError: the value exceeds the limit for keys of its kind.
         """
 
     async def purge(
@@ -284,53 +290,57 @@ class Bus(Protocol):
         marker_ttl_s: float | None = None,
         why: bytes = b"",
     ) -> int:
-        """Replace all of `key` by a purge marker with `why`; return its revision.
+        """Replace all messages of `key` by a purge marker with the reason `why`.
 
-        Errors as `put`.
+        Return the marker's revision. Raises the errors of `put`.
         """
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """Store all of `writes` or none (ADR-50); return the last revision. Errors as `put`."""
+        """Store all of `writes` or none (ADR-50); return the last revision.
+
+        Raises the errors of `put`.
+        """
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
-        """Watch one bucket in order: RESET, the last of each key, SYNCED, then changes."""
+        """Watch keys of one bucket: RESET, the last entry of each key, SYNCED, then changes."""
 
     def node_watch(
         self, node: str, service: str, gate: Gate | None = None
     ) -> AbstractAsyncContextManager[Watch]:
-        """Watch `$KV.vm.<node>.>` in the same way, by the node's durable consumer.
+        """Watch `$KV.vm.<node>.>` like `watch`, through the node's durable consumer.
 
-        All holders of the node's credentials share that consumer, and each list rewinds it. So
-        `gate` is awaited before each list.
+        Every process with the node's credentials shares this consumer, and each list rewinds it. So
+        the watch awaits `gate` before each list.
         """
 
     async def fill(self, bucket: str) -> float:
-        """Return the fill of a bucket (`vm`, `st`, …): bytes over max_bytes, 0.0-1.0."""
+        """Return the fill of a bucket (`vm`, `st`, …): bytes divided by max_bytes, 0.0 to 1.0."""
 
     async def extent(self, subject_filter: str) -> Extent:
-        """Return the extent of the stream that holds `subject_filter`."""
+        """Return the size of the stream that stores `subject_filter`."""
 
     async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
-        """Remove messages under `subject_filter`, except the newest `keep`; leaves no marker."""
+        """Remove messages of `subject_filter`, except the newest `keep`; leave no purge marker."""
 
     async def report(self) -> list[StreamReport]:
-        """Return the declared streams and their consumers; needs permission for stream info."""
+        """Return the state of all streams and their consumers; needs permission for STREAM.INFO."""
 
     # --- events ------------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         """Store an event in the background: queued, bounded, retried.
 
-        Within ten minutes this connection stores an event with the same subject and `message_id`
-        only once. Two processes may store the same event, so readers compare the ids. An event that
-        is too large loses texts and details (`schemas.fitting`).
+        Within ten minutes, this connection stores an event with the same subject and `message_id`
+        only once. Two processes may store the same event, so readers compare the ids. Texts and
+        details of an event that is too large are cut (`schemas.fitting`).
         """
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> Awaitable[list[StoredMessage]]:
-        """Return stored events of a filter in order, with a sequence above `after`.
+        """Return the stored events of a filter with a sequence above `after`, in order.
 
-        The result has at most `limit` events and about HISTORY_BYTES. Ask again after the last one.
+        The result has at most `limit` events and about HISTORY_BYTES. To read on, call again with
+        `after` set to the last sequence.
         """
 
     async def aclose(self) -> None:

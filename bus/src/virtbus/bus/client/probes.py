@@ -1,4 +1,4 @@
-"""Probes of a server's port: is it free, does NATS answer, does a login succeed?"""
+"""Checks a TCP port of a NATS server: free or taken, answer, login, responder of a subject."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ async def _greeted(
 
 
 async def greets(host: str, port: int) -> bool:
-    """Return True if a NATS server answers there."""
+    """Return True if a NATS server answers on this port."""
     try:
         async with _greeted(host, port) as (greeting, _, _):
             return greeting.startswith(b"INFO")
@@ -43,14 +43,14 @@ async def is_heard(
 
 
 async def _accepted(host: str, port: int, user: str, password: str, asked: str = "") -> bool:
-    """Return True if the server answers the login and `asked`, and not by "no responder"."""
+    """Log in and send the commands `asked`. Return False if refused or without a responder."""
     options = {"user": user, "pass": password, "headers": True, "no_responders": True}
     login = json.dumps({"verbose": False, "name": "check", **options})
     try:
         async with _greeted(host, port) as (_, reader, writer):
             writer.write(f"CONNECT {login}\r\n{asked}PING\r\n".encode())
             while not (line := await reader.readline()).startswith(b"PONG"):
-                if not line or b" 503" in line:  # without a responder this precedes the PONG
+                if not line or b" 503" in line:  # the 503 of a missing responder comes before PONG
                     return False
     except OSError:
         return False
@@ -58,7 +58,7 @@ async def _accepted(host: str, port: int, user: str, password: str, asked: str =
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return True if a server could listen there."""
+    """Return True if a server could listen on this port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

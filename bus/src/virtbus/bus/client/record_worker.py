@@ -24,67 +24,68 @@ log = logging.getLogger(__name__)
 
 LAST_RETRY_S = 60.0
 RELIST_S = 300.0
-"""Interval of full comparisons with the records."""
+"""Interval at which the worker lists all records again."""
 NO_LOGINS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Ensured(Generic[Ready]):
-    """The outcome of a step, and the details of what it made; None if all existed."""
+    """The outcome of a step. `made` describes new resources for the event; None if all existed."""
 
     ready: Ready
     made: Mapping[str, str] | None
 
 
 class Step(Protocol[Ready]):
-    """One service's step in a create."""
+    """The part that one service does when a VM is created, for example netd's network."""
 
     name: str
-    """The words that follow "failed to"."""
+    """A verb phrase for logs; it follows "failed to"."""
     span: str
     first_retry_s: float
     interrupts: bool
-    """A newer record cancels the attempt of an older one; otherwise it follows that attempt."""
+    """True: a newer record cancels a running attempt. False: it waits for the attempt's end."""
 
     def follows(self, record: VmRecord) -> bool:
-        """Take a record from the bus; return True if the step is needed now."""
+        """Note a record from the bus; return True if the step is needed now."""
 
     def forgets(self, uid: str) -> None:
-        """Drop what `follows` took: the record is gone, or about to end."""
+        """Drop what `follows` noted, because the record is gone or its VM is being deleted."""
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[Ready]:
-        """Do the step; safe to repeat, and to cancel. Raises VirtbusError."""
+        """Do the step; safe to repeat and to cancel. Raises VirtbusError on failure."""
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> Ready:
-        """Return the outcome of a failure."""
+        """Return the outcome that reports `error`."""
 
 
 @dataclass(slots=True)
 class _Job(Generic[Ready]):
-    """One VM in progress. `outcome` is that of the current or next attempt.
+    """The work for one VM. `outcome` gets the result of the current or next attempt.
 
-    `failed` is the previous attempt's outcome, until the next begins.
+    `failed` is the result of the previous attempt until the next one begins.
     """
 
     record: VmRecord
     outcome: "asyncio.Future[Ready]"
     logins: Mapping[str, str] = field(repr=False)
-    """The VM's own logins, for as long as the step is in work."""
+    """The VM's own registry logins; they are kept only while the job exists."""
     task: "asyncio.Task[None] | None" = None
     failed: Ready | None = None
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def for_good(self) -> bool:
-        """Return True if only a request triggers another attempt."""
+        """Return True if the failure is permanent: only a request starts another attempt."""
         error = self.failed.error if self.failed is not None else None
         return error is not None and error.retry is Retry.NEVER
 
 
 class RecordWorker(Generic[Ready]):
-    """Serial per VM, parallel across VMs; temporary failures are retried with growing delays.
+    """Runs a step for many VMs: one attempt at a time per VM, VMs in parallel.
 
-    A job lives from `want` until its step is done, or `drop`.
+    It retries temporary failures with growing delays. A job exists from `want` until its step has
+    succeeded, or until `drop`.
     """
 
     def __init__(
@@ -101,9 +102,9 @@ class RecordWorker(Generic[Ready]):
         self._jobs: dict[str, _Job[Ready]] = {}
         self._followed: set[str] = set()
         self.listed: set[str] = set()
-        """The uids with a record on the bus that is not ending."""
+        """The uids that have a record on the bus, except VMs that are being deleted."""
         self.synced = False
-        """True once a list was complete: before, VMs may exist that are not followed."""
+        """True once a list was complete. Before that, `listed` may lack VMs."""
 
     # --- records ---------------------------------------------------------------------------
     async def follow(
@@ -116,8 +117,8 @@ class RecordWorker(Generic[Ready]):
     ) -> None:
         """Follow the records of a node; never returns by itself.
 
-        `of_node` gets the entries that are not of a VM. `compare` runs at once, and before each new
-        list.
+        `of_node` is called with the entries that are not VM records. `compare` runs at the start
+        and before each periodic list.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(_relist(watch, compare))
@@ -141,10 +142,10 @@ class RecordWorker(Generic[Ready]):
         except VirtbusError as error:
             extra = {"code": "record_unreadable", "uid": uid}
             log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
-            self.listed.add(uid)  # the VM exists: its resources stay
+            self.listed.add(uid)  # the VM has a record, so its resources must stay
             return
         if not isinstance(record, VmRecord) or record.ending or record.node != node:
-            self.drop(uid)  # only the agent removes resources
+            self.drop(uid)  # stop the work only: resources are removed when the agent requests it
             return
         self.listed.add(uid)
         self._followed.add(uid)
@@ -152,14 +153,14 @@ class RecordWorker(Generic[Ready]):
             self.want(record)
 
     def _keep_listed(self) -> None:
-        """Stop working for all VMs that the complete list does not contain."""
+        """After a complete list, stop working for all VMs that are not in it."""
         for uid in (self._jobs.keys() | self._followed) - self.listed:
             self.drop(uid)
         self.synced = True
 
     # --- jobs ------------------------------------------------------------------------------
     def want(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> None:
-        """Do the step for the record now; a newer record replaces an older one."""
+        """Start the step for a record now. Ignore a record that is older than the job's."""
         job = self._jobs.get(record.uid)
         if job is not None and _age(record) < _age(job.record):
             return
@@ -177,10 +178,10 @@ class RecordWorker(Generic[Ready]):
         job.task = self._group.create_task(self._run(job))
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> Ready:
-        """Return the outcome for this record: of the current attempt, or the last failed one.
+        """Return the outcome for this record: of the current attempt, or of the last failed one.
 
-        A permanent failure is tried again, because its cause may have been repaired. Never raises a
-        VirtbusError: it is in the outcome.
+        After a permanent failure it tries again, because the cause may have been repaired. A
+        VirtbusError is not raised but returned in the outcome.
         """
         job = self._jobs.get(record.uid)
         if job is not None and _age(record) < _age(job.record):
@@ -193,7 +194,10 @@ class RecordWorker(Generic[Ready]):
         return await asyncio.shield(self._jobs[record.uid].outcome)
 
     def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
-        """Stop working for a VM: its record is gone, or about to end. Removes nothing."""
+        """Stop working for a VM, because its record is gone or it is being deleted.
+
+        Its resources stay. With `up_to_epoch`, a job of a higher epoch continues.
+        """
         if up_to_epoch is None:
             self._followed.discard(uid)
             self._step.forgets(uid)
@@ -207,11 +211,12 @@ class RecordWorker(Generic[Ready]):
         """Stop working for a VM whose resources are about to be released; return its uid.
 
         Raises:
-            VirtbusError: 400 `invalid`; 409 `record_stands`.
+            VirtbusError: 400 `invalid`: the uid is malformed.
+            VirtbusError: 409 `record_stands`: `want` covers any epoch, but the VM has a record.
         """
         uid = valid_uid(want.uid)
         if want.epoch >= ANY_EPOCH and uid in self.listed:
-            message = f"a record of {uid} stands; only the epoch of that one may be released"
+            message = f"{uid} has a record; only the epoch of that record may be released"
             raise VirtbusError(Code.CONFLICT, "record_stands", message)
         self.drop(uid, up_to_epoch=want.epoch)
         return uid
@@ -249,7 +254,7 @@ class RecordWorker(Generic[Ready]):
     async def attempt(
         self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS, number: int = 1
     ) -> Ready:
-        """Make one attempt; its outcome is published, and returned even if it failed."""
+        """Make one attempt; publish and return its outcome, also after a failure."""
         step, extra = self._step, {"uid": record.uid}
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -262,7 +267,7 @@ class RecordWorker(Generic[Ready]):
         except VirtbusError as error:
             log.warning("failed to %s: %s", step.name, error, extra=extra | {"code": error.reason})
             ready = self._failed(record, error, number)
-        except Exception:  # boundary: one VM's fault must not end the others' work
+        except Exception:  # boundary: one VM's fault must not end the work for others
             log.exception("failed to %s", step.name, extra=extra | {"code": "internal"})
             message = f"{self._reporter.service} failed to {step.name}; see its log"
             ready = self._failed(record, VirtbusError(Code.INTERNAL, "internal", message), number)

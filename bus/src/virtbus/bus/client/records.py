@@ -1,4 +1,4 @@
-"""Records over JetStream: reads from the leader, writes that end done, refused or unknown."""
+"""Reads and writes records over JetStream. A write succeeds, fails, or has an unknown outcome."""
 
 import asyncio
 import base64
@@ -43,14 +43,15 @@ TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
 _PURGE = {OPERATION: "PURGE"}
-"""Buckets keep one message a key, so a marker replaces the value without a rollup.
+"""Headers of a purge marker.
 
-Buckets that nodes write do not allow rollups: `Nats-Rollup: all` would empty them.
+They need no `Nats-Rollup`, because a bucket keeps one message per key. Buckets that nodes write do
+not allow rollups, because `Nats-Rollup: all` would empty them.
 """
 
 
 def stream_of(subject: str) -> str:
-    """Return the stream that holds a subject or filter: `$KV.vm.>` is in KV_vm."""
+    """Return the name of the stream that stores a subject or filter: `$KV.vm.>` is in KV_vm."""
     tokens = subject.split(".")
     if tokens[0] == "$KV" and len(tokens) > 1:
         return f"KV_{tokens[1]}"
@@ -68,14 +69,14 @@ def kind_of(headers: Mapping[str, str]) -> EntryKind:
 
 
 def entry_of(key: str, headers: Mapping[str, str], body: bytes, sequence: int, at_ns: int) -> Entry:
-    """Return the entry of a message; the body of a marker is its reason."""
+    """Return a message as an entry; the body of a purge marker becomes its `why`."""
     kind = kind_of(headers)
     value, why = (body, b"") if kind is EntryKind.PUT else (b"", body)
     return Entry(key, value, sequence, kind, at_ns, why)
 
 
 def ttl_header(ttl_s: float) -> str:
-    """Return `Nats-TTL` in whole seconds, at least one (ADR-43)."""
+    """Return the value of `Nats-TTL`: whole seconds, rounded up, at least one (ADR-43)."""
     return f"{max(1, math.ceil(ttl_s))}s"
 
 
@@ -88,13 +89,14 @@ def _headers_of(block: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Sent:
-    """Records whether an earlier attempt may have had an effect."""
+    """A flag that `_persist` sets for its caller."""
 
     before: bool = False
+    """True if an earlier attempt may have had an effect."""
 
 
 class Records:
-    """Writes and reads of one connection."""
+    """Reads and writes over one connection. `ports.Bus` documents methods without docstrings."""
 
     def __init__(self, link: Link, settings: BusSettings) -> None:
         self._link = link
@@ -103,7 +105,7 @@ class Records:
     async def call(
         self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """Call JetStream's API; repeat without a responder, until the deadline."""
+        """Call JetStream's API and return its answer; repeat while there is no responder."""
         payload = json.dumps(body).encode() if body is not None else b""
         raw = await self._persist(subject, payload, {}, timeout_s=timeout_s)
         return answer_of(raw)
@@ -117,14 +119,13 @@ class Records:
         timeout_s: float | None = None,
         sent: "_Sent | None" = None,
     ) -> Raw:
-        """Ask until an answer is conclusive.
+        """Send a request repeatedly until an answer is conclusive, and return that answer.
 
-        A retry has the same headers, so the same Nats-Msg-Id: a write is stored once. `sent`
-        records whether an earlier attempt may have had an effect.
+        A retry has the same headers and so the same Nats-Msg-Id: JetStream stores the write once.
 
         Raises:
             UnavailableError: no attempt had an effect.
-            OutcomeUnknownError: one may have had an effect.
+            OutcomeUnknownError: an attempt may have had an effect.
         """
         sent = sent or _Sent()
         failure = ""
@@ -190,8 +191,8 @@ class Records:
             entry = await self.get(key)
             return entry.revision if entry is not None else 0
         except ConflictError:
-            # The server checks revisions before duplicates: the conflict of a retried write may be
-            # with its own first attempt, which has our message id.
+            # The server checks revisions before message ids. So a retried write may conflict with
+            # its own first attempt, which has our message id.
             if sent.before:
                 last, stored = await self._last(key)
                 if last is not None and stored.get(MESSAGE_ID) == headers[MESSAGE_ID]:
@@ -217,7 +218,7 @@ class Records:
         return entry
 
     async def _last(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """Return the last message of a key and its headers."""
+        """Return the last message of a key and its headers; None and {} if there is none."""
         if self._settings.node:
             return await self._last_direct(key)
         try:
@@ -234,7 +235,7 @@ class Records:
         return entry_of(message["subject"], headers, body, int(message["seq"]), at_ns), headers
 
     async def _last_direct(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """Read with a node's permissions: only this call names the key in its subject."""
+        """Read by DIRECT.GET: its subject has the key, so permissions limit a node to its keys."""
         raw = await self._persist(f"$JS.API.DIRECT.GET.{stream_of(key)}.{key}", b"", {})
         if raw.status == "404":
             return None, {}
@@ -250,7 +251,7 @@ class Records:
         return entry_of(subject, headers, raw.body, int(sequence), at_ns), headers
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """Store a batch (ADR-50): no message is stored before the last one commits."""
+        """Store a batch (ADR-50): the last message commits all, and nothing is stored before."""
         if not writes:
             msg = "an empty batch"
             raise ValueError(msg)
@@ -277,7 +278,7 @@ class Records:
         return int(answer_of(raw)["seq"])
 
     async def _ask_once(self, subject: str, body: bytes, headers: dict[str, str]) -> Raw:
-        """Send one message of a batch; a retry would break its order."""
+        """Send one message of a batch, without retries: a retry would break the batch's order."""
         try:
             await self._link.up(self._settings.write_timeout_s)
             return await self._link.ask(
@@ -333,7 +334,7 @@ class Records:
     async def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> list[StoredMessage]:
-        """Read by one DIRECT.GET batch (ADR-31); the server ends it with status 204."""
+        """Read stored messages by one DIRECT.GET batch (ADR-31), which ends with status 204."""
         found: list[StoredMessage] = []
         done = asyncio.Event()
 
@@ -375,7 +376,7 @@ class Records:
 
 
 def _current(info: dict[str, Any]) -> int:
-    """Return the number of current replicas of a stream: the leader, and those that keep up."""
+    """Return how many replicas of a stream are up to date and online, including the leader."""
     cluster = info.get("cluster") or {}
     others = cluster.get("replicas") or []
     return 1 + sum(bool(one.get("current")) and not one.get("offline") for one in others)

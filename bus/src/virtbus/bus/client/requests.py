@@ -1,4 +1,4 @@
-"""Requests with one answer or many."""
+"""Sends requests that have one answer or many."""
 
 import re
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ def data_of(raw: Raw) -> Any:
     """Return the data of an answer, or raise the error in it as VirtbusError.
 
     Raises:
-        VirtbusError: the service's error, bounded.
+        VirtbusError: the service's error, with texts of limited length.
         BusError: the answer has an unknown format.
     """
     data = unpack_answer(raw.body, raw.headers.get(CONTENT_TYPE, MSGPACK))
@@ -48,14 +48,14 @@ def data_of(raw: Raw) -> Any:
         try:
             told = ErrorBody.model_validate(body)
         except ValueError as error:  # includes pydantic's errors
-            msg = "the service refused it in words that cannot be read"
+            msg = "the service refused the request, but its error cannot be read"
             raise BusError(msg) from error
         raise VirtbusError.of(told)
     return data
 
 
 class RequestClient:
-    """Requests of one connection; `source` is the sender in the envelope."""
+    """Sends the requests of one connection. `source` is the sender's name in the envelope."""
 
     def __init__(self, link: Link, source: str, sources: Sources = REAL) -> None:
         self._link = link
@@ -122,7 +122,7 @@ class RequestClient:
 
 
 class _Replies:
-    """The received messages of one stream. The queue is bounded; an overflow ends the stream."""
+    """Yields the replies to one request. The queue is bounded; a full queue raises an error."""
 
     def __init__(self, link: Link, subject: str, idle_timeout_s: float) -> None:
         self._link = link

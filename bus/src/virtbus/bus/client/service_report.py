@@ -10,13 +10,13 @@ from virtbus.schemas.node_rpc import ServiceReport
 
 INTERVAL_S = 4.0
 SETTLES_S = 0.1
-"""Changes within this time are one report."""
+"""Changes within this time are reported together."""
 
 
 async def report_state(
     bus: Bus, node: str, changed: asyncio.Event, state: Callable[[], Awaitable[ServiceReport]]
 ) -> None:
-    """Report the state on change, and at least every INTERVAL_S; never returns by itself."""
+    """Publish `state()` when `changed` is set and at least every INTERVAL_S; never return."""
     while True:
         changed.clear()
         report = await state()

@@ -1,8 +1,9 @@
-"""Signs records: a controller's connection signs each record that it writes (ADR 0032).
+"""Signs each VM record that a controller writes (ADR 0032).
 
 The signature is an HMAC-SHA-256 of node, uid and all other bytes of the record, including its
-epoch. A host stores it with the record, so a rebuild can verify that a controller wrote it. The
-keys are in `$KV.sec._signing`, which only controllers read, and in backups with secrets.
+epoch. A host stores the signature with its copy of the record. So a rebuild can verify that a
+controller wrote the copy. The keys are in `$KV.sec._signing`, which only controllers can read, and
+in backups with secrets.
 """
 
 import asyncio
@@ -26,15 +27,15 @@ log = logging.getLogger(__name__)
 SEED_BYTES = 32
 RETRY_S = 1.0
 _TEXT_BYTES = 52
-"""Key id, a colon, 32 bytes in base64 without padding."""
+"""Length of a signature's text: key id, a colon, 32 bytes in base64 without padding."""
 _FIELD = b"\xa9signature\xd9" + bytes([_TEXT_BYTES])
-"""The last pair of a signed record in msgpack: a key of 9 bytes, a text of 52."""
+"""The msgpack bytes before the signature's text: it is the last pair of a signed record."""
 _TOMBSTONE = b"\xa9tombstone\xc3"
 _FIXMAP, _FIXMAP_MOST, _MAP16 = 0x80, 15, 0xDE
 
 
 class Signer:
-    """One key."""
+    """Signs and verifies records with one key. `id` is the key's public id."""
 
     def __init__(self, seed: bytes) -> None:
         if len(seed) != SEED_BYTES:
@@ -44,7 +45,7 @@ class Signer:
         self.id = hmac.digest(seed, b"virtbus key", "sha256").hex()[:8]
 
     def sealed(self, node: str, uid: str, value: bytes) -> bytes:
-        """Return the encoded record with its signature; an earlier one is replaced."""
+        """Return the encoded record with a signature; replace a signature that it already has."""
         bare = unsigned(value)
         return _counted(bare, 1) + _FIELD + self._text(node, uid, bare).encode()
 
@@ -67,7 +68,7 @@ def unsigned(value: bytes) -> bytes:
 
 
 def _counted(value: bytes, more: int) -> bytes:
-    """Return a msgpack map whose header counts `more` further pairs."""
+    """Return a msgpack map with `more` added to the number of pairs in its header."""
     if value[0] == _MAP16:
         count, rest = int.from_bytes(value[1:3], "big") + more, value[3:]
     else:
@@ -83,7 +84,7 @@ class _Kept(NamedTuple):
 
 
 class RecordKeys:
-    """The controllers' keys: the first controller creates one, all of them list them."""
+    """The signing keys of all controllers. The first controller creates one; the others read it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -91,9 +92,10 @@ class RecordKeys:
         self._one = asyncio.Lock()
 
     async def signer(self) -> Signer:
-        """Return the oldest key for signing; raise BusError if none can be read.
+        """Return the signer with the oldest key; create a key if there is none.
 
-        A restored bus also has its backup's keys. A signature by any of them is valid.
+        A restored bus has several keys, because it also has its backup's. A signature by any of
+        them is valid. Raises BusError if the keys cannot be read or written.
         """
         if self._signer is None:
             async with self._one:
@@ -118,7 +120,7 @@ class RecordKeys:
         value = SigningKey(seed=seed.hex(), created_ns=self._bus.sources.time_ns())
         try:
             await self._bus.put(key, encode(value), expect=0)
-        except OutcomeUnknownError as error:  # about the key, not about the record
+        except OutcomeUnknownError as error:  # the caller's own write was not sent
             message = f"{key}: {error}"
             raise UnavailableError(message) from error
         log.info("key %s signs records", signer.id, extra={"code": "signing_key"})
@@ -143,7 +145,7 @@ class RecordKeys:
         return found
 
     async def good(self, records: Sequence[VmRecord]) -> set[tuple[str, str]]:
-        """Return node and uid of the records with a valid signature."""
+        """Return (node, uid) of each record with a valid signature."""
         kept = await self.listed()
         found = set()
         for record in records:
@@ -154,7 +156,7 @@ class RecordKeys:
 
 
 class SigningBus:
-    """A bus that signs records on write; all other calls are passed on."""
+    """Wraps a bus and signs the VM records that are written; passes on all other calls."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -164,11 +166,11 @@ class SigningBus:
         return getattr(self._bus, name)
 
     async def put(self, key: str, value: bytes, **more: Any) -> int:
-        """As `Bus.put`."""
+        """Sign the value if it is a VM record, then write it like `Bus.put`."""
         return await self._bus.put(key, await self._signed(key, value), **more)
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """As `Bus.batch`."""
+        """Sign the VM records among the values, then write all like `Bus.batch`."""
         signed = [
             one if one.value is None else replace(one, value=await self._signed(one.key, one.value))
             for one in writes
@@ -185,6 +187,6 @@ class SigningBus:
 
 
 def signing(bus: Bus) -> tuple[Bus, RecordKeys]:
-    """Return the bus with signing, and its keys."""
+    """Wrap a bus so that it signs VM records; return the wrapped bus and its keys."""
     made = SigningBus(bus)
     return cast("Bus", made), made.keys

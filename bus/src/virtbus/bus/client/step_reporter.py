@@ -1,4 +1,4 @@
-"""Publishes the ready events and events of one service's step in a create."""
+"""Publishes the outcomes of a service's step in a VM's creation: ready messages and events."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class StepEvents(NamedTuple):
-    """The step's name in the subject of its ready event, and its events."""
+    """The step's name in the subject of its ready message, and the kinds of its events."""
 
     step: str
     made: EventKind
@@ -22,26 +22,26 @@ class StepEvents(NamedTuple):
 
 
 class StepReporter(EventRecorder):
-    """Publishes on the bus; nothing here decides, or can fail the work."""
+    """Publishes a step's outcomes. No method raises an error of the bus."""
 
     def __init__(self, bus: Bus, service: str, node: str, names: StepEvents) -> None:
         super().__init__(bus, service, node)
         self._names = names
 
     async def ready(self, ready: ImageReady | NetReady) -> None:
-        """Publish the ready event of a create; it may be lost."""
+        """Publish the step's outcome as a core message, which may be lost."""
         await self._bus.publish(subjects.ready(self._node, ready.uid, self._names.step), ready)
 
     def made(self, record: VmRecord, took_ms: float, detail: Mapping[str, str]) -> None:
-        """Emit that the step has made something."""
+        """Emit the event that the step has made resources, after `took_ms` of work."""
         self.emit(self.about(self._names.made, record, took_ms=took_ms, detail=detail))
 
     def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
-        """Emit a failure; one event for each reason of a generation, not for each attempt."""
+        """Emit a failure. Attempts that fail with the same reason and generation give one event."""
         detail = {"attempt": str(attempt)}
         why = {"reason": error.reason, "message": str(error), "detail": detail}
         self.emit(self.about(self._names.failed, record, **why))
 
     def released(self, uid: str, epoch: int) -> None:
-        """Emit that everything of a VM was removed."""
+        """Emit the event that all resources of a VM were removed."""
         self.emit(self.event(self._names.released, uid=uid, epoch=epoch))

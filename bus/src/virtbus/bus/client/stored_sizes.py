@@ -1,4 +1,4 @@
-"""Checks the size of every stored value, for all writers (ADR 0027)."""
+"""Checks the size of every value before it is stored (ADR 0027)."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def check_written(key: str, value: bytes) -> None:
-    """Raise OversizeError for a value that is larger than its kind may be written."""
+    """Raise OversizeError if a value exceeds the size limit of the key's kind of record."""
     if len(value) <= LEAST_WRITTEN_BYTES:
         return
     bound = bound_of(key)
@@ -21,7 +21,7 @@ def check_written(key: str, value: bytes) -> None:
 
 
 def fact_body(subject: str, value: Any, said: Callable[[Any], bytes]) -> bytes:
-    """Return the bytes of an event by `said`, of a smaller form of it if it is too large."""
+    """Encode an event by `said`; if it is too large, encode a smaller form of it."""
     body = said(value)
     if len(body) <= LEAST_WRITTEN_BYTES or len(body) <= (most := bound_of(subject).written_bytes):
         return body

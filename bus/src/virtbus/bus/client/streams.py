@@ -1,8 +1,8 @@
-"""Byte streams over the bus, with flow control: a console, a display, a port (ADR 0023).
+"""Carries byte streams over the bus with flow control: console, display, port (ADR 0023).
 
-A client opens one with `opening`, a service answers with `accepting`; both hold a `ByteStream`.
-Each end holds at most its window of unread bytes. A slow reader delays only the other end of its
-own stream. A lost message (the bus reconnects) ends the stream, so there is never a gap.
+A client opens a stream with `opening`, a service answers with `accepting`. Both get a `ByteStream`.
+Each end buffers at most its window of unread bytes, so a slow reader delays only its own stream. A
+lost message, for example at a reconnect, ends the stream. So the bytes never have a gap.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 INPUT_WINDOW_BYTES = 64 * 1024
-"""A service's window of unread bytes for one client; it is smaller because there are many."""
+"""A service's window of unread bytes per client. It is small because there are many clients."""
 MAX_DATAGRAMS = 256
 DETACHED = "detached"
 LEFT = "the service ended it; open it again"
@@ -40,13 +40,13 @@ _FIRST_ANSWER_S = 10.0
 
 
 class StreamEndedError(BusError):
-    """The stream has ended; the text says why."""
+    """The stream has ended; the text is the reason."""
 
 
 class ByteStream:
-    """One end. `closed` is empty, or the first reason for the end.
+    """One end of a stream. `closed` is empty while it is open, then the reason for its end.
 
-    One task may read and one may write at a time.
+    One task may read and one task may write at a time.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ByteStream:
     ) -> None:
         self.closed = ""
         self.noted: Callable[[str], None] = lambda _text: None
-        """Called with the other end's texts for people."""
+        """Called with each text that the other end sends by `note`."""
         self._tell = tell
         self._flow = flow
         self._datagrams = datagrams
@@ -67,7 +67,7 @@ class ByteStream:
         self._readable, self._writable = asyncio.Event(), asyncio.Event()
         self._over = asyncio.Event()
 
-    # --- for its user -------------------------------------------------------------------------
+    # --- for the stream's user ----------------------------------------------------------------
     async def read(self) -> bytes:
         """Return the next bytes, or one datagram; empty at the end."""
         while not self._came:
@@ -99,33 +99,33 @@ class ByteStream:
             await self._say(StreamData(data=piece, at=self._flow.sending(len(piece))))
 
     async def write_datagram(self, data: bytes) -> None:
-        """Send `data` in one piece, or drop it if the window is too small; errors as `write`."""
+        """Send `data` in one piece; drop it if the window is too small. Raises as `write`."""
         self._still_open()
         if data and len(data) <= self._flow.room_whole:
             await self._say(StreamData(data=data, at=self._flow.sending(len(data))))
 
     async def finish(self) -> None:
-        """Announce that no more will be written; reading continues."""
+        """Announce the end of writing; reading continues."""
         if not self.closed:
             await self._say(StreamData(eof=True))
 
     async def note(self, text: str) -> None:
-        """Send a text to the people at the other end."""
+        """Send a text for the person at the other end."""
         if not self.closed:
             await self._say(StreamData(note=text))
 
     def end(self, why: str) -> None:
-        """End it now and drop unread bytes. Leaving the context notifies the other end."""
+        """End the stream now and drop unread bytes; leaving the context notifies the other end."""
         self.closed = self.closed or why
         self._came.clear()
         self._over.set()
         self._wake()
 
     async def while_open(self, *work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` concurrently, until all is done or the stream has ended.
+        """Run `work` concurrently until all of it is done or the stream has ended.
 
-        Remaining bytes are read first. An ended stream, or a broken local connection (OSError), is
-        no error.
+        If the other end closes, unread bytes are read first. An ended stream or a broken local
+        connection (OSError) raises nothing.
         """
         async with background() as tasks:
             running = {tasks.start(self._guarded(one)) for one in work}
@@ -178,7 +178,7 @@ class ByteStream:
         self._wake()
 
     def _keep(self, data: bytes) -> None:
-        """Join small pieces, so that many of them cost no more than a large one."""
+        """Buffer received bytes. Join small pieces, so that many of them need little memory."""
         if self._datagrams:
             self._came.append(bytearray(data))
             if len(self._came) > MAX_DATAGRAMS:
@@ -189,7 +189,7 @@ class ByteStream:
             self._came.append(bytearray(data))
 
     async def give_signs(self) -> None:
-        """Send keep-alives with the current limit, repeatedly."""
+        """Send a keep-alive with the current limit every SIGN_S until the stream ends."""
         with suppress(StreamEndedError):
             while True:
                 await asyncio.sleep(SIGN_S)
@@ -203,9 +203,9 @@ class ByteStream:
 async def carry(
     stream: ByteStream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Copy bytes between a stream and a local connection until both directions end or one breaks.
+    """Copy bytes between a stream and a local connection, in both directions.
 
-    Closes neither.
+    It returns when both directions have ended or one breaks. It closes neither.
     """
 
     async def out() -> None:
@@ -227,9 +227,9 @@ async def carry(
 async def accepting(
     bus: Bus, request: Request, want: StreamOpen, *, datagrams: bool = False
 ) -> AsyncIterator[ByteStream]:
-    """Open a service's end of the stream that `request` asks for; leaving the context closes it.
+    """Open the service's end of the stream that `request` asks for; close it with the context.
 
-    Only the client learns the subject for its bytes.
+    The client sends its bytes to a random subject that only this client learns.
     """
     subject = f"{request.subject}.{bus.sources.uuid7()}"
     flow = FlowControl(INPUT_WINDOW_BYTES)
@@ -248,7 +248,7 @@ async def accepting(
 
 
 async def _hear(messages: AsyncIterator[Message], stream: ByteStream) -> None:
-    """Process the client's messages, until it is silent for SILENT_S."""
+    """Process the client's messages. End the stream after SILENT_S without a message."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(SILENT_S) as limit:
@@ -270,7 +270,7 @@ async def opening(
     window: int = WINDOW_BYTES,
     datagrams: bool = False,
 ) -> AsyncIterator[ByteStream]:
-    """Open a client's end of a stream that a service answers on `subject`; leaving it closes it.
+    """Open the client's end of a stream that a service serves on `subject`; close it at the end.
 
     Example: a console, whose reader may be slow::
 
@@ -281,8 +281,8 @@ async def opening(
                 ...  # stream.closed has the reason of the end
 
     Raises:
-        VirtbusError: refused.
-        UnavailableError: no responder, or no connection.
+        VirtbusError: the service refused the stream.
+        UnavailableError: there is no responder or no connection.
     """
     flow = FlowControl(window)
     query = want.model_copy(update={"window": window})
@@ -308,7 +308,7 @@ async def opening(
             yield stream
         finally:
             stream.end(DETACHED)
-            # without effect if the other end closed first
+            # has no effect if the other end closed first
             await tell(StreamData(closed=stream.closed))
 
 

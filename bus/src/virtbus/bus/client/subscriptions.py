@@ -1,4 +1,4 @@
-"""Reads core messages one by one; an invalid message or a failing handler ends nothing."""
+"""Reads core messages one by one; continues after an invalid message or a failing handler."""
 
 import asyncio
 import logging
@@ -20,14 +20,15 @@ async def hear(
     model: type[Model] | Callable[[str], type[Model]],
     take: Callable[[Model], None],
 ) -> None:
-    """Pass the data of every message to `take`, for as long as messages arrive.
+    """Pass the data of every message to `take`, until `messages` ends.
 
-    `model` is the data's model, or returns it for a subject. A message that is invalid, or that
-    `take` fails on, is logged and skipped: a publisher must not be able to end the reader.
+    `model` is the data's model, or a function that returns the model for a subject. If a message is
+    invalid or `take` fails, the message is skipped; some of these are logged. So a publisher cannot
+    end the reader.
     """
     bad = 0
     async for message in messages:
-        await asyncio.sleep(0)  # a flood takes one turn of the loop for each message
+        await asyncio.sleep(0)  # other tasks run between two messages of a flood
         try:
             kind = model if isinstance(model, type) else model(message.subject)
             take(read_message(kind, message))

@@ -1,10 +1,10 @@
-"""Timestamps in the server's format."""
+"""Parses timestamps in the NATS server's format."""
 
 from datetime import datetime
 
 
 def time_ns(text: str) -> int:
-    """Return Unix nanoseconds of RFC 3339 with up to nine digits; 0 for any other text."""
+    """Return the Unix nanoseconds of an RFC 3339 text with up to nine decimals; 0 if invalid."""
     whole, _, rest = text.partition(".")
     digits = ""
     while rest and rest[0].isdigit():

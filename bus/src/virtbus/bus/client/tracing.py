@@ -1,7 +1,7 @@
-"""Trace context of messages, and spans stored as events so that no collector is needed.
+"""Passes on the trace context of messages, and stores spans as events, without a collector.
 
-Only `recording` imports OpenTelemetry. A process that did not call it (the CLI) still passes a
-traceparent on, and `span` does only that.
+Only `recording` loads OpenTelemetry. A process that does not call it, such as the CLI, records no
+spans: there `span` only passes the traceparent on.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ UID = "virtbus.uid"
 SERVICE = "virtbus.service"
 """The span attribute that names a process other than this one."""
 TOGETHER_S = 0.2
-"""Time that spans of a VM wait for others: each message costs sender and server CPU."""
+"""Time for which spans of a VM are collected into one event, to save CPU time of each message."""
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
 _inbound: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
 _tracers: list["Tracer"] = []
-"""The tracer that `recording` made, while it is active; a process has one service."""
+"""The tracer of each active `recording`. `span` uses the first; a process normally has one."""
 
 
 class Emit(Protocol):
@@ -42,7 +42,7 @@ class Emit(Protocol):
 
 
 class SpanFactory(Protocol):
-    """The part of `span` that services use; `no_span` is the other implementation."""
+    """The signature that services use; `span` and `no_span` implement it."""
 
     def __call__(
         self, name: str, *, uid: str = "", parent: str | None = None
@@ -50,13 +50,13 @@ class SpanFactory(Protocol):
 
 
 def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractContextManager[None]:
-    """Do nothing, if tracing is off."""
+    """Return a context that does nothing, for callers without tracing."""
     del name, uid, parent
     return nullcontext()
 
 
 def current_traceparent() -> str | None:
-    """Return the traceparent of the running span, or of the current request, or None."""
+    """Return the traceparent of the running span, or without one, of the request; or None."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()
@@ -67,7 +67,7 @@ def current_traceparent() -> str | None:
 
 @contextmanager
 def continued(traceparent: str | None) -> Iterator[None]:
-    """Run inside the trace of a message; an invalid traceparent is ignored."""
+    """Run the context's body in the trace of a message; ignore an invalid traceparent."""
     valid = traceparent is not None and _TRACEPARENT.fullmatch(traceparent)
     token = _inbound.set(traceparent if valid else None)
     try:
@@ -78,12 +78,12 @@ def continued(traceparent: str | None) -> Iterator[None]:
 
 @contextmanager
 def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) -> Iterator[None]:
-    """Time a piece of work for one VM.
+    """Record the context's body as a span.
 
     Args:
         name: `virtbus <verb> <noun>`.
-        uid: the VM; a span without one is exported, but not stored as an event.
-        parent: a traceparent (of a record); default: the running span's, or the request's.
+        uid: the VM; a span without a VM is exported, but not stored as an event.
+        parent: the parent's traceparent; by default that of the running span or the request.
         more: further attributes; never secrets.
     """
     if not _tracers:
@@ -118,7 +118,7 @@ def told(
     end_ns: int,
     **more: str,
 ) -> None:
-    """Record the span of another process, `service`, from `start_ns` to `end_ns` (Unix)."""
+    """Record a span for another process, `service`, from `start_ns` to `end_ns` (Unix time)."""
     if _tracers:
         attributes = {UID: uid, SERVICE: service, **more}
         _tracers[0].start_span(
@@ -127,7 +127,7 @@ def told(
 
 
 def _context(parent: str | None) -> "Context | None":
-    """Return the context that a span starts in; None is OpenTelemetry's current one."""
+    """Return the context in which a span starts; None means OpenTelemetry's current context."""
     from opentelemetry import trace
 
     if parent is None:
@@ -143,7 +143,10 @@ def _context(parent: str | None) -> "Context | None":
 
 
 def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
-    """Return `schemas.events.Span` of a finished span as plain fields; runs for every span."""
+    """Return a finished span as a dict with the fields of `schemas.events.Span`.
+
+    It builds no model, because it runs for every span.
+    """
     own = ended.get_span_context()
     attributes = {str(k): str(v) for k, v in (ended.attributes or {}).items() if k != UID}
     service = attributes.pop(SERVICE, service)
@@ -201,7 +204,7 @@ class _Together:
 
 
 def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
-    """Return a SpanProcessor without a thread: the bus' queue of events is the batch."""
+    """Return a SpanProcessor that emits spans as events; it needs no thread of its own."""
     from opentelemetry.sdk.trace import SpanProcessor
 
     together = _Together(node, emit)
@@ -225,10 +228,10 @@ def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
 def recording(
     service: str, node: str, emit: Emit | None = None, otlp_endpoint: str = ""
 ) -> Iterator[None]:
-    """Record the spans of this process for as long as the context is open.
+    """Record the spans of this process while the context is open.
 
     Args:
-        service: its name in spans.
+        service: the service's name in spans.
         node: the node in the events' subjects.
         emit: `bus.emit`; None stores nothing.
         otlp_endpoint: OTLP/HTTP base URL; default: the environment's OTEL_EXPORTER_OTLP_ENDPOINT.
@@ -255,7 +258,7 @@ def recording(
 
 
 def _export(provider: "TracerProvider", endpoint: str) -> None:
-    """Send spans to a collector as well; this exporter has a thread, so it is optional."""
+    """Also send spans to an OTLP collector; this exporter starts a thread."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

@@ -1,8 +1,8 @@
-"""Ordered watches by pull: a list, SYNCED, then changes; after any doubt, a list again.
+"""Watches keys by pull requests: a list, SYNCED, then changes; after any fault a new list.
 
 nats-py's own watch stops after a server restart and loses messages silently. Here a pull request
-with an idle heartbeat is always outstanding. A gap, a missed heartbeat, a new connection or an
-error status has one consequence: the consumer is rewound and the list is sent again.
+with an idle heartbeat is always outstanding. After a gap, a missed heartbeat, a new connection or
+an error status, the watch rewinds its consumer and lists again.
 """
 
 import asyncio
@@ -25,26 +25,26 @@ log = logging.getLogger(__name__)
 BATCH = 512
 EXPIRES_S = 30.0
 BRIEF_EXPIRES_S = 5.0
-"""Expiry of pulls that could take part of a later list."""
+"""Expiry of a pull that could receive messages of a later list (`WatchSource.stays`)."""
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
-"""Two heartbeats and a margin: then the consumer or the connection is gone."""
+"""Two heartbeats and a margin: after this silence the consumer or the connection is gone."""
 SILENT_PARTS = 3
-"""Silence is measured in parts.
+"""Number of waits into which SILENCE_S is divided.
 
-After a stop of this process its timers expire before pending messages are read. Without parts, each
-watch would request a full list from a busy machine.
+After this process was stopped, a timer expires before pending messages are read. With one long
+wait, each watch would then request a full list on a busy machine.
 """
 UP_S = 60.0
-"""Time that one attempt waits for a connection, before the next attempt."""
+"""Time for which one attempt waits for a connection."""
 
 
 class WatchSource(Protocol):
     """A consumer on the server that a watch pulls from.
 
-    `stays`: it exists before and after the list, and so do the pulls of earlier lists. A cluster
-    continues to serve pulls whose subscription or connection is gone, until they expire. They can
-    take a part of the list, or all of it.
+    `stays` is True for a durable consumer. Pulls of earlier lists then still exist: a cluster
+    serves them until they expire, even if their subscription or connection is gone. So they can
+    receive a part of the new list, or all of it.
     """
 
     stays: bool
@@ -53,10 +53,10 @@ class WatchSource(Protocol):
     def pull_subject(self) -> str: ...
 
     async def rewind(self) -> int:
-        """Restart the list; return its number of messages."""
+        """Let the consumer deliver the list again; return its number of messages."""
 
     async def close(self) -> None:
-        """Delete the consumer, unless it stays."""
+        """Delete the consumer unless `stays`."""
 
 
 class _Doubt(StrEnum):
@@ -71,15 +71,15 @@ class _Doubt(StrEnum):
 
 
 _PULLED = frozenset({_Doubt.ASKED, _Doubt.GAP})
-"""Reasons with pulls that are still outstanding."""
+"""Reasons after which earlier pulls are still outstanding."""
 _AT_ONCE = frozenset({_Doubt.START, _Doubt.ASKED, _Doubt.LINK})
-"""Reasons that need no pause before the list, because the server is not in trouble."""
+"""Reasons that need no pause before the list, because they are no fault of the server."""
 
 
 class PullWatch:
     """Implements `ports.Watch`.
 
-    The reader's `async for` drives it: a slow reader slows the pull.
+    It has no task: it works only inside the reader's `async for`, so a slow reader slows the pulls.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class PullWatch:
         self._raws.wake()
 
     def changed(self) -> None:
-        """Handle a lost or new connection."""
+        """Request a new list, because the connection was lost or made."""
         self._doubt = _Doubt.LINK
         self._raws.wake()
 
     async def _begin(self, why: _Doubt) -> None:
-        """Start a new list: RESET, and SYNCED if there is nothing to list."""
+        """Start a new list: yield RESET, and at once SYNCED if there is nothing to list."""
         try:
             if why not in _AT_ONCE:
                 await asyncio.sleep(next(self._pauses))
@@ -155,7 +155,10 @@ class PullWatch:
             self._sync()
 
     async def _listen(self, why: _Doubt) -> None:
-        """Drop received messages. A source that stays keeps its inbox, because its pulls do."""
+        """Drop received messages and subscribe to an inbox.
+
+        A durable consumer's watch keeps its inbox, because earlier pulls still deliver to it.
+        """
         if why is _Doubt.LINK or not self._source.stays:
             await self.close()
         self._doubt = None
@@ -175,7 +178,7 @@ class PullWatch:
         self._ready.append(WatchMark.SYNCED)
 
     async def _pull(self) -> None:
-        """Request more than what is outstanding."""
+        """Send one more pull request, for BATCH messages."""
         self._left += BATCH
         brief = self._source.stays and self._link.clustered
         expires_s = BRIEF_EXPIRES_S if brief else EXPIRES_S
@@ -187,7 +190,7 @@ class PullWatch:
         )
 
     async def _follow(self) -> None:
-        """Process one message, or notice that none arrives."""
+        """Process one message, or set `_doubt` if none arrives in time."""
         if await self._silent():
             self._doubt = _Doubt.SILENT
         if self._link.generation != self._generation or not self._link.connected:
@@ -208,19 +211,21 @@ class PullWatch:
             self._doubt = _Doubt.LINK
 
     async def _silent(self) -> bool:
-        """Return True if nothing arrived for SILENCE_S while this process was running."""
+        """Wait for a message; return True if none arrived for SILENCE_S."""
         for _ in range(SILENT_PARTS):
             if await self._raws.wait(SILENCE_S / SILENT_PARTS):
                 return False
         return True
 
     async def _control(self, raw: Raw) -> None:
-        """Handle a status of the server: heartbeat, end of a pull, or an error."""
+        """Handle a status message: heartbeat, end of a pull, or an error."""
         match raw.status:
             case "100":
                 if not self._synced and self._listed_yet > 0:
-                    if not self._just_begun:  # otherwise it was idle before
-                        self._doubt = _Doubt.GAP  # idle for a second, with messages missing
+                    # A heartbeat follows an idle second. If the list began within that second, it
+                    # proves nothing. Otherwise messages of the list are missing.
+                    if not self._just_begun:
+                        self._doubt = _Doubt.GAP
                 elif not self._synced:
                     self._sync()
             case "408":
@@ -230,25 +235,25 @@ class PullWatch:
                     self._left = max(0, self._left)
                     await self._pull()
             case "409" if "MaxWaiting" in raw.headers.get("Description", ""):
-                self._left = BATCH  # of earlier pulls; enough is outstanding
+                self._left = BATCH  # enough earlier pulls are outstanding
             case _:
                 self._doubt = _Doubt.REFUSED
 
     def _data(self, raw: Raw) -> None:
         # $JS.ACK[.<domain>.<account>].<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>
-        # .<time>.<pending>[.<random>]: nine tokens, or the long form (ADR-15)
+        # .<time>.<pending>[.<random>]: nine tokens, or more with a domain (ADR-15)
         tokens = raw.reply.split(".")
         first = 5 if len(tokens) <= 9 else 7
         try:
             sequence, consumer_sequence, at_ns, pending = map(int, tokens[first : first + 4])
-        except ValueError:  # garbled: a new list corrects it
+        except ValueError:  # a garbled subject; a new list repeats the message
             self._doubt = _Doubt.GAP
             return
         self._left -= 1
         if consumer_sequence != self._next_sequence:
             if self._next_sequence > 1 or self._listed_yet <= 0 or not self._just_begun:
                 self._doubt = _Doubt.GAP
-            return  # otherwise it belongs to the previous list
+            return  # without a gap, the message belongs to the previous list
         self._next_sequence += 1
         self._listed_yet -= 1
         self._ready.append(entry_of(raw.subject, raw.headers, raw.body, sequence, at_ns))
@@ -271,7 +276,7 @@ class PullWatch:
 async def watching(
     link: Link, source: WatchSource, name: str, gate: Gate | None = None
 ) -> AsyncIterator[PullWatch]:
-    """Open a watch that follows the connection's changes; leaving it removes its consumer."""
+    """Open a watch that lists again after a reconnect; at the end, close its consumer."""
     watch = PullWatch(link, source, name, gate)
     forget = link.on_change(watch.changed)
     try:

@@ -1,12 +1,12 @@
-"""Accounts: one owns the streams, and each node and each kind of client has its own.
+"""Builds the NATS accounts of a bus: the controllers', one per node, one per kind of client.
 
-Nothing crosses accounts unless one exports and the other imports it. The server rewrites every
-reply subject that crosses. So a reply or deliver subject named by a node never reaches the account
-that owns the streams (BUS-06, BUS-07). The server also adds the requester's account to each
-request.
+The controllers' account owns the streams. A subject crosses accounts only if one account exports
+it and the other imports it. The server rewrites every reply subject that crosses. So a reply or
+deliver subject chosen by a node never acts in the account with the streams (BUS-06, BUS-07). The
+server also adds the requester's account to each request.
 
-The controllers' account is the hub, through which clients reach nodes. Only published messages go
-from node to client directly, because the server does not forward imports of imports.
+Clients reach nodes through the controllers' account. Only published messages go directly from a
+node's account to a client's, because the server does not forward imports of imports.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,13 +18,13 @@ from virtbus.bus.provisioning.permissions import CONTROL_ACCOUNT, SYSTEM_ACCOUNT
 from virtbus.bus.provisioning.stream_setup import WATCHING_SERVICES
 
 QUIET = "24h"
-"""Time after which the server forgets the reply path of a silent console."""
+"""Time after which the server drops the reply path of a silent stream, for example a console."""
 _DISCOVERY = "$SRV.>"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestExport:
-    """Requests on `subject`; `streamed`: one has many answers."""
+    """A service export of `subject`. With `streamed`, a request has many answers."""
 
     subject: str
     streamed: bool = False
@@ -32,7 +32,7 @@ class RequestExport:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A service, or a stream of published messages, and the accounts that may import it."""
+    """A service, or a subject of published messages, and the accounts that may import it."""
 
     what: RequestExport | str
     to: tuple[str, ...]
@@ -40,7 +40,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An import from `account`; `local` is the subject here if it differs."""
+    """An import from `account`. `local` is its subject in the importing account if it differs."""
 
     what: RequestExport | str
     account: str
@@ -61,7 +61,10 @@ class Account:
 
 
 def _services(role: Role) -> list[RequestExport]:
-    """Return a user's services in the controllers' account: its non-local publish list."""
+    """Return the services of the controllers' account that a user may call.
+
+    They are the subjects that the user may publish, except those of its own account.
+    """
     home = ["_INBOX", permissions.SERVER_ANSWERS]
     if role.node:
         home.append(f"virtbus.node.{role.node}.")
@@ -87,7 +90,7 @@ def accounts(
 ) -> list[Account]:
     """Return every account of a bus with these nodes and these further bridges.
 
-    `system` adds the user who may reload servers.
+    `system` adds the user that may reload the servers' configuration.
     """
     control = Account(CONTROL_ACCOUNT, streams=True)
     clients: dict[str, Account] = {}
@@ -111,7 +114,7 @@ def _hears_events(role: Role) -> bool:
 
 
 def _offered(clients: Iterable[Account]) -> list[Export]:
-    """Return the controllers' exports to clients: each subject once, with all its importers."""
+    """Return the exports that the clients' imports need: each subject once, with all importers."""
     takers: dict[RequestExport | str, list[str]] = {}
     for account in clients:
         for one in account.imports:
@@ -120,10 +123,11 @@ def _offered(clients: Iterable[Account]) -> list[Export]:
 
 
 def _local(subject: str) -> str:
-    """Return the local name for a JetStream call that has one answer.
+    """Return the local name in a node's account for a JetStream call; empty if it keeps its name.
 
-    The server answers `$JS.API.>` ("not enabled") even in accounts without streams, and the first
-    answer wins. It does not answer pulls and direct gets.
+    Even in an account without streams, the server answers `$JS.API.>` with "not enabled", and the
+    requester takes the first answer. It does not answer pulls and direct gets, so those keep their
+    names.
     """
     head = "$JS.API.CONSUMER."
     verb = subject.removeprefix(head).partition(".")[0]
@@ -132,12 +136,12 @@ def _local(subject: str) -> str:
 
 
 def heard_of(node: str) -> str:
-    """Return a subject that every server answers once it has opened the node's imports."""
+    """Return a subject that every server answers once it has loaded the node's account."""
     return _local(f"$JS.API.CONSUMER.INFO.KV_vm.{node_consumer(node, WATCHING_SERVICES[0])}")
 
 
 def _node(name: str, control: Account, clients: list[Account]) -> Account:
-    """Return a node's account, connected to the hub and to the clients that receive its events."""
+    """Return a node's account; add the matching exports and imports to `control` and `clients`."""
     agent = permissions.agent(name)
     account = Account(agent.account, list(permissions.node_users(name)))
     for service in _services(agent):

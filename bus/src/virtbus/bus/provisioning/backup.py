@@ -1,14 +1,14 @@
-"""A copy of the desired state: records, claims, markers of deleted VMs, node specs, secrets.
+"""Copies the desired state of a bus to a backup file, and restores it.
 
-It includes the keys by which controllers sign records, and each node's host. So a restored bus
-trusts its own records and no foreign host.
+A backup has records, claims, purge markers of deleted VMs, node specs and secrets. It also has the
+keys by which controllers sign records, and each node's host record. So a restored bus trusts its
+own records and no other host.
 
 It excludes observed state (statuses, liveness), join records, tombstones and events. Values are
 copied as bytes, so a backup depends on key names only.
 
-The copy is taken while the bus works: each key has its value at some moment between begin and end.
-The inconsistencies that this can cause are those of a crash (ADR 0003), and are repaired in the
-same way.
+The bus works during the copy: each key has its value at some moment between begin and end. This can
+cause the same inconsistencies as a crash (ADR 0003). Controllers repair them in the same way.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, SIGNING, vm_anywhere
 from virtbus.schemas.version import check_version
 
 QUIET_S = 0.3
-"""A change that is concurrent with the list arrives within this time after its end."""
+"""Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
 
 class BackupError(Exception):
-    """The file is not a complete backup, or the bus cannot take it; the message says why."""
+    """The file is not a complete backup, or it cannot be restored into this bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """Values by key; `marked` are the keys of deleted VMs. `taken_ns` is Unix time."""
+    """A backup: values by key, and in `marked` the keys of deleted VMs. `taken_ns` is Unix time."""
 
     taken_ns: int
     values: Mapping[str, bytes]
@@ -45,12 +45,12 @@ class Backup:
 
     @property
     def records(self) -> list[str]:
-        """The keys of VMs."""
+        """The keys of VM records."""
         return [key for key in self.values if _is_record(key)]
 
     @property
     def secrets(self) -> list[str]:
-        """The keys of secrets."""
+        """The keys of VMs' secrets, without signing keys."""
         return [key for key in self.values if key.startswith("$KV.sec.") and not _signs(key)]
 
 
@@ -61,15 +61,16 @@ class Restored:
     written: int = 0
     present: int = 0
     vms: list[str] = field(default_factory=list)
-    """The uids that were written."""
+    """The uids of VMs that were written."""
     deleted: list[str] = field(default_factory=list)
-    """The uids that this bus knows as deleted: they are not restored (I3)."""
+    """The uids that this bus has as deleted, so they were not restored (I3)."""
 
 
 async def take(bus: Bus, *, secrets: bool = True) -> Backup:
     """Copy the bus; needs a role that may read all of `$KV.vm` and `$KV.sec`.
 
-    Secrets are read after the records, and only those of VMs: a create writes its secrets first.
+    Secrets are read after the records, because a create writes its secrets before its record.
+    Secrets without a record are left out.
     """
     entries = await _listed(bus, "$KV.vm.>")
     values = {key: entry.value for key, entry in entries.items() if _lasts(entry)}
@@ -90,7 +91,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
 
 
 async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
-    """Return the last message of each key, including changes made during the list."""
+    """Return the last message of each key; it includes changes made during the list."""
     found: dict[str, Entry] = {}
     synced = False
     async with bus.watch(keys) as watch:
@@ -112,12 +113,12 @@ async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
 async def put_back(bus: Bus, backup: Backup) -> Restored:
     """Write a backup into a bus that has no VMs except those of the backup; safe to repeat.
 
-    Secrets come first, then claims, node specs and markers, and each record last, because it is the
-    trigger.
+    Purge markers come first, then secrets, claims and node specs. Records come last, because nodes
+    act on them.
 
     Raises:
         BackupError: the bus has other VMs, or other versions of the backup's VMs.
-        BusError: the connection was lost; repeat.
+        BusError: the connection was lost, or a key changed meanwhile; repeat the call.
     """
     there = await _listed(bus, "$KV.vm.>")
     _check_room(backup, there)
@@ -178,7 +179,7 @@ async def _put(bus: Bus, key: str, value: bytes) -> bool:
 
 # --- file ------------------------------------------------------------------------------------
 def lines(backup: Backup) -> Iterator[bytes]:
-    """Yield the file of a backup: a head, a line for each key, and a closing line."""
+    """Yield the lines of a backup file: a head, a line for each key, and the checksum."""
     digest = hashlib.sha256()
     head = {"virtbus_backup": SCHEMA_VERSION, "taken_ns": backup.taken_ns}
     for value in (head, *_entries(backup)):
@@ -196,10 +197,12 @@ def _entries(backup: Backup) -> Iterator[dict[str, str]]:
 
 
 def parse(file: Iterable[bytes], *, oldest: int = SCHEMA_VERSION) -> Backup:
-    """Return a backup from the lines of its file; one of version 1 serves for `specs` only.
+    """Return a backup from the lines of its file.
+
+    `oldest` also admits a file of that older version; only `specs` can use it.
 
     Raises:
-        BackupError: it is truncated, modified, of a newer virtbus, or older than `oldest`.
+        BackupError: the file is truncated, modified, or of another version.
     """
     digest = hashlib.sha256()
     values: dict[str, bytes] = {}
@@ -264,7 +267,10 @@ def _signs(key: str) -> bool:
 
 
 def _lasts(entry: Entry) -> bool:
-    """Return False for keys of one bus only: join records, tombstones, addresses of hosts."""
+    """Return False for purge markers and for keys that only concern this bus.
+
+    These are join records, tombstones and addresses of hosts.
+    """
     if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
         return False
     try:

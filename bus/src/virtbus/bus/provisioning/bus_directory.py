@@ -1,7 +1,7 @@
-"""A production bus as a directory: CA, keys, accounts, a folder per server, credentials.
+"""Writes the directory of a production bus: CA, keys, accounts, server folders, credentials.
 
-`bus.json` describes it and holds no secret. Everything else is derived from it, so a repeat changes
-nothing. The seeds are only in `creds/`: servers hold public keys.
+`bus.json` describes the bus and has no secret. The other files follow from it, so a second write
+changes nothing. The nkey seeds are only in `creds/`; the servers get the public keys.
 """
 
 import json
@@ -79,35 +79,35 @@ http: "127.0.0.1:{port}"
 class BusPlan:
     """The content of `bus.json`.
 
-    `servers`: the names of each, with its address for clients first.
+    `servers` has the host names of each server; the first is its address for clients.
     """
 
     servers: list[list[str]]
     port: int = CLIENT_PORT
     route_port: int = ROUTE_PORT
     monitor_port: int = 8222
-    """0: none."""
+    """The port for monitoring on 127.0.0.1; 0 means none."""
     bind_names: bool = False
-    """Listen only at each server's first name, instead of at every address of its host."""
+    """True: a server listens only on its first name, not on every address of its host."""
     store: str = STORE
-    """The path of a server's streams; `{number}` is the server's."""
+    """The path of a server's streams; `{number}` stands for the server's number."""
     installed_at: str = ""
-    """The path of a server's folder on its host; empty: the directory in which it was made."""
+    """The path of a server's folder on its host; empty means its path in this directory."""
     max_connections: int = 10_000
     nodes: list[str] = field(default_factory=list)
     bridges: list[str] = field(default_factory=list)
     """Kubernetes clusters with a bridge of their own, in addition to the user `bridge`."""
     keys: dict[str, str] = field(default_factory=dict)
-    """Public key by user."""
+    """The public nkey of each user."""
 
     @property
     def url(self) -> str:
-        """Return the URL of the bus for clients."""
+        """Return the URLs of all servers for clients, separated by commas."""
         return ",".join(f"tls://{names[0]}:{self.port}" for names in self.servers)
 
     @property
     def roles(self) -> list[Role]:
-        """Return every user."""
+        """Return all users of the bus."""
         listed = accounts(self.nodes, bridges=self.bridges, system=True)
         return [role for account in listed for role in account.users]
 
@@ -128,14 +128,14 @@ class BusDirectory:
         return self.base / "creds" / f"{name}.creds"
 
     def folder(self, number: int) -> Path:
-        """Return the folder of a server, counted from 1."""
+        """Return the folder of a server; numbers start at 1."""
         return self.base / f"server-{number}"
 
     def plan(self) -> BusPlan:
         """Return the description of this bus.
 
         Raises:
-            BusError: there is none here, or `bus.json` is malformed.
+            BusError: `bus.json` does not exist or is malformed.
         """
         file = self.base / PLAN
         try:
@@ -191,7 +191,7 @@ class BusDirectory:
         routes = ", ".join(
             f'"tls://{other[0]}:{plan.route_port}"' for other in plan.servers if other != names
         )
-        listen = names[0] if plan.bind_names else "0.0.0.0"  # noqa: S104  TLS and keys guard it
+        listen = names[0] if plan.bind_names else "0.0.0.0"  # noqa: S104  TLS and nkeys protect it
         monitor = _MONITOR.format(port=plan.monitor_port) if plan.monitor_port else ""
         cluster = _CLUSTER.format(at=at, listen=listen, port=plan.route_port, routes=routes)
         text = _SERVER.format(
@@ -210,21 +210,24 @@ class BusDirectory:
         return changed + _changed(folder / "accounts.conf", block)
 
     def add_node(self, node: str) -> list[Path]:
-        """Create a node's account and credentials."""
+        """Create a node's account and credentials; return the files that changed."""
         plan = self.plan()
         if node not in plan.nodes:
             plan.nodes.append(node)
         return self.write(plan)
 
     def add_bridge(self, cluster: str) -> list[Path]:
-        """Create an account and credentials for a Kubernetes cluster's bridge."""
+        """Create account and credentials of a Kubernetes cluster's bridge; return changed files."""
         plan = self.plan()
         if cluster not in plan.bridges:
             plan.bridges.append(cluster)
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:
-        """Return the path of a node's former credentials, kept until every server refuses them."""
+        """Return the path of a node's former credentials.
+
+        They are kept to check that every server refuses them.
+        """
         return self.creds(f"withdrawn-{node}")
 
     def _withdraw(self, node: str) -> None:
@@ -232,7 +235,9 @@ class BusDirectory:
             write_secret(self.withdrawn(node), self.creds(f"node-{node}").read_text("utf-8"))
 
     def renew_node(self, node: str) -> list[Path]:
-        """Replace a node's keys: the old ones are refused once the servers have reloaded.
+        """Replace a node's keys; return the files that changed.
+
+        The servers refuse the old keys once they have reloaded.
 
         Raises:
             BusError: the bus has no such node.
@@ -250,7 +255,10 @@ class BusDirectory:
         return self.write(plan)
 
     def remove_node(self, node: str) -> list[Path]:
-        """Remove a node's account and its files; a new node of that name gets other keys."""
+        """Remove a node's account and credentials; return the files that changed.
+
+        A new node with this name gets new keys.
+        """
         plan = self.plan()
         self._withdraw(node)
         gone = [role.user for role in permissions.node_users(node)]
@@ -261,7 +269,7 @@ class BusDirectory:
         return changed
 
     def problems(self, nats_server: Path) -> Iterator[str]:
-        """Yield problems of the files, as sentences (BUS-11, BUS-16, SEC-03)."""
+        """Check all files of the bus; yield each problem as a sentence (BUS-11, BUS-16, SEC-03)."""
         plan = self.plan()
         for secret in [*self.base.glob("*.key"), *self.base.glob("*/*.key"), *self._all_creds()]:
             if secret.stat().st_mode & 0o077 and secret != self.creds(permissions.CLIENT):
@@ -291,7 +299,7 @@ def _changed(path: Path, text: str) -> list[Path]:
 
 
 def _unsafe(config: Path) -> Iterator[str]:
-    """Yield settings that let strangers in or expose monitoring."""
+    """Yield settings that open other ways to log in, expose monitoring, or lack protection."""
     try:
         lines = config.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -318,7 +326,9 @@ def _refused(nats_server: Path, config: Path) -> Iterator[str]:
 
 
 def parse_servers(hosts: Sequence[str], count: int) -> list[list[str]]:
-    """Return the names of each server: all for a single server, one `--host` each for three.
+    """Return the host names of each server from the values of `--host`.
+
+    A single server gets all values. With three servers, each gets one value.
 
     Raises:
         ValueError: the number of hosts does not match.

@@ -1,4 +1,4 @@
-"""The bus' own certificate authority: one CA, and one certificate for each server."""
+"""Makes and checks the certificates of a bus: its own CA, and one certificate per server."""
 
 import datetime
 import ipaddress
@@ -15,9 +15,9 @@ from virtbus.bus.provisioning.credentials import write_secret
 CA_DAYS = 3650
 SERVER_DAYS = 825
 RENEW_DAYS = 30
-"""The next `bus init` renews certificates with less than this left."""
+"""`virtbus bus init` renews a certificate that expires in fewer days."""
 _SKEW = datetime.timedelta(hours=1)
-"""Certificates are valid from this much earlier, for hosts whose clocks are slow."""
+"""Certificates are valid from this long before now, for hosts whose clocks are slow."""
 
 
 def _now() -> datetime.datetime:
@@ -74,7 +74,7 @@ def ensure_ca(path: Path) -> None:
 def ensure_server(ca: Path, path: Path, names: Sequence[str], days: int = SERVER_DAYS) -> bool:
     """Create a server's `<path>.key` and `.crt` for these host names and addresses.
 
-    Return False if a valid certificate of this CA with these names exists.
+    Return False if a certificate of this CA with these names exists and does not expire soon.
     """
     issuer = x509.load_pem_x509_certificate(ca.with_suffix(".crt").read_bytes())
     if path.with_suffix(".crt").exists() and not problems(ca, path, names, RENEW_DAYS):
@@ -106,7 +106,10 @@ def _general(name: str) -> x509.GeneralName:
 
 
 def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> list[str]:
-    """Return the problems of a server's certificate; empty if there are none."""
+    """Return the problems of a server's certificate as sentences; empty if there are none.
+
+    Fewer than `days_left` days of validity are a problem.
+    """
     file = path.with_suffix(".crt")
     try:
         issuer = x509.load_pem_x509_certificate(ca.with_suffix(".crt").read_bytes())
@@ -116,7 +119,7 @@ def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> 
     found: list[str] = []
     try:
         own.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, x509.InvalidVersion, Exception):  # noqa: BLE001  whatever: not of this CA
+    except (ValueError, TypeError, x509.InvalidVersion, Exception):  # noqa: BLE001  any error: not of this CA
         found.append(f"{file} is not of the CA {ca.with_suffix('.crt')}")
     left = own.not_valid_after_utc - _now()
     if left < datetime.timedelta(days=days_left):

@@ -1,4 +1,4 @@
-"""A server's membership in a cluster of three: its configuration, and the kind of its store."""
+"""Configures a server as a member of a cluster of three, and checks the kind of its store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from virtbus.bus.errors import BusError
 
 ROUTE_USER = "route"
-"""The user by which servers of one cluster log in to each other.
+"""The user as which servers of one cluster log in to each other.
 
-The passwords file has its password.
+Its password is in the servers' shared passwords file.
 """
 _BLOCK = """\
 cluster {{
@@ -36,7 +36,7 @@ class ClusterMember:
 
     @property
     def label(self) -> str:
-        """Return a label that is unique in the cluster and the same after each start."""
+        """Return a label for the server's name: unique in the cluster, the same at each start."""
         return self.listen.replace(":", "-")
 
     def peers(self, port: int) -> list[str]:
@@ -52,7 +52,9 @@ class ClusterMember:
 
 
 def keep_kind(store: Path, cluster: ClusterMember | None) -> None:
-    """Refuse a store of the other kind: nats-server would treat its streams as orphans.
+    """Mark the store as a single server's or a cluster's; refuse a store of the other kind.
+
+    In a store of the other kind, nats-server would treat the streams as orphans.
 
     Raises:
         BusError: the store is of a single server and a cluster was requested, or the reverse.

@@ -18,13 +18,14 @@ RELOAD_S = 60.0
 
 
 async def reload_servers(settings: BusSettings) -> list[str]:
-    """Reload every server that answers, with the credentials of `sys`; return their names.
+    """Let every server that answers reload its configuration; return the servers' names.
 
-    It reloads twice: nats-server 2.15 opens the imports of a new account at the second reload.
+    `settings` has the credentials of the user `sys`. Each server reloads twice, because nats-server
+    2.15 activates the imports of a new account at the second reload.
 
     Raises:
-        UnavailableError, DeniedError: as `client.connect`.
-        BusError: a server rejects its configuration; the message says why.
+        UnavailableError, DeniedError: as `connection.connect`.
+        BusError: a server rejects its configuration; the message has its reason.
     """
     link = NatsLink(settings, "reload")
     await link.first()

@@ -1,8 +1,8 @@
 """Creates the consumers and the join record of each node that appears on the bus.
 
-Only the holder of a node's credentials can write its heartbeat, so a heartbeat is a request to
-join. If the join record was purged, the node is gone for good, and its consumers are deleted. Any
-number of processes may do this at once: every step is idempotent.
+Only a process with a node's credentials can write the node's heartbeat, so a heartbeat is a request
+to join. If the join record was purged, the node was removed, and its consumers are deleted. Several
+processes may do this at the same time, because every step is idempotent.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.25
 """Interval of the search for new nodes."""
 VERIFY_S = 10.0
-"""Interval of the search for deleted consumers (F33: 15 s)."""
+"""Interval of the search for deleted consumers; they must exist again after 15 s (F33)."""
 
 Nodes = Callable[[], Collection[str]]
-"""The ids of the nodes with a heartbeat."""
+"""A function that returns the ids of the nodes with a heartbeat."""
 
 
 async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
-    """Join every node of `nodes()` that has not joined this bus, until cancelled."""
+    """Join every node of `nodes()` whose consumers do not exist; run until cancelled."""
     loop = asyncio.get_running_loop()
     joined: set[str] = set()
     verify_at_s = 0.0
@@ -51,7 +51,10 @@ async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
 
 
 async def _join_missing(admin: stream_setup.Admin, nodes: set[str]) -> set[str]:
-    """Join nodes that lack a consumer; return all that have theirs."""
+    """Join the nodes that lack a consumer; return all nodes, which now have theirs.
+
+    Also delete the consumers of removed nodes.
+    """
     there = await _consumers(admin)
     for node in {_node_of(name) for _, name in there} - nodes - {""}:
         await _forget(admin, node, there)
@@ -65,13 +68,13 @@ async def _join_missing(admin: stream_setup.Admin, nodes: set[str]) -> set[str]:
 
 
 def _node_of(consumer: str) -> str:
-    """Return the node of a consumer; empty if it belongs to no node."""
+    """Return the node id in a consumer's name; empty if it is not a node's consumer."""
     prefix, _, rest = consumer.partition("-")
     return rest.rpartition("-")[0] if prefix == "n" else ""
 
 
 async def _forget(admin: stream_setup.Admin, node: str, there: set[tuple[str, str]]) -> None:
-    """Delete the consumers of a silent node whose join record was purged."""
+    """Delete the consumers of a node without heartbeat if its join record was purged."""
     join = await admin.get(join_nonce(node))
     if join is None or join.kind is not EntryKind.PURGE:
         return
@@ -88,7 +91,7 @@ def _nonce() -> bytes:
 
 
 async def _consumers(admin: stream_setup.Admin) -> set[tuple[str, str]]:
-    """Return stream and name of every consumer on the stream that nodes follow."""
+    """Return (stream, name) of every consumer of the stream KV_vm, which nodes follow."""
     stream, seen = "KV_vm", 0
     found: set[tuple[str, str]] = set()
     while True:

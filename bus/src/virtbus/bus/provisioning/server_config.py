@@ -1,4 +1,4 @@
-"""The text of nats-server's configuration: accounts and their users, for any server of virtbus."""
+"""Renders the accounts and users in nats-server's configuration, for all servers of virtbus."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from virtbus.bus.provisioning.accounts import QUIET, Account, Export, Import, Re
 from virtbus.bus.provisioning.permissions import ANSWER_HOURS, SYSTEM_ACCOUNT, Role
 
 CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
-"""Limits of the account that owns the streams; a node has three consumers."""
+"""JetStream limits of the account that owns the streams; each node has three consumers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class ServerLogin:
     password: str = ""
 
     def fields(self, user: str) -> str:
-        """Return the user's identity in the configuration."""
+        """Return the user's login as fields of the configuration."""
         if self.nkey:
             return f"nkey: {self.nkey}"
         return f'user: "{user}", password: "{self.password}"'
@@ -42,9 +42,9 @@ def _user(role: Role, login: ServerLogin, renamed: Mapping[str, str]) -> str:
 
 
 def _answers(role: Role) -> str:
-    """Return the permission to answer.
+    """Return the permission to answer requests; empty if the role has none.
 
-    The server remembers reply subjects and accepts one answer for each.
+    The server then remembers each request's reply subject and accepts one answer to it.
     """
     expires = f'"{ANSWER_HOURS}h"'
     return f", allow_responses: {{ max: 1, expires: {expires} }}" if role.answers else ""
@@ -61,9 +61,9 @@ def _export(export: Export) -> str:
 
 
 def _threshold(subject: str) -> str:
-    """Return the response time limit.
+    """Return the time limit between answers for a node's streams; empty for other services.
 
-    Consoles and logs may be silent for longer than the server's default of two minutes.
+    Consoles and logs may pause for longer than the server's default of two minutes.
     """
     return f', response_threshold: "{QUIET}"' if ".rpc." in subject else ""
 
@@ -97,6 +97,6 @@ def _account(account: Account, logins: Mapping[str, ServerLogin]) -> str:
 
 
 def accounts_block(accounts: Iterable[Account], logins: Mapping[str, ServerLogin]) -> str:
-    """Return `system_account` and `accounts`; `logins` has every user."""
+    """Return the settings `system_account` and `accounts`; `logins` must have every user."""
     blocks = "\n".join(_account(one, logins) for one in accounts)
     return f'system_account: "{SYSTEM_ACCOUNT}"\naccounts {{\n{blocks}\n}}\n'

@@ -1,4 +1,4 @@
-"""Derives requests for `vm.create` from a backup, also from one of virtbus 0.1."""
+"""Derives `vm.create` requests from a backup, for example from a backup of virtbus 0.1."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,10 +16,10 @@ Json = dict[str, Any]
 
 
 def specs(backup: Backup) -> Iterator[Json]:
-    """Yield a request for each VM that is not being deleted, with its secrets.
+    """Yield a `vm.create` request, with secrets, for each VM that is not being deleted.
 
-    It keeps name, namespace, labels, annotations and spec. It loses the uid, the node, addresses,
-    the content of disks, and the power state.
+    The request has the VM's name, namespace, labels, annotations and spec. It does not have its
+    uid, node, addresses, disk contents and power state.
     """
     for key in backup.records:
         record = _plain(backup.values[key])

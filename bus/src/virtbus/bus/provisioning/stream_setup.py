@@ -1,6 +1,6 @@
-"""Declares the streams and consumers of the bus, idempotently, with admin credentials.
+"""Creates and updates the streams and consumers of the bus, with admin credentials.
 
-It creates missing ones and updates changed ones. It never deletes, so it may run at any time.
+It is idempotent and never deletes, so it may run at any time.
 """
 
 import asyncio
@@ -45,24 +45,24 @@ _MIB = 1024 * 1024
 
 HA_REPLICAS = 3
 AUTO = 0
-"""Number of replicas: three in a cluster, one on a single server."""
+"""Default of `replicas`: three in a cluster, one on a single server."""
 
 
 _SCHEMA = "virtbus.schema"
-"""Metadata of each stream: the version of its values. A stream of 0.1 has none."""
+"""Metadata key of each stream for the version of its values. A stream of virtbus 0.1 has none."""
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
-"""Acknowledged before it is on disk, regardless of the server's `sync_interval` (ADR 0019)."""
+"""Writes are acknowledged before they are on disk, despite the `sync_interval` (ADR 0019)."""
 _IN_MEMORY = {"mem_storage": True}
-"""Positions of watches need not survive a failure of all three servers, because each connection
-lists again. On disk, each delivery would be a synced write of three servers. A single server keeps
-them on disk: it would forget memory consumers on restart."""
+"""Storage of a node's consumers in a cluster. On disk, each delivery would be a synced write on
+three servers. If all three fail, positions are lost, but each new connection lists again anyway. A
+single server keeps consumers on disk, because it would lose memory consumers on restart."""
 _AT_BIRTH = frozenset(_NOT_SYNCED)
-"""Fields that the server never changes; an existing stream keeps its own."""
+"""Fields that the server does not allow to change; an existing stream keeps its value."""
 
 
 class Admin(Protocol):
-    """The calls that the declaration needs; `NatsBus` with admin credentials has them."""
+    """The calls that this module needs; `NatsBus` with admin credentials has them."""
 
     @property
     def clustered(self) -> bool: ...
@@ -85,7 +85,7 @@ class Renewed(Admin, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Limits in bytes. A bucket refuses writes beyond its limit; creates stop at 80 %."""
+    """Size limits in bytes. A full bucket refuses writes; VM creates are refused at 80 %."""
 
     vm: int = 1024 * _MIB
     sec: int = 512 * _MIB
@@ -97,7 +97,7 @@ class Sizes:
 
 
 def _bucket(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
-    """Return a KV stream: the last message of each key, compare-and-set, TTL, atomic batches."""
+    """Return a bucket's configuration: last message per key, CAS, TTL, atomic batches."""
     return {
         "name": f"KV_{name}",
         "subjects": [f"$KV.{name}.>"],
@@ -135,9 +135,9 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     declared = [
         _bucket("vm", sizes.vm),
         _bucket("sec", sizes.sec),
-        # Nodes write these two buckets, and a rollup header could empty a whole bucket. Markers of
-        # expiry need rollups, so these buckets have none: controllers measure a node's silence on
-        # their own clock.
+        # Nodes write these two buckets, so they allow no rollups: one rollup header could empty a
+        # whole bucket. Markers of expired TTLs need rollups, so these buckets have no such markers.
+        # Controllers detect a silent node by their own clock instead.
         _bucket("st", sizes.st, allow_rollup_hdrs=False),
         _bucket("node", sizes.node, storage="memory", allow_rollup_hdrs=False) | _NO_MARKERS,
         _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),
@@ -159,9 +159,9 @@ async def ensure(
     """Create or update every stream; `may_lack` skips those that the credentials do not allow.
 
     Raises:
-        VirtbusError: 422 `older_bus` or `newer_bus`: another version declared the bus.
+        VirtbusError: 422 `older_bus` or `newer_bus`: the bus has values of another version.
         UnavailableError: the cluster has fewer than three servers online.
-        BusError: a stream cannot be changed as declared; the message names it.
+        BusError: a stream cannot be changed as needed; the message names it.
     """
     copies = replicas or (HA_REPLICAS if admin.clustered else 1)
     await check_schema(admin)
@@ -192,10 +192,10 @@ async def check_schema(admin: Admin) -> None:
 
 
 async def keep(bus: Renewed) -> None:
-    """Ensure now and after every new connection, until cancelled.
+    """Call `ensure` now and after every new connection, until cancelled.
 
-    After a restart a single server has lost its memory stream (KV_node). It is declared again here,
-    and the nodes' next heartbeats fill it. No node counts as lost for that.
+    A restarted single server has lost its memory stream KV_node. `ensure` creates it again, and the
+    nodes' next heartbeats fill it before any node counts as down.
     """
     while True:
         generation = bus.generation
@@ -244,7 +244,7 @@ async def _create(admin: Admin, name: str, config: dict[str, Any]) -> None:
 
 
 def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return stream and configuration of a node's three consumers."""
+    """Return (stream, configuration) of each of a node's three consumers."""
     return [
         (
             "KV_vm",
@@ -261,17 +261,17 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
-    """Create a node's consumers and its join record; return the record in force.
+    """Create a node's join record and consumers; return the encoded join record.
 
-    `nonce` is the encoded `JoinNonce`. An existing one is kept: joining twice must not look like
-    another bus to the node. The record comes first, so a node that has its consumers has joined.
+    `nonce` is a new encoded `JoinNonce`. An existing one is kept, because the node would take
+    another nonce for another bus. The record is written first, so a node with consumers has joined.
     """
     key = f"$KV.vm.{node}._join"
     try:
         await admin.put(key, nonce, expect=0)
     except ConflictError:
         entry = await admin.get(key)
-        # forgotten earlier, and joining again
+        # the node was removed and joins again
         if entry is not None and entry.kind is EntryKind.PURGE:
             await admin.put(key, nonce, expect=entry.revision)
         elif entry is not None:
@@ -290,9 +290,9 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
 
 
 async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
-    """Set whether the node's reports need approval. On a single host they do not.
+    """Set `trusted` in the node's host record: a trusted host's reports need no approval.
 
-    Other fields of the host record stay.
+    Other fields of the record stay. `virtbus up` without other hosts trusts its own host.
     """
     key = node_host(node)
     entry = await admin.get(key)
@@ -301,5 +301,5 @@ async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
         record = read(HostRecord, entry.value)
     if record.trusted != trusted:
         value = encode(record.model_copy(update={"trusted": trusted}))
-        with suppress(ConflictError):  # written concurrently: the next declaration repeats this
+        with suppress(ConflictError):  # a concurrent write; the next call repeats this
             await admin.put(key, value, expect=entry.revision if entry else 0)

@@ -1,4 +1,4 @@
-"""Delays that grow with each failure, with full jitter so that clients do not retry together."""
+"""Computes retry delays that grow with each failure, with jitter so that clients spread out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator, Iterator
 from virtbus.bus.runtime.sources import REAL, Sources
 
 LEAST_S = 0.02
-"""No attempt starts with less time than this: it could only end as *unknown*."""
+"""No further attempt starts with less time than this: it could only end without an answer."""
 
 
 def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[float]:
-    """Yield endless delays: uniform over [half, whole] of a bound that doubles from `first_s`."""
+    """Yield endless delays in seconds: random between half of a bound and the bound.
+
+    The bound starts at `first_s` and doubles up to `most_s`.
+    """
     bound_s = first_s
     while True:
         yield sources.uniform(bound_s / 2, bound_s)
@@ -18,10 +21,10 @@ def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[f
 
 
 class Attempts:
-    """`async for left_s in Attempts(timeout_s)`: attempts with pauses, until a deadline.
+    """Iterates over attempts: `async for left_s in Attempts(timeout_s)` yields the seconds left.
 
-    The first attempt is made at once, even with little time. The iteration ends if there is no time
-    for another.
+    The first attempt starts at once. A pause precedes each further attempt. The iteration ends when
+    the time left is too short for another attempt.
     """
 
     def __init__(self, timeout_s: float, sources: Sources = REAL) -> None:

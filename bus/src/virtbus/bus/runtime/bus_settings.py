@@ -1,4 +1,4 @@
-"""Settings of one connection to the bus, and its credentials file."""
+"""Defines the settings of a connection to the bus, and reads its credentials file."""
 
 import json
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
 def creds_file(run_dir: Path, user: str) -> Path:
-    """Return the path of a role's credentials; the client's file is `bus.creds`."""
+    """Return the path of a user's credentials file; the file of `client` is `bus.creds`."""
     return run_dir / ("bus.creds" if user == "client" else f"{user}.creds")
 
 
 @dataclass(frozen=True, slots=True)
 class BusSettings:
-    """One connection. With `creds`, url and identity are read from that file at every connect."""
+    """Settings of one connection. `creds` is a file with url and login, read at every connect."""
 
     url: str = ""
-    """NATS URL, several with commas; empty: the credentials file's, otherwise localhost:4222."""
+    """NATS URLs, separated by commas. Empty: the credentials file's URL, or localhost:4222."""
     user: str = ""
     password: str = ""
     nkey_seed: str = ""
@@ -30,22 +30,22 @@ class BusSettings:
     """PEM text of the CA that signs the servers' certificates. If set, connections require TLS."""
     creds: Path | None = None
     inbox_prefix: str = "_INBOX"
-    """Prefix of the subjects for answers; permissions name it, so each role has its own."""
+    """Prefix of reply subjects. Each user has its own, because permissions allow only that one."""
     node: str = ""
-    """Set for a node's credentials: records are then read by DIRECT.GET of the node's own keys."""
+    """Node id, only for a node's credentials. Records are then read by permitted DIRECT.GETs."""
     connect_timeout_s: float = 10.0
     """Time that `connect` waits for the server."""
     write_timeout_s: float = 5.0
-    """Deadline of a write or read of records, retries included."""
+    """Time limit of one write or read of a record, including retries."""
 
     @classmethod
     def found(
         cls, run_dir: Path, user: str, *, server: str = "", creds: Path | None = None
     ) -> "BusSettings":
-        """Return the settings of a role: `creds` if given, otherwise the file of `virtbus up`.
+        """Return the settings of a user, with the file `creds` or that of `virtbus up`.
 
-        `user` is `admin`, `controller`, `client` or `node-<id>`. A `server` without a credentials
-        file is tried without credentials.
+        `user` is `admin`, `controller`, `client` or `node-<id>`. If `server` is given and there is
+        no file, the connection is tried without credentials.
         """
         path = creds or creds_file(run_dir, user)
         if creds is None and server and not path.exists():
@@ -61,7 +61,7 @@ class BusSettings:
         """Return the settings with the current content of the credentials file.
 
         Raises:
-            BusError: the file is missing, unreadable or malformed; the message says which.
+            BusError: the file is missing, unreadable or malformed.
         """
         if self.creds is None:
             return self

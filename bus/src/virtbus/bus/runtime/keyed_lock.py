@@ -1,11 +1,11 @@
-"""A lock for each key, such as a VM's uid."""
+"""Provides a lock for each key, for example for each VM's uid."""
 
 import asyncio
 from weakref import WeakValueDictionary
 
 
 class KeyedLock:
-    """Locks by key; each exists while a task holds or awaits it."""
+    """Locks by key. A key's lock exists only while a task uses it, so unused keys cost nothing."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

@@ -1,4 +1,7 @@
-"""Logging: JSON lines unless on a terminal: ts level code service node uid trace_id message."""
+"""Sets up logging: JSON lines, or text on a terminal.
+
+A JSON line has ts, level, service, node, message, and if known code, uid, trace_id and exception.
+"""
 
 import json
 import logging
@@ -9,7 +12,7 @@ _FIELDS = ("code", "uid", "trace_id")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; newlines in messages are escaped, so no log line can be forged."""
+    """Formats a record as one JSON line. Newlines are escaped, so a message cannot forge a line."""
 
     def __init__(self, service: str, node: str) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Text for terminals: time, level, message, then uid and code."""
+    """Formats a record as text for terminals: time, level, message, code, uid, trace_id."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).astimezone()
@@ -42,7 +45,7 @@ class TextFormatter(logging.Formatter):
 
 
 def setup(service: str, node: str, *, level: str, style: str) -> None:
-    """Send the root logger to stderr. `style` is auto, json or text."""
+    """Send the root logger's output to stderr. `style` is auto, json or text."""
     text = style == "text" or (style == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter() if text else JsonFormatter(service, node))

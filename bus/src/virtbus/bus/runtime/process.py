@@ -1,4 +1,4 @@
-"""The frame of a service's process: signals, readiness, the watchdog, the parent's end."""
+"""Runs a service's process: signals, readiness, the watchdog, the end of its parent."""
 
 import asyncio
 import contextlib
@@ -22,28 +22,28 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 STOP_AGAIN_S = 2.0
-"""Time that a service has to stop before it is cancelled again."""
+"""Time after which a service that is still stopping is cancelled again."""
 ALIVE_INTERVAL_S = 3.0
 YOUNG_OBJECTS = 20_000
 """Number of new objects that trigger a garbage collection.
 
-With Python's 700, the objects of a burst of requests are scanned again and again: 6 % of a
-controller's time, 4 % with this.
+With Python's default of 700, a burst of requests has its objects scanned many times. That took 6 %
+of a controller's CPU time; this value takes 4 %.
 """
 
 _MALLOC = {-1: 1024 * 1024, -3: 320 * 1024, -8: 2}
-"""mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in bytes, M_ARENA_MAX.
+"""Arguments of mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in bytes, M_ARENA_MAX.
 
-glibc raises the first two by itself, up to 64 MiB, once a large block was freed. So a burst of
-large requests would keep its memory. Arenas of further threads are never given back.
+glibc raises both thresholds up to 64 MiB once a large block was freed. So the process would keep
+the memory of a burst of large requests. Memory of further arenas is never returned at all.
 
-uvloop allocates 256 KiB for each read of a TLS connection, and shrinks them to the bytes read. With
-lower thresholds the kernel maps and clears that memory each time, which takes 14 us.
+uvloop allocates 256 KiB for each read of a TLS connection, and then shrinks the block. With lower
+thresholds, the kernel would map and clear that memory for each read, which takes 14 us.
 """
 
 
 def _give_memory_back() -> None:
-    """Let malloc return freed memory to the system soon (ADR 0028)."""
+    """Configure malloc to return freed memory to the system soon (ADR 0028)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # None: not glibc
     for parameter, value in _MALLOC.items():
         if mallopt is not None:
@@ -51,7 +51,10 @@ def _give_memory_back() -> None:
 
 
 def notify(state: str) -> None:
-    """Notify systemd (sd_notify(3)), and create the file of `_keep_fresh`, if configured."""
+    """Send `state` to systemd (sd_notify(3)), if NOTIFY_SOCKET is set.
+
+    READY=1 also creates VIRTBUS_ALIVE_FILE, if that is set.
+    """
     alive = os.environ.get("VIRTBUS_ALIVE_FILE", "")
     if alive and state == "READY=1":
         Path(alive).touch()
@@ -59,13 +62,13 @@ def notify(state: str) -> None:
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.setblocking(False)  # a supervisor that does not read must not block us
+        sock.setblocking(False)  # systemd must not block us
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
         sock.send(state.encode())
 
 
 async def _watchdog() -> None:
-    """Send WATCHDOG=1 from the event loop, so that a stalled loop is restarted."""
+    """Send WATCHDOG=1 from the event loop, so that systemd restarts a service whose loop stalls."""
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2_000_000
     while interval_s:
         notify("WATCHDOG=1")
@@ -75,7 +78,7 @@ async def _watchdog() -> None:
 async def _keep_fresh() -> None:
     """Touch VIRTBUS_ALIVE_FILE from the event loop once the service is ready.
 
-    This is the watchdog of containers: `virtbus.bus.client.health` reads the file's age.
+    This is the watchdog in containers: `virtbus.bus.client.health` checks the file's age.
     """
     path = os.environ.get("VIRTBUS_ALIVE_FILE", "")
     while path:
@@ -85,7 +88,10 @@ async def _keep_fresh() -> None:
 
 
 async def _parent_ended() -> None:
-    """Return when the write end of VIRTBUS_PARENT_FD is closed, because `virtbus up` is gone."""
+    """Return when `virtbus up` has ended: the kernel then closes its end of VIRTBUS_PARENT_FD.
+
+    Without that variable, it never returns.
+    """
     text = os.environ.get("VIRTBUS_PARENT_FD", "")
     if not text:
         await asyncio.get_running_loop().create_future()
@@ -106,7 +112,7 @@ async def _parent_ended() -> None:
 
 @contextlib.contextmanager
 def stop_signals() -> "Iterator[asyncio.Future[str]]":
-    """Yield a future that SIGINT and SIGTERM resolve with their name."""
+    """Yield a future; the first SIGINT or SIGTERM sets the signal's name as its result."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[str] = loop.create_future()
 
@@ -134,7 +140,7 @@ async def _until_told_to_stop() -> str:
 
 
 async def supervise(body: Callable[[], Awaitable[None]]) -> None:
-    """Run `body` until it ends or the process gets a signal; then cancel it and wait."""
+    """Run `body` until it ends, a signal arrives or the parent ends; then cancel it and wait."""
     async with asyncio.TaskGroup() as group:
         work = group.create_task(_body(body))
         dog = group.create_task(_watchdog())
@@ -146,7 +152,7 @@ async def supervise(body: Callable[[], Awaitable[None]]) -> None:
         notify("STOPPING=1")
         for task in (dog, fresh, stop):
             task.cancel()
-        while not work.done():  # a cancel that meets a finished wait_for (3.11) is swallowed
+        while not work.done():  # Python 3.11 loses a cancel that meets a finished wait_for
             work.cancel()
             await asyncio.wait({work}, timeout=STOP_AGAIN_S)
 
@@ -158,16 +164,16 @@ async def _body(body: Callable[[], Awaitable[None]]) -> None:
 def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
     """Run a service process; return its exit code (0 stopped, 1 failed).
 
-    Failures that a person can repair (no bus, no login, a state in use) are one line each. Their
-    tracebacks are logged at DEBUG.
+    An expected failure, for example an unreachable bus or a refused login, is logged as one line.
+    Its traceback is logged at DEBUG.
     """
     logs.setup(settings.service, settings.node, level=settings.log_level, style=settings.log_format)
     os.umask(0o077)
     if alive := os.environ.get("VIRTBUS_ALIVE_FILE", ""):
         Path(alive).unlink(missing_ok=True)  # of an earlier process
     _give_memory_back()
-    # The 50,000 objects that imports made are permanent: each full collection would scan them, for
-    # 30 ms.
+    # The 50,000 objects of imported modules are permanent. Without `freeze`, each full collection
+    # would scan them for 30 ms.
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
@@ -192,7 +198,7 @@ def _foreseen(error: Exception) -> bool:
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
-    """Yield the errors of nested groups, or the error itself."""
+    """Yield the errors in a (nested) exception group, or the error itself."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)

@@ -1,4 +1,4 @@
-"""A dictionary of bounded size that forgets its oldest entries."""
+"""Provides a dictionary of bounded size that drops its oldest entries."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 class Recent(OrderedDict[K, V]):
-    """The `most` entries that were set last, the oldest first."""
+    """A dictionary that keeps the `most` entries that were set last; it iterates oldest first."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Settings of a service: default < /etc/virtbus/<service>.toml < VIRTBUS_* < flags.
+"""Loads a service's settings: default < /etc/virtbus/<service>.toml < VIRTBUS_* < flags.
 
 Each service has a subclass of `ServiceSettings`. A field's description states unit and reason.
-`--help`, `--check-config` and docs/reference/settings.md are generated from it.
+`--help` and docs/reference/settings.md are generated from the fields.
 """
 
 import socket
@@ -29,14 +29,17 @@ NODE_FILE = "node"
 
 
 def node_slug(hostname: str) -> str:
-    """Return the node id for a hostname: its first label, invalid characters replaced by '-'."""
+    """Return a node id made of a hostname: its first label, with '-' for invalid characters.
+
+    It is "node" if that is no valid id.
+    """
     label = hostname.split(".", maxsplit=1)[0].lower()
     slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in label).strip("-")[:63]
     return slug if is_id(slug) else "node"
 
 
 class ServiceSettings(BaseSettings):
-    """Settings of every service: paths and the bus."""
+    """The settings that all services share."""
 
     service: ClassVar[str] = "service"
     model_config = SettingsConfigDict(
@@ -65,7 +68,7 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _settle_node(cls, data: Any) -> Any:
-        """Keep a node's id after its host was renamed."""
+        """Set the node id if none is given; a saved id outlives a change of the hostname."""
         if isinstance(data, dict) and not data.get("node"):
             state_dir = data.get("state_dir") or cls.model_fields["state_dir"].default
             return {**data, "node": node_id(Path(state_dir))}
@@ -73,11 +76,14 @@ class ServiceSettings(BaseSettings):
 
     @property
     def bus_user(self) -> str:
-        """Return the user on the bus; imaged and netd have fewer rights than the agent."""
+        """Return this service's user on the bus: `node-<id>`, `imaged-<id>` or `netd-<id>`."""
         return f"{'node' if self.service == 'nodeagent' else self.service}-{self.node}"
 
     def bus(self) -> BusSettings:
-        """Return the connection's settings; without `creds`, from the file of `virtbus up`."""
+        """Return the settings of the connection to the bus.
+
+        Without `creds`, they name the credentials file that `virtbus up` writes into `run_dir`.
+        """
         creds = self.creds or self.run_dir / f"{self.bus_user}.creds"
         return BusSettings(url=self.server, creds=creds)
 
@@ -90,14 +96,14 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order the sources: flags (init), environment, file; no dotenv, no secrets directory."""
+        """Return the sources by priority: flags (init), environment, TOML file."""
         del dotenv_settings, file_secret_settings
         toml = TomlConfigSettingsSource(settings_cls, CONFIG_DIR / f"{cls.service}.toml")
         return (init_settings, env_settings, toml)
 
 
 def node_id(state_dir: Path) -> str:
-    """Return the node id saved in the state folder, or the hostname's slug."""
+    """Return the node id saved in the state folder; without one, make it from the hostname."""
     try:
         kept = (state_dir / NODE_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -109,9 +115,10 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 def load(cls: type[S], argv: list[str] | None = None) -> S:
-    """Return the settings of this process; exit 2 with every problem and its field.
+    """Return the settings of this process.
 
-    `--check-config` prints the settings in force and exits 0.
+    If some are invalid, it prints each problem with its field and exits with 2. `--check-config`
+    prints the effective settings and exits with 0.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     check = "--check-config" in arguments

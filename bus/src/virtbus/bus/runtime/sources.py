@@ -1,7 +1,7 @@
-"""Sources of nondeterminism: wall time, randomness, fresh ids.
+"""Provides the sources of nondeterminism: wall time, random numbers, new ids.
 
-Every connection carries its sources, so every user of a bus has them; a simulation provides its
-own. Timeouts use the loop's clock, `loop.time()`, which a simulation controls as well.
+Each connection to the bus has its sources, so all users of a bus share them. The simulation passes
+its own. Timeouts use the clock of the event loop, which the simulation controls as well.
 """
 
 import random
@@ -16,15 +16,15 @@ from virtbus.bus.runtime.ids import uuid7
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """`REAL` everywhere but in a simulation."""
+    """A set of sources. All processes use `REAL`, except the simulation."""
 
     time_ns: Callable[[], int] = time.time_ns
-    """Unix nanoseconds: for display, and comparison with the stream's time; never for order."""
+    """Unix time in nanoseconds, for display and comparison with stream times, never for order."""
     uniform: Callable[[float, float], float] = random.uniform
-    """A number in a range, for jitter; never a secret."""
+    """A random number in a range, for jitter; never for secrets."""
     uuid7: Callable[[], str] = uuid7
     secret: Callable[[int], bytes] = secrets.token_bytes
-    """The given number of unpredictable bytes."""
+    """The given number of cryptographically random bytes."""
 
     def now(self) -> datetime:
         """Return the wall clock in UTC."""

@@ -1,4 +1,4 @@
-"""The version of a host's state folder. A service refuses a folder that another version wrote."""
+"""Checks the version of a host's state folder; refuses a folder that another version wrote."""
 
 from pathlib import Path
 
@@ -8,10 +8,12 @@ FILE = "VERSION"
 
 
 def check(state_dir: Path) -> bool:
-    """Return False for a folder without a version, which is new; the agent writes it.
+    """Return True if the folder has our version; False if it has none, because it is new.
+
+    The agent writes the version into a new folder.
 
     Raises:
-        VirtbusError: 422 `state_older` or `state_newer`. Nothing was touched, and guests run on.
+        VirtbusError: 422 `state_older` or `state_newer`. Nothing was changed; guests keep running.
     """
     path = state_dir / FILE
     text = path.read_text(encoding="utf-8").strip() if path.exists() else ""

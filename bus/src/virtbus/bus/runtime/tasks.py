@@ -1,4 +1,4 @@
-"""A TaskGroup for background work that does not wrap its owner's own exception; bounded waits."""
+"""Runs background tasks in a TaskGroup that does not wrap its body's exceptions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Wait until the event is set; return False if that took `timeout_s` (None: no limit)."""
+    """Wait until the event is set; return False after `timeout_s` (None: no limit)."""
     try:
         async with asyncio.timeout(timeout_s):
             return await event.wait()
@@ -16,7 +16,7 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
 
 
 class Background:
-    """Tasks that live as long as a context and are cancelled at its end."""
+    """The tasks of one `background()` context; they are cancelled at its end."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
@@ -35,17 +35,17 @@ class Background:
             task.cancel()
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for the running tasks, at most `timeout_s`."""
+        """Wait until the running tasks end, at most `timeout_s`."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=timeout_s)
 
 
 @asynccontextmanager
 async def background() -> AsyncIterator[Background]:
-    """Run background tasks around a body.
+    """Yield a `Background` for tasks; cancel them when the context's body ends.
 
-    A TaskGroup wraps every exception of its body in a group. Callers of the bus catch
-    `VirtbusError` by name, so the body's own exception is raised unchanged.
+    A plain TaskGroup wraps an exception of its body in an ExceptionGroup. Callers of the bus catch
+    `VirtbusError`, so this context raises the body's exception unchanged.
     """
     own: BaseException | None = None
     try:

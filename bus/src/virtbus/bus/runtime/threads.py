@@ -7,10 +7,9 @@ T = TypeVar("T")
 
 
 async def to_end(future: "asyncio.Future[T]") -> T:
-    """Return the result of `future`; delay a cancellation until the thread has ended.
+    """Return the result of a thread's `future`; delay a cancellation until the thread has ended.
 
-    So a caller that then closes or removes files does not race with the thread. Keep each call
-    short.
+    So the caller can then close or remove files that the thread used. Use it only for short work.
     """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -20,6 +19,6 @@ async def to_end(future: "asyncio.Future[T]") -> T:
             cancelled = error
     if cancelled is not None:
         if not future.cancelled():
-            future.exception()  # retrieved: the caller sees the cancellation
+            future.exception()  # mark it as retrieved, so that asyncio does not log it
         raise cancelled
     return future.result()

@@ -1,4 +1,4 @@
-"""`virtbus bus check` and `virtbus bus declare`."""
+"""Implements `virtbus bus check` and `virtbus bus declare`."""
 
 import asyncio
 from pathlib import Path
@@ -39,7 +39,7 @@ def check(invocation: Invocation, place: str) -> None:
 @directory
 @local
 def declare(invocation: Invocation, place: str) -> None:
-    """Create the streams of a new bus, or update them to this version. Changes nothing else."""
+    """Create the streams of a new bus, or update them to this version. It changes nothing else."""
     prepared = BusDirectory(Path(place))
     with refusals():
         asyncio.run(_declared(BusSettings(creds=prepared.creds("admin"))))

@@ -1,4 +1,4 @@
-"""`virtbus bus backup` and `virtbus bus restore`: the bus' records as one file."""
+"""Implements `virtbus bus backup` and `virtbus bus restore`."""
 
 import asyncio
 import os
@@ -88,7 +88,7 @@ def restore(invocation: Invocation, *, file: Path) -> None:
 
 @contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
-    """Open a backup; its refusal becomes an error of the command."""
+    """Open a backup file; turn a BackupError into an error of the command."""
     from virtbus.bus.provisioning.backup import BackupError
 
     try:

@@ -1,4 +1,4 @@
-"""The group `virtbus bus`: its verbs by name."""
+"""Defines the command group `virtbus bus` and its verbs."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`virtbus bus init`."""
+"""Implements `virtbus bus init`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`virtbus bus add-node`, `revoke-node`, `remove-node` and `add-bridge`."""
+"""Implements `virtbus bus add-node`, `revoke-node`, `remove-node` and `add-bridge`."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ from virtbus.schemas.ids import check_id
 
 
 def reload(prepared: BusDirectory) -> list[str]:
-    """Reload the servers; return the names of those that did, none if none answers."""
+    """Reload the servers; return the names of those that reloaded, empty if none answers."""
     settings = BusSettings(creds=prepared.creds("sys"), connect_timeout_s=WAIT_S)
     try:
         return asyncio.run(reload_servers(settings))
@@ -76,7 +76,7 @@ def _added(
     users: list[str],
     *more: str,
 ) -> None:
-    """Reload the servers, and check that each knows the first of the new users."""
+    """Reload the servers, and check that each accepts the first new user's credentials."""
     with refusals():
         reloaded = reload(prepared)
         plan = prepared.plan()
@@ -149,7 +149,7 @@ def _end(
 ) -> None:
     """Reload the servers, and check that each refuses a host's old credentials.
 
-    The old ones are kept until then, so that a repeat can check again.
+    The old credentials are kept until all servers refuse them, so that a repeat can check again.
     """
     with refusals():
         reloaded = reload(prepared)
@@ -170,9 +170,9 @@ def _end(
 
 
 async def _still_taking(prepared: BusDirectory, plan: BusPlan, name: str) -> list[str]:
-    """Return the servers that were not seen to refuse the withdrawn credentials.
+    """Return the servers that did not refuse the withdrawn credentials.
 
-    A server that does not answer may be unreachable from here only.
+    They include servers that do not answer: other hosts may still reach those.
     """
     if not prepared.withdrawn(name).exists():
         return []

@@ -1,4 +1,4 @@
-"""Shared parts of the verbs that prepare a bus: its directory, and messages about files."""
+"""Provides shared parts of the `virtbus bus` verbs: option --dir, errors, checks of servers."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ from virtbus.schemas.errors import VirtbusError
 
 DEFAULT = "/etc/virtbus/bus"
 WAIT_S = 3.0
-"""Time that each server has to answer."""
+"""Time limit for a connection to the servers before a reload."""
 BUSY_S = 10.0
-"""Time that each server has once one has answered: a busy one, over TLS, takes seconds."""
+"""Time limit for a connection to each server after a reload; a busy server takes seconds."""
 
 directory = click.option(
     "--dir", "place", default=DEFAULT, show_default=True, metavar="DIR", help="The bus's directory."
@@ -39,18 +39,18 @@ def refusals() -> Iterator[None]:
 
 
 def written(changed: Sequence[Path]) -> str:
-    """Return the list of new or changed files, for display."""
+    """Return a text that lists new or changed files."""
     return "\n".join(f"written: {path}" for path in changed) or "nothing changed"
 
 
 async def knows(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, str]:
-    """Return the reason by server that refuses a user; empty if all accept it."""
+    """Return the reason of each server that does not accept a user; empty if all accept it."""
     told = await answers(prepared, plan, user)
     return {server: str(error) for server, error in told.items() if error is not None}
 
 
 async def answers(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, BusError | None]:
-    """Return each server's answer to a user's credentials: None if it accepts them."""
+    """Log in to each server with a user's credentials; return its error, None if it accepts."""
     servers = [names[0] for names in plan.servers]
 
     async def answer(server: str) -> BusError | None:
@@ -68,7 +68,7 @@ async def answers(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str,
 
 
 def copy_hint(prepared: BusDirectory, plan: BusPlan, servers: Sequence[str]) -> list[str]:
-    """Return the commands that copy a changed accounts.conf to servers elsewhere."""
+    """Return the commands that copy a changed accounts.conf to `servers` on other hosts."""
     at = plan.installed_at or "/etc/virtbus/nats"
     numbers = {names[0]: n for n, names in enumerate(plan.servers, start=1)}
     return [

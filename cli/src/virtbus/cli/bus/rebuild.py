@@ -1,4 +1,4 @@
-"""`virtbus bus rebuild`."""
+"""Implements `virtbus bus rebuild`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,9 +37,9 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
 def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...]) -> None:
     """Restore the VMs that hosts know and the bus has lost.
 
-    For a bus that was created again, restored from a backup, or lost records. Every host keeps a
-    copy of its VMs' records; the newest copy of each VM is used. No guest is restarted. Hosts that
-    held their VMs because they had joined another bus belong to this bus afterwards. Start all
+    Use it if a bus was created again, was restored from a backup, or lost records. Every host keeps
+    a copy of its VMs' records. The newest copy of each VM is used. No guest is restarted. Hosts
+    that hold their VMs because they had joined another bus follow this bus afterwards. Start all
     hosts first; the command may be repeated.
 
     Secrets (cloud-init user data) exist on hosts only inside the seed disks, so they are not
@@ -71,7 +71,7 @@ def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...])
 
 
 def table(answer: Mapping[str, Any]) -> str:
-    """Return the steps of VMs, then the nodes."""
+    """Return the answer as text: a table of VMs with their steps, then a table of nodes."""
     vms = [
         tuple(str(vm.get(key) or "-") for key in ("name", "namespace", "node", "step", "message"))
         for vm in answer.get("vms") or ()

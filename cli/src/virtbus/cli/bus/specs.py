@@ -1,4 +1,4 @@
-"""`virtbus bus specs`: the VMs of a backup as files for `vm create -f`."""
+"""Implements `virtbus bus specs`, which writes a backup's VMs as files for `vm create -f`."""
 
 from pathlib import Path
 

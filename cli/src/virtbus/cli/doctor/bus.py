@@ -1,4 +1,4 @@
-"""Checks of the bus and the default guest."""
+"""Checks the bus, its credentials, this host's agent, and the default guest image."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ TINY = "tiny.qcow2"
 
 
 def nats() -> CheckResult:
-    """Find a running bus that accepts us, or a free port for one."""
+    """Check that a bus runs and accepts our credentials, or that its port is free."""
     path = access.default_creds(os.environ)
     try:
         found = access.find(None, None, os.environ)
@@ -45,7 +45,7 @@ def _port(path: Path) -> CheckResult:
 
 
 def creds() -> CheckResult:
-    """Check the client's credentials: readable for us, and not for everybody."""
+    """Check that we, but not everybody, can read the client's credentials file."""
     path = access.default_creds(os.environ)
     try:
         mode = path.stat().st_mode & 0o777
@@ -61,7 +61,7 @@ def creds() -> CheckResult:
 
 
 def instance() -> CheckResult:
-    """Report if this host's agent acts for its node, by the agent's own file."""
+    """Check that this host's agent acts for its node, as the file `instance` in run_dir states."""
     path = access.default_creds(os.environ).parent / "instance"
     try:
         word, _, why = path.read_text(errors="replace").partition("\n")
@@ -73,7 +73,7 @@ def instance() -> CheckResult:
 
 
 def nats_server() -> CheckResult:
-    """Find the embedded server's program."""
+    """Check that the program nats-server is installed."""
     from virtbus.bus.errors import BusError
     from virtbus.bus.provisioning.server import binary
 
@@ -84,7 +84,7 @@ def nats_server() -> CheckResult:
 
 
 def tiny(state_dir: Path) -> CheckResult:
-    """Find the default guest image in imaged's folder."""
+    """Check that the default guest image exists, in imaged's folder or as shipped."""
     own = state_dir / "images" / "src" / TINY
     for path in (own, _SHIPPED / TINY):
         if path.exists():

@@ -1,4 +1,4 @@
-"""`virtbus doctor`: the list of checks, and the command."""
+"""Implements `virtbus doctor`, and the short list of checks before `virtbus up`."""
 
 import os
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
 
 
 def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
-    """Run the checks that precede `virtbus up`; a remote bus needs no local server."""
+    """Run the checks that precede `virtbus up`. Without `own_bus`, nats-server is not needed."""
     wanted: tuple[Check, ...] = (
         host.root,
         emulator.qemu,
@@ -60,7 +60,7 @@ def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
 
 
 def _look(check: Check) -> CheckResult:
-    """Run a check. One that fails is itself a finding, so it never hides the others."""
+    """Run a check; if it raises OSError, return that as a warning, so that others still run."""
     try:
         return check()
     except OSError as error:
@@ -82,8 +82,8 @@ def _look(check: Check) -> CheckResult:
 def command(invocation: Invocation, state_dir: str | None) -> None:
     """Report missing requirements of this host, and the commands that repair them.
 
-    It only reads and changes nothing. Exit code 1 if something fails. Warnings are drawbacks with
-    which VMs can run. A check that cannot be made from here, as inside a container, is unknown.
+    It changes nothing. The exit code is 1 if a check fails. With a warning, VMs can run, but with a
+    drawback. A check that is not possible from here, for example in a container, is unknown.
     """
     place = Path(state_dir or os.environ.get("VIRTBUS_STATE_DIR") or "/var/lib/virtbus")
     findings = [container.judged(_look(check)) for check in checks(place)]

@@ -1,4 +1,4 @@
-"""Checks inside a compose container: resources of the host or of other containers are unknown."""
+"""Adapts findings in a compose container, which cannot see the host's or others' resources."""
 
 import os
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from virtbus.cli.doctor.finding import OK, CheckResult, ok, unknown
 
 COMPOSE = "VIRTBUS_COMPOSE"
-"""Set by docker-compose.yml. /.dockerenv is also in containers that are whole hosts."""
+"""Variable that docker-compose.yml sets. /.dockerenv also exists in containers used as hosts."""
 
 OWN = frozenset({"root", "python", "nats-server", "bus", "credentials", "container"})
-"""Checks of the container itself, or of resources that every container of the host shares."""
+"""Names of checks that are valid in a container: they concern itself or shared resources."""
 SERVICES = {
     "qemu": "libvirt",
     "kvm": "libvirt",
@@ -22,17 +22,17 @@ SERVICES = {
     "forward policy": "netd",
     "image tiny": "imaged",
 }
-"""Check → the service of docker-compose.yml that has the checked resource."""
+"""The service of docker-compose.yml that has a check's resource, by check."""
 LOOKS = {
     "kvm": "docker compose exec libvirt virt-host-validate qemu",
     "forward policy": "docker compose exec netd nft list chain ip filter FORWARD",
     "image tiny": "docker compose exec nats virtbus image list",
 }
-"""Check → the command that checks in the right place; otherwise the health of that service."""
+"""The command that does a check in the right container, by check. Default: the service's state."""
 
 
 def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> CheckResult:
-    """Return the finding, as unknown if only this container lacks the resource."""
+    """Return the finding; turn it into "unknown" if its resource is not visible from here."""
     if COMPOSE not in environ or finding.level == OK or finding.name in OWN:
         return finding
     service = SERVICES.get(finding.name)
@@ -45,7 +45,7 @@ def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> Che
 
 
 def container() -> CheckResult:
-    """Return the container that doctor runs in."""
+    """Report if doctor runs in a container of compose."""
     if COMPOSE in os.environ:
         return ok("container", "one of compose; `docker compose ps` has the health of each")
-    return ok("container", "not of compose: this is looked at as the host itself")
+    return ok("container", "not of compose: it is checked like a host")

@@ -1,4 +1,4 @@
-"""Checks of QEMU, KVM and the wrapper that libvirt runs."""
+"""Checks QEMU, KVM, and the vmwrapper program that libvirt runs."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ _KVM_GET_API_VERSION, _KVM_CREATE_VM, _KVM_API = 0xAE00, 0xAE01, 12
 
 
 def qemu() -> CheckResult:
-    """Find the emulator."""
+    """Check that QEMU is installed, and report its version."""
     code, text = run(("qemu-system-x86_64", "--version"))
     if code != 0:
         return fail("qemu", first_line(text), "apt-get install qemu-system-x86 qemu-utils")
@@ -23,7 +23,7 @@ def qemu() -> CheckResult:
 
 
 def kvm() -> CheckResult:
-    """Open /dev/kvm and create a VM: the existence of the device proves nothing."""
+    """Check KVM by creating a VM: /dev/kvm may exist without working."""
     try:
         mode = Path(KVM).stat().st_mode
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def kvm() -> CheckResult:
 
 
 def _kvm_answers() -> int:
-    """Return KVM's API version after it has made a VM; raise OSError if it cannot."""
+    """Create an empty KVM VM and return KVM's API version; raise OSError if KVM fails."""
     descriptor = os.open(KVM, os.O_RDWR | os.O_CLOEXEC)
     try:
         version = fcntl.ioctl(descriptor, _KVM_GET_API_VERSION, 0)
@@ -66,7 +66,7 @@ def _kvm_answers() -> int:
 
 
 def wrapper() -> CheckResult:
-    """Check vmwrapper: owned by root, executable, and reachable for QEMU's user."""
+    """Check that vmwrapper is owned by root, executable, and reachable for QEMU's user."""
     if not WRAPPER.exists():
         return warn("vmwrapper", f"{WRAPPER} is not installed; netd installs it when it starts")
     for path in (WRAPPER, *WRAPPER.parents):

@@ -1,4 +1,4 @@
-"""The result of a check."""
+"""Defines the result of a check, and functions that make one."""
 
 import sys
 from typing import Any, NamedTuple
@@ -9,11 +9,10 @@ OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
 
 
 class CheckResult(NamedTuple):
-    """A result.
+    """The result of a check: level, name, text, and in `mend` the command that repairs it.
 
-    `level` ok, warn (works, but …), fail (no VM can run) or unknown (not visible here).
-
-    `mend` is a command to type.
+    `level` is ok, warn (VMs can run, with a drawback), fail (no VM can run) or unknown (not visible
+    from here).
     """
 
     level: str
@@ -25,7 +24,7 @@ class CheckResult(NamedTuple):
         return {key: value for key, value in self._asdict().items() if value}
 
     def as_text(self) -> str:
-        """Return one line, and the repairing command below it."""
+        """Return one line, and below it the repairing command, if there is one."""
         level = output.paint_state(f"{self.level:<7}", sys.stdout)
         text = f"{level}  {self.name:<18}  {output.safe(self.what)}"
         return f"{text}\n         {'':<18}  mend: {self.mend}" if self.mend else text
@@ -37,12 +36,12 @@ def ok(name: str, what: str) -> CheckResult:
 
 
 def warn(name: str, what: str, mend: str = "") -> CheckResult:
-    """Works, with a drawback."""
+    """Return a finding with which VMs can run, but with a drawback."""
     return CheckResult(WARN, name, what, mend)
 
 
 def fail(name: str, what: str, mend: str = "") -> CheckResult:
-    """Without this no VM can run."""
+    """Return a finding with which no VM can run."""
     return CheckResult(FAIL, name, what, mend)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the host itself: user, disk space, cgroups, clock, PID 1."""
+"""Checks the host itself: user, Python, disk space, quarantine, cgroups, clock, PID 1."""
 
 import os
 import shutil
@@ -14,14 +14,14 @@ _REAPERS = ("systemd", "init", "tini", "dumb-init", "s6-svscan", "runit")
 
 
 def root() -> CheckResult:
-    """Check for root, which netd and libvirt's system mode need."""
+    """Check that we run as root, which netd and libvirt's system mode need."""
     if os.geteuid() == 0:
         return ok("root", "runs as root")
     return fail("root", "a real node needs root", "sudo virtbus up   (or: virtbus up --simulate)")
 
 
 def python() -> CheckResult:
-    """Check the interpreter, and the one that vmwrapper uses."""
+    """Report our Python version, and check that vmwrapper's interpreter exists."""
     version = ".".join(map(str, sys.version_info[:3]))
     if not Path("/usr/bin/python3").exists():
         return fail(
@@ -41,7 +41,7 @@ def disk(state_dir: Path) -> CheckResult:
 
 
 def quarantine(state_dir: Path) -> CheckResult:
-    """Report disks in quarantine: they use space until a person decides (ADR 0033)."""
+    """Report the disks in quarantine, which use space until a person adopts or purges them."""
     folder = state_dir / "disks" / "quarantine"
     try:
         entries = [one for one in folder.iterdir() if one.is_dir()]
@@ -58,7 +58,7 @@ def quarantine(state_dir: Path) -> CheckResult:
 
 
 def cgroups() -> CheckResult:
-    """Check cgroups, by which netd identifies a wrapper."""
+    """Check that cgroups are mounted; netd identifies a vmwrapper process by its cgroup."""
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         return ok("cgroups", "version 2")
     if Path("/sys/fs/cgroup/memory").exists() or Path("/sys/fs/cgroup/cpu").exists():
@@ -71,7 +71,7 @@ def cgroups() -> CheckResult:
 
 
 def clock() -> CheckResult:
-    """Check for a time service: skew above 2 s between hosts is an alarm."""
+    """Check for a time service; controllers raise an alarm if clocks differ by more than 2 s."""
     code, text = run(("timedatectl", "show", "-p", "NTPSynchronized", "--value"), 3.0)
     if code == 0 and text == "yes":
         return ok("clock", "synchronized")
@@ -85,7 +85,7 @@ def clock() -> CheckResult:
 
 
 def reaper() -> CheckResult:
-    """Check that the parent of guests reaps them: libvirt waits for that."""
+    """Check that PID 1 or libvirtd's parent reaps ended guests at once; libvirt waits for that."""
     name = first_line(read("/proc/1/comm") or "")
     if name in _REAPERS or _libvirtd_parent() in _REAPERS:
         return ok("pid 1", f"{name}; ended guests are reaped at once")

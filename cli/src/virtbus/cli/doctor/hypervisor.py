@@ -1,4 +1,4 @@
-"""Checks of libvirt and its helper daemon."""
+"""Checks libvirtd, its limits, and virtlogd."""
 
 import re
 
@@ -14,7 +14,7 @@ _INSTALL = "apt-get install libvirt-daemon-system libvirt-clients"
 
 
 def libvirtd() -> CheckResult:
-    """Check that the daemon answers, and report its version."""
+    """Check that libvirtd answers, and report its version."""
     why = unix_answers(SOCKET)
     if why is not None:
         if _DENIED in why and not is_root():
@@ -35,7 +35,7 @@ def libvirtd() -> CheckResult:
 
 
 def limits() -> CheckResult:
-    """Check the limits of concurrent calls, which limit concurrent starts."""
+    """Check libvirtd's limits of concurrent calls, which also limit concurrent VM starts."""
     requests = _configured("max_client_requests", _WANTED_REQUESTS)
     workers = _live_workers() or _configured("max_workers", _WANTED_WORKERS)
     text = f"max_client_requests {requests}, max_workers {workers}"
@@ -61,7 +61,7 @@ def _configured(name: str, default: int) -> int:
 
 
 def virtlogd() -> CheckResult:
-    """Check virtlogd: it holds the guests' console logs, so that libvirtd can be restarted."""
+    """Check that virtlogd answers. It writes console logs, also while libvirtd restarts."""
     why = unix_answers("/run/libvirt/virtlogd-sock")
     if why is None:
         return ok("virtlogd", "answers")

@@ -1,4 +1,4 @@
-"""Checks of netd's requirements: nftables, CNI plugins, forwarding, namespaces."""
+"""Checks netd's requirements: nftables, CNI plugins, forwarding, network namespaces."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _CNI_PLUGINS = ("bridge", "host-local", "loopback")
 
 
 def nftables() -> CheckResult:
-    """Check the firewall, which does anti-spoofing and masquerading."""
+    """Check that nftables works; netd uses it for anti-spoofing and masquerading."""
     code, text = run(("nft", "list", "tables"))
     if code == 127:
         return fail("nftables", "nft is not installed", "apt-get install nftables")
@@ -28,7 +28,7 @@ def nftables() -> CheckResult:
 
 
 def cni() -> CheckResult:
-    """Check the plugins of networks other than the built-in one."""
+    """Check that CNI plugins are installed; all networks except the built-in one need them."""
     found = next((d for d in CNI_DIRS if all((Path(d) / p).exists() for p in _CNI_PLUGINS)), None)
     if found is None:
         return warn(
@@ -40,7 +40,7 @@ def cni() -> CheckResult:
 
 
 def forwarding() -> CheckResult:
-    """Check forwarding to the outside; netd enables it and restores it."""
+    """Check that IP forwarding is on, or that netd can switch it on."""
     if first_line(read("/proc/sys/net/ipv4/ip_forward") or "") == "1":
         return ok("ip_forward", "on")
     if os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK):
@@ -53,7 +53,7 @@ def forwarding() -> CheckResult:
 
 
 def forward_policy() -> CheckResult:
-    """Another firewall's `drop` for forwarded packets also drops those of guests."""
+    """Check that no other firewall drops forwarded packets, because it would drop guests' too."""
     code, text = run(("nft", "list", "ruleset"))
     if code != 0:
         why = first_line(text)
@@ -73,7 +73,7 @@ def forward_policy() -> CheckResult:
 
 
 def _dropping(ruleset: str) -> list[str]:
-    """Return foreign tables whose chain drops forwarded packets and accepts no guest's."""
+    """Return the tables of others that drop forwarded packets without an exception for guests."""
     pattern = re.compile(r"type filter hook forward [^;]*; policy drop;")
     return [
         part.split(" {", 1)[0]
@@ -85,7 +85,7 @@ def _dropping(ruleset: str) -> list[str]:
 
 
 def namespaces() -> CheckResult:
-    """/run/netns must exist, and be shared so that libvirtd sees what netd binds there."""
+    """Check that /run/netns is a shared mount, so that libvirtd sees netd's namespaces there."""
     path = Path("/run/netns")
     if not path.exists():
         return ok("/run/netns", "not there yet; netd makes it")

@@ -1,4 +1,4 @@
-"""Primitives of checks: commands with a time limit, small files, sockets."""
+"""Provides primitives for checks: commands with a time limit, small files, sockets."""
 
 import os
 import socket
@@ -12,7 +12,10 @@ TIMEOUT_S = 10.0
 
 
 def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    """Return exit code and output of a command; 127 if it is missing, 124 if it hangs."""
+    """Run a command; return its exit code and output (both streams).
+
+    The code is 127 if the command is missing, 126 if it cannot start, 124 at the time limit.
+    """
     try:
         ended = subprocess.run(  # noqa: S603  fixed commands, no shell
             list(command),
@@ -34,12 +37,12 @@ def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]
 
 
 def needs_root(name: str, what: str) -> CheckResult:
-    """Return the finding for a check that needs root."""
+    """Return a warning that this check needs root."""
     return warn(name, f"cannot be checked without root: {what}", "sudo virtbus doctor")
 
 
 def is_root() -> bool:
-    """Return True for root, whose failures are not caused by missing rights."""
+    """Return True if we run as root, so that a failure is not caused by missing rights."""
     return os.geteuid() == 0
 
 
@@ -57,7 +60,7 @@ def read(path: str | Path) -> str | None:
 
 
 def unix_answers(path: str) -> str | None:
-    """Return None if a unix socket has a listener, or the reason."""
+    """Connect to a unix socket; return None on success, otherwise the error's text."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(2.0)
         try:

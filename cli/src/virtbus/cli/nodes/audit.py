@@ -1,4 +1,4 @@
-"""`virtbus node audit`."""
+"""Implements `virtbus node audit`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,11 +29,11 @@ HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
 def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
     """Compare the host NAME, or every host, with the records of its VMs.
 
-    Prints each domain, network, disk, file and status with a VM's uid that no record accounts for.
-    Also prints VMs that the bus has lost (kind record: `virtbus bus rebuild` restores them), and
-    missing parts of networks (kind fault: bridge, nftables, links). Hosts repair by themselves what
-    persists for 10 minutes; --repair does it now. Neither ends a running guest, and disks go to the
-    quarantine (`virtbus node quarantine`). Resources that others made on the host are ignored.
+    It prints each domain, network, disk, file and status whose VM has no record. It also prints VMs
+    that the bus has lost (kind record: `virtbus bus rebuild` restores them), and missing parts of
+    networks (kind fault: bridge, nftables, links). Hosts repair findings by themselves after 10
+    minutes; --repair does it now. No repair ends a running guest. Disks are moved to the quarantine
+    (`virtbus node quarantine`). Resources that virtbus did not make are ignored.
     """
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""`virtbus node get`, `cordon` and `uncordon`."""
+"""Implements `virtbus node get`, `cordon` and `uncordon`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ def get(invocation: Invocation, *, name: str) -> None:
 @node_argument
 @verb
 def cordon(invocation: Invocation, *, name: str) -> None:
-    """Stop new VMs on the host NAME; its VMs keep running."""
+    """Place no new VMs on the host NAME; its VMs keep running."""
     show(invocation, invocation.call("node", "cordon", {"node": name}))
 
 
@@ -53,17 +53,17 @@ def cordon(invocation: Invocation, *, name: str) -> None:
 @node_argument
 @verb
 def uncordon(invocation: Invocation, *, name: str) -> None:
-    """Allow new VMs on the host NAME. A drain ends; evacuated VMs do not return."""
+    """Place new VMs on the host NAME again. This ends a drain; evacuated VMs do not return."""
     show(invocation, invocation.call("node", "uncordon", {"node": name}))
 
 
 def show(invocation: Invocation, detail: Mapping[str, Any]) -> None:
-    """Print a NodeDetail."""
+    """Print the API's answer about one node (a `NodeDetail` as a map)."""
     invocation.show(detail, lambda: table(detail))
 
 
 def table(detail: Mapping[str, Any]) -> str:
-    """Return the node's row, and a row for each VM."""
+    """Return the node's row and its remarks, then a row for each of its VMs."""
     node: Mapping[str, Any] = detail.get("node") or {}
     text = nodes.table([node])
     fence = (node.get("node_spec") or {}).get("fenced")

@@ -1,4 +1,4 @@
-"""`virtbus node drain`: requests the drain, then follows the VMs as they leave."""
+"""Implements `virtbus node drain`: requests the drain and reports each VM that leaves."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from virtbus.cli.progress import Steps
 
 _POLL_S = 0.5
 _STILL = 3
-"""Number of checks in a row without a leaving VM, after which the remaining VMs stay."""
+"""Number of consecutive checks without a leaving VM after which the drain counts as ended."""
 
 
 @click.command(
@@ -41,7 +41,7 @@ _STILL = 3
 def command(
     invocation: Invocation, *, name: str, discard_local_disks: bool, wait: bool, timeout: float
 ) -> None:
-    """Stop new VMs on the host NAME, and evacuate its VMs.
+    """Place no new VMs on the host NAME, and evacuate its VMs.
 
     Each VM is stopped with its grace, and started on another host from its images: a running guest
     is not migrated. A VM with writable disks stays, unless its spec says eviction_strategy None or
@@ -70,7 +70,11 @@ def command(
 def _emptied(
     invocation: Invocation, name: str, detail: Mapping[str, Any], timeout_s: float
 ) -> Mapping[str, Any]:
-    """Return the node once no VM is leaving it."""
+    """Wait until no VM is leaving the node; return the node's last details.
+
+    Raises:
+        CliError: VMs are still leaving after `timeout_s`.
+    """
     steps = Steps(shown=invocation.for_eyes)
     seen: dict[str, Mapping[str, Any]] = {}
     told: set[str] = set()

@@ -1,4 +1,4 @@
-"""`virtbus node fence`, `unfence`, `takeover`, `approve` and `forget`."""
+"""Implements `virtbus node fence`, `unfence`, `takeover`, `approve` and `forget`."""
 
 import click
 
@@ -28,9 +28,10 @@ from virtbus.cli.nodes.cordon import show
 def takeover(invocation: Invocation, *, name: str, confirm: str, instance: str | None) -> None:
     """Give the node NAME to the host whose agent was refused and waits.
 
-    For a host that was replaced, reinstalled or restored from a backup. Do so only when no guest
-    can run on the previous host: power, not only its network, is off. The node's VMs start on the
-    new host with the disks that exist there. This is refused while the node has a heartbeat.
+    Use it for a host that was replaced, reinstalled or restored from a backup. Do so only when no
+    guest can run on the previous host: its power, not only its network, is off. The node's VMs
+    start on the new host with the disks that exist there. This is refused while the node has a
+    heartbeat.
     """
     asked = {"node": name, "confirm": confirm, "instance": instance}
     show(invocation, invocation.call("node", "takeover", asked))
@@ -96,10 +97,10 @@ def approve(invocation: Invocation, *, name: str, labels: tuple[str, ...]) -> No
 def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disks: bool) -> None:
     """Declare the silent host NAME off, so that its VMs may start elsewhere.
 
-    Do so only when no guest can run there any more: power, not only its network, is off. VMs whose
-    spec says eviction_strategy None start on other hosts from their images; the others wait for the
-    host. When the host is back, it starts nothing and removes VMs that run elsewhere by now; then
-    unfence it.
+    Do so only when no guest can run there any more: its power, not only its network, is off. VMs
+    with eviction_strategy None in their spec start on other hosts from their images. The others
+    wait for the host. When the host is back, it starts nothing and removes VMs that were moved to
+    other hosts; then unfence it.
     """
     asked = {"node": name, "confirm": confirm, "discard_local_disks": discard_local_disks}
     show(invocation, invocation.call("node", "fence", asked))
@@ -115,7 +116,7 @@ def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disk
 @node_argument
 @verb
 def unfence(invocation: Invocation, *, name: str) -> None:
-    """Let the host NAME, which is back, take part again.
+    """End the fence of the host NAME, which is back, so that it runs VMs again.
 
     This is refused until the host answers, has compared itself with its records, and has released
     the VMs that were moved while it was off. The VMs that waited for it start there again.

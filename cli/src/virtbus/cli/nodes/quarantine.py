@@ -1,4 +1,4 @@
-"""`virtbus node quarantine list|adopt|keep|purge`."""
+"""Implements `virtbus node quarantine list|adopt|keep|purge`."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ HEADER = ("ENTRY", "VM", "STATE", "SIZE", "SINCE", "WHY")
 def command() -> None:
     """Manage VMs and disks on a host without a record on the bus.
 
-    Only a person ends or removes them.
+    The services never end or remove them; only these commands do.
     """
 
 
@@ -56,7 +56,7 @@ def _entry(function: Any) -> Any:
 def listing(invocation: Invocation, *, name: str) -> None:
     """List VMs and disks without a record on the host NAME.
 
-    `held` VMs are in place, and their guests may be running. `kept` are disks only.
+    A `held` VM is in place, and its guest may be running. A `kept` entry has only disks.
     """
     answer = invocation.call("node", "quarantine", {"node": name})
     if not answer.get("entries"):
@@ -81,8 +81,9 @@ def listing(invocation: Invocation, *, name: str) -> None:
 def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None) -> None:
     """Turn the entry UID on the host NAME back into a VM.
 
-    A held VM continues unchanged. Kept disks become the VM that they were of, switched off. If this
-    host has that VM again, it must be off: it gets the kept disks, and its own are kept instead.
+    A held VM continues unchanged. Kept disks become the VM to which they belonged, switched off. If
+    the host has a VM with this uid again, that VM must be off. It gets the kept disks, and its own
+    disks are kept instead.
     """
     more = {"name": new_name} if new_name else {}
     answer = _do(invocation, "adopt", name, entry, **more)

@@ -1,4 +1,4 @@
-"""The text of `up` once everything is ready: examples for this command and for any client."""
+"""Makes the text that `up` prints once everything is ready: examples of commands."""
 
 import json
 from itertools import groupby
@@ -12,9 +12,9 @@ _FRAME = len("│  │")
 
 
 def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
-    """Return the lines of the box.
+    """Return the lines of the box for `virtbus up`.
 
-    One contains the client's password; the terminal is its owner's.
+    One line contains the client's password, so that it can be copied.
     """
     urls = str(creds["url"]).split(",")
     scheme, _, address = urls[0].partition("://")
@@ -43,7 +43,7 @@ def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
 
 
 def node_lines(place: Place) -> list[str]:
-    """Return the lines of the box for a node of a remote bus."""
+    """Return the lines of the box for `virtbus node up`."""
     return [
         f"virtbus is up: node {place.node}"
         + (" (simulated: no real VMs)" if place.simulate else "")
@@ -57,16 +57,16 @@ def node_lines(place: Place) -> list[str]:
 
 
 def _environment(place: Place) -> list[str]:
-    """Return the environment that another terminal needs if the files are not in default places."""
+    """Return the `export` lines that another terminal needs; empty for the default `run_dir`."""
     if place.run_dir == Path(DEFAULT_RUN_DIR):
         return []
     return [f"  export VIRTBUS_CREDS={place.client_creds}"]
 
 
 def box(text: list[str], *, drawn: bool, columns: int = 80) -> str:
-    """Return the lines in frames of `columns`; wider lines are between frames, to be copied.
+    """Return the lines in frames of at most `columns`. Wider lines stay unframed, to be copied.
 
-    Without a terminal there are no frames.
+    Without `drawn`, there are no frames.
     """
     if not drawn:
         return "\n".join(text)

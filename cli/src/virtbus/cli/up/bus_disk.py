@@ -1,7 +1,7 @@
 """Watches the disk of the bus, and restarts a stalled server once there is space.
 
-A server whose disk was full does not answer any later write to that stream until it is restarted
-(measured on 2.15). VMs do not depend on it, so a restart costs only a moment.
+After a write failed because the disk was full, nats-server 2.15 answers no write to that stream
+until it is restarted. VMs run without the server, so a restart does not affect them.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from virtbus.schemas.storage import BusStorage
 LOOK_S = 1.0
 PROBE_S = 2.0
 LOW_PROBE_S = 5.0
-"""Interval of test writes while little space is left."""
+"""Interval of test writes while the disk has little space."""
 TELL_S = 5.0
 BUCKETS = ("vm", "sec", "st", "lease")
 _FAILED = re.compile(
@@ -34,13 +34,13 @@ _FAILED = re.compile(
 
 
 class Says(Protocol):
-    """Prints a line for people."""
+    """The part of `Terminal` that this module uses."""
 
     def say(self, text: str, level: str = "INFO") -> None: ...
 
 
 class BusDisk:
-    """The disk of one server and an admin's connection to it; `restart` ends and starts it."""
+    """Watches the disk of one server, with an admin's connection. `restart` restarts the server."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class BusDisk:
         self._said = ""
 
     async def keep(self) -> None:
-        """Check each second until cancelled."""
+        """Check the disk each second and act on it, until cancelled."""
         while True:
             try:
                 await self._look()
             except OSError as error:
-                self._terminal.say(f"the disk of the bus cannot be looked at: {error}", "WARNING")
+                self._terminal.say(f"the disk of the bus cannot be checked: {error}", "WARNING")
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
@@ -87,7 +87,7 @@ class BusDisk:
                 self._named.clear()
                 self._log_bytes = _size(self._files.log)
             case DiskAction.GIVE:
-                self._terminal.say("the reserve on the bus's disk is given up", "WARNING")
+                self._terminal.say("the bus's reserve file is deleted for space", "WARNING")
                 self._reserve.unlink(missing_ok=True)
             case DiskAction.TAKE:
                 await asyncio.to_thread(self._take, room.reserve_bytes)
@@ -104,12 +104,12 @@ class BusDisk:
         )
 
     def _take(self, size_bytes: int) -> None:
-        """Create the reserve file. Without it, a full disk recovers only when space is freed."""
+        """Create the reserve file (`Room.reserve_bytes`); ignore errors."""
         with suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
 
     def _heard(self) -> set[str]:
-        """Return the streams with errors in new lines of the server's log."""
+        """Return the streams for which new lines of the server's log report failed writes."""
         size = _size(self._files.log)
         if size == self._log_bytes:
             return set()
@@ -120,7 +120,7 @@ class BusDisk:
         return set(_FAILED.findall(text))
 
     async def _try(self, room: Room) -> None:
-        """Write to each bucket if it may have stopped storing."""
+        """Write to each bucket, if there are signs of a full disk; note the buckets that fail."""
         now_s = asyncio.get_running_loop().time()
         late = now_s - self._probed_s > LOW_PROBE_S
         if not self._admin.connected or not (self._named or self._stuck or (room.low and late)):
@@ -139,12 +139,12 @@ class BusDisk:
         async with asyncio.TaskGroup() as group:
             for bucket in BUCKETS:
                 group.create_task(probe(bucket))
-        # a server that has ended reports nothing
+        # a failure proves nothing if the connection was lost meanwhile
         if self._admin.connected and self._admin.generation == generation:
             self._stuck = stuck
 
     async def _tell(self, told: BusStorage) -> None:
-        """Report to the controllers, and changes to the terminal."""
+        """Report the state to the controllers, and print it on the terminal if it changed."""
         now_s = asyncio.get_running_loop().time()
         kind = "stalled" if told.stalled else "low" if told.low else ""
         if kind != self._said:
@@ -162,7 +162,7 @@ def _said(room: Room, stalled: list[str]) -> BusStorage:
     if stalled:
         message = (
             f"the bus stores nothing (its disk has {free} free): free space on the host of the bus;"
-            " it is started again by itself then; VMs run on; repeat with the same id"
+            " the server then restarts by itself; VMs run on; repeat with the same id"
         )
     elif room.low:
         message = (

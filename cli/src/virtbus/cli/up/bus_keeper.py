@@ -1,4 +1,4 @@
-"""The embedded NATS server while `up` runs: declared, joined, and restarted when it dies."""
+"""Keeps the NATS server of `up` running, with its streams and this node's consumers."""
 
 import asyncio
 import secrets
@@ -25,17 +25,17 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The bus server to run here."""
+    """The options of the NATS server to run here."""
 
     port: int = DEFAULT_PORT
     host: str = "127.0.0.1"
     nodes: tuple[str, ...] = ()
-    """Further nodes that may log in; each gets a credentials file in the run directory."""
+    """Ids of further nodes that may log in; each gets credentials files in the run directory."""
     cluster: ClusterMember | None = None
 
 
 class BusKeeper:
-    """One server and an admin's connection to it."""
+    """Keeps one NATS server running. `admin` is an admin's connection to it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BusKeeper:
         *,
         alone: bool = False,
     ) -> None:
-        """`alone`: no other host may log in."""
+        """Prepare the keeper; `alone` means that no other host may log in."""
         self.server = server
         self.admin = admin
         self._place = place
@@ -61,11 +61,11 @@ class BusKeeper:
 
     @property
     def url(self) -> str:
-        """Return the URL of the bus."""
+        """Return the bus's URLs for clients, separated by commas."""
         return self.server.url
 
     async def keep(self) -> None:
-        """Keep the server running and the bus declared; never returns by itself."""
+        """Keep the server running, its streams and consumers present, and its disk usable."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.keep_running())
             group.create_task(self.keep_declared())
@@ -77,7 +77,7 @@ class BusKeeper:
         await self.server.stop()
 
     async def declare(self) -> None:
-        """Ensure streams, this node's consumers and its join record."""
+        """Ensure that the streams, this node's consumers and its join record exist."""
         generation = self.admin.generation
         await ensure(self.admin)
         if self._place.runs == ALL:
@@ -87,7 +87,7 @@ class BusKeeper:
         self._declared_at = generation
 
     async def keep_declared(self) -> None:
-        """Declare again after every new connection: memory streams end with their server."""
+        """Call `declare` after every new connection, because a restart loses memory streams."""
         first = self._declared_at < 0
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -95,7 +95,7 @@ class BusKeeper:
                 try:
                     await self.declare()
                 except (BusError, VirtbusError) as error:
-                    if str(error) != self._waits:  # report once, not at every attempt
+                    if str(error) != self._waits:  # print each error only once
                         self._waits = str(error)
                         self._terminal.say(f"the bus cannot be declared yet: {error}", "WARNING")
                 else:
@@ -104,7 +104,7 @@ class BusKeeper:
                     self._terminal.say(f"the bus {again}")
 
     async def keep_running(self) -> None:
-        """Start the server again, on the same port, whenever it ends by itself."""
+        """Start the server again on the same port whenever it ends."""
         loop = asyncio.get_running_loop()
         deaths = 0
         while True:
@@ -120,14 +120,17 @@ class BusKeeper:
             self._planned = False
             try:
                 await self.server.start(binary(), self.server.port)
-            except (BusError, OSError) as error:  # OSError: its files, on a full disk
+            except (
+                BusError,
+                OSError,
+            ) as error:  # OSError: its files cannot be written, for example on a full disk
                 self._terminal.say(f"nats-server does not start: {error}", "ERROR")
 
     async def vms_here(self) -> int | None:
         """Return how many VMs this node has; None if unknown."""
         try:
             page = await self.admin.request("virtbus.api.v1.node.list", {}, timeout_s=1.0)
-        except Exception as error:  # noqa: BLE001  a count for a farewell line; any failure is "unknown"
+        except Exception as error:  # noqa: BLE001  any failure: unknown
             self._terminal.say(f"the VMs cannot be counted: {error}", "DEBUG")
             return None
         items = page.get("items", ()) if isinstance(page, dict) else ()
@@ -137,12 +140,12 @@ class BusKeeper:
 
 @asynccontextmanager
 async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
-    """Run a declared bus that this node has joined, for as long as the context is open.
+    """Run a bus with streams, which this node has joined, while the context is open.
 
-    A member of a cluster is declared later, by `keep`, because it needs the other members.
+    In a cluster, `keep` creates the streams later, because they need the other members.
 
     Raises:
-        CliError: the server does not start, or the declaration fails.
+        CliError: the server does not start, or its streams cannot be created.
     """
     files = ServerFiles(place.state_dir, place.run_dir)
     own = (place.node,) if place.runs == ALL else ()

@@ -1,4 +1,4 @@
-"""One service as a child process: started, monitored, restarted, stopped."""
+"""Runs one service as a child process: starts it, restarts it, stops it."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ _LINE_BYTES = 256 * 1024
 
 
 class Child:
-    """A service that is kept running until `stop`."""
+    """A service's process, which is restarted until `stop`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Child:
         self.readiness = ReadySocket(f"{os.getpid()}-{service}")
 
     async def run(self) -> None:
-        """Keep the service running; return once it ended after `stop`."""
+        """Run the service and restart it when it ends; return once it has ended after `stop`."""
         loop = asyncio.get_running_loop()
         deaths = 0
         with self.readiness.listening():
@@ -77,7 +77,7 @@ class Child:
             stdout=PIPE,
             stderr=STDOUT,
             pass_fds=(self._parent_fd,),
-            # its own session: only this process gets Ctrl-C, and stops services in order
+            # a session of its own: Ctrl-C reaches only `up`, which stops the services in order
             start_new_session=True,
             limit=_LINE_BYTES,
         )
@@ -99,7 +99,7 @@ class Child:
             self._terminal.relay(self.service, line.decode("utf-8", "replace").rstrip("\n"))
 
     async def stop(self) -> None:
-        """End the service: SIGTERM, and after STOP_S SIGKILL. `run` returns then."""
+        """End the service by SIGTERM, after STOP_S by SIGKILL; then `run` returns."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:

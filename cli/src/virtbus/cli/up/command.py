@@ -1,4 +1,4 @@
-"""`virtbus up`: options, preflight, and the run."""
+"""Implements `virtbus up`."""
 
 import os
 from typing import TYPE_CHECKING
@@ -105,10 +105,10 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
 
 
 def _cluster(listen: str | None, routes: str | None, port: int) -> "ClusterMember | None":
-    """Return the cluster of --cluster and --routes.
+    """Return this server's membership from --cluster and --routes; None if neither is given.
 
     Raises:
-        CliError: usage: one without the other, an address without a port, not three servers.
+        CliError: one option is missing, an address has no port, or there are not three servers.
     """
     if listen is None and routes is None:
         return None

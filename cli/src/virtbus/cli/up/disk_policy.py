@@ -1,6 +1,6 @@
-"""Policy for the disk of the bus: how much space is enough, and the action if there is less.
+"""Decides how much disk space the bus needs, and the action if there is less.
 
-All sizes are in bytes. They shrink with a small disk, so that a bus with its own small disk works.
+All sizes are in bytes. They are smaller on a small disk, so that a bus works on one of its own.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Free and total space of a disk, and whether our reserve file exists."""
+    """Free and total bytes of a disk. `reserved` is True if our reserve file exists."""
 
     free_bytes: int
     total_bytes: int
@@ -19,22 +19,25 @@ class Room:
 
     @property
     def reserve_bytes(self) -> int:
-        """Return the size of the file that is deleted when the disk is full.
+        """Return the size of the reserve file, which is deleted when the disk is full.
 
-        It leaves space to restart the server and to delete VMs. On one host the bus shares its disk
-        with the guests' disks. Without the reserve, a delete, which would free space, could not be
-        stored.
+        That space lets the server restart and store deletes of VMs. On a single host, guests'
+        disks share the disk with the bus. Without the reserve, the bus could not store the deletes
+        that would free their space.
         """
         return min(64 * _MIB, self.total_bytes // 20)
 
     @property
     def low_bytes(self) -> int:
-        """Return the limit below which creates stop; 1,000 records and events are about 10 MiB."""
+        """Return the free space below which VM creates are refused.
+
+        For comparison: 1,000 VMs' records and events take about 10 MiB.
+        """
         return min(256 * _MIB, self.total_bytes // 10)
 
     @property
     def needed_bytes(self) -> int:
-        """Return the space that a server needs at its start; with less it would stall again."""
+        """Return the free space that a server needs at its start; with less it would stall."""
         return min(16 * _MIB, self.total_bytes // 40)
 
     @property
@@ -43,7 +46,7 @@ class Room:
 
 
 class DiskAction(StrEnum):
-    """The next action."""
+    """The next action: GIVE deletes the reserve file, TAKE creates it."""
 
     NOTHING = "nothing"
     RESTART = "restart"
@@ -52,7 +55,11 @@ class DiskAction(StrEnum):
 
 
 def step(room: Room, *, stalled: bool) -> DiskAction:
-    """Return the action: restart a stalled server if that helps; use or recreate the reserve."""
+    """Return the next action.
+
+    Restart a stalled server if there is space for it; otherwise delete the reserve. Create the
+    reserve again when there is space for that.
+    """
     if stalled:
         if room.free_bytes >= room.needed_bytes:
             return DiskAction.RESTART

@@ -1,4 +1,4 @@
-"""A lock that allows one `virtbus up` per data directory."""
+"""Locks a state directory, so that only one `virtbus up` uses it."""
 
 import fcntl
 import os
@@ -10,10 +10,10 @@ from virtbus.cli.failures import CliError, Exit
 
 
 def make(*directories: Path) -> None:
-    """Ensure writable directories.
+    """Create the directories if they do not exist, and check that they are writable.
 
     Raises:
-        CliError: one cannot be created or written.
+        CliError: a directory cannot be created or written.
     """
     for directory in directories:
         try:
@@ -35,10 +35,10 @@ def _not_ours(directory: Path, why: str) -> CliError:
 
 @contextmanager
 def only_one(state_dir: Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel releases it with the process.
+    """Lock the directory while the context is open; the kernel unlocks it if the process ends.
 
     Raises:
-        CliError: another `virtbus up` holds it; the message names its process.
+        CliError: another `virtbus up` has the lock; the message names its process.
     """
     path = state_dir / "up.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""`virtbus node up`: this host's services on a bus that runs elsewhere."""
+"""Implements `virtbus node up`, which runs this host's services on a remote bus."""
 
 import os
 import sys
@@ -93,7 +93,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
 def fleet(
     *, simulate: bool, name: str | None, nats: str | None, creds: str, count: int
 ) -> NoReturn:
-    """Replace this process by the one for many simulated nodes.
+    """Replace this process by the simulator, which runs many simulated nodes.
 
     Raises:
         CliError: a required option is missing.

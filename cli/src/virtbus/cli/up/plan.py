@@ -1,4 +1,4 @@
-"""The processes to run here, their environment, and the delay before a restart."""
+"""Defines the processes that `up` runs, their paths and environment, and restart delays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ CONTROLLER = "controller"
 REAL_SERVICES = ("imaged", "netd", "nodeagent")
 SIMULATED_SERVICES = ("simulator",)
 ALL, BUS_ONLY, NODE_ONLY = "all", "bus", "node"
-"""The processes to run: all; a bus server and a controller; the node's services alone."""
+"""Values of `Place.runs`: everything; a bus and a controller; only the node's services."""
 DEFAULT_STATE_DIR, DEFAULT_RUN_DIR = Path("/var/lib/virtbus"), Path("/run/virtbus")
 STEADY_S = 60.0
-"""A service that lived this long restarts with the shortest delay."""
+"""A service that ran for longer than this restarts with the shortest delay."""
 _REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
-# These variables direct a person's own commands elsewhere; a service has its own file for that.
+# Services must not inherit these variables: they are meant for a person's own commands.
 OURS_ALONE = ("VIRTBUS_SERVER", "VIRTBUS_CREDS", "VIRTBUS_NAMESPACE", "NOTIFY_SOCKET")
 
 
@@ -30,9 +30,9 @@ class Place:
     log_level: str = "INFO"
     runs: str = ALL
     server: str = ""
-    """NATS URLs of a remote bus; empty: the bus is local, and the credentials name it."""
+    """NATS URLs of a remote bus. Empty for a local bus, whose URL is in the credentials files."""
     node_creds: Path | None = None
-    """The node's credentials on a remote bus."""
+    """The node's credentials file for a remote bus."""
 
     @property
     def services(self) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ class Place:
         return {ALL: (CONTROLLER, *node), BUS_ONLY: (CONTROLLER,), NODE_ONLY: node}[self.runs]
 
     def creds(self, service: str) -> Path:
-        """Return the path of a service's credentials."""
+        """Return the path of a service's credentials file."""
         if self.node_creds is not None:
             return self.node_creds
         agent = f"node-{self.node}"
@@ -54,9 +54,9 @@ class Place:
 
     @property
     def wrapper_dir(self) -> Path | None:
-        """Return the folder of this instance's own vmwrapper; None: the default one.
+        """Return the folder for a vmwrapper of this `up`; None means the default folder.
 
-        A wrapper contains the path of its netd's socket, so two instances on one host need two.
+        A vmwrapper contains the path of its netd's socket. So each `up` on a host needs its own.
         """
         return None if self.state_dir == DEFAULT_STATE_DIR else self.state_dir / "libexec"
 
@@ -69,9 +69,9 @@ def choose(
     environ: Mapping[str, str],
     simulate: bool = False,
 ) -> tuple[Path, Path]:
-    """Choose state and run directory: flags, then `--data`, then environment, then the FHS.
+    """Return state and run directory: from flags, --data, the environment, or the default.
 
-    A simulation without given directories is separate from a real node's files.
+    A simulation has default directories of its own, apart from a real node's.
     """
     if data and (state_dir or run_dir):
         raise usage("--data names both directories; give it, or --state-dir and --run-dir")
@@ -89,7 +89,7 @@ def choose(
 def environment(
     place: Place, service: str, *, parent_fd: int, notify: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a service's process."""
+    """Return the environment variables for a service's process."""
     env = {name: value for name, value in inherited.items() if name not in OURS_ALONE}
     env |= {
         "VIRTBUS_NODE": place.node,
@@ -112,5 +112,5 @@ def environment(
 
 
 def rest_s(deaths: int) -> float:
-    """Return the delay after `deaths` ends in a row: 1, 2, 4 … 30 s."""
+    """Return the restart delay after `deaths` consecutive ends: 1, 2, 4 … 30 s."""
     return float(min(_REST_MOST_S, _REST_FIRST_S * 2 ** min(max(0, deaths - 1), 10)))

@@ -1,4 +1,4 @@
-"""Shared start of `virtbus up` and `virtbus node up`: names, preflight, and the run."""
+"""Does the common start of `virtbus up` and `virtbus node up`: names, host checks, and the run."""
 
 import asyncio
 import os
@@ -26,10 +26,10 @@ def node_name(state: Path) -> str:
 
 
 def check_name(node: str, option: str = "--node") -> None:
-    """Refuse an invalid id.
+    """Check a node id that `option` gave.
 
     Raises:
-        CliError: usage.
+        CliError: the id is invalid.
     """
     from virtbus.schemas.ids import check_id  # imports pydantic
 
@@ -40,10 +40,10 @@ def check_name(node: str, option: str = "--node") -> None:
 
 
 def preflight(place: Place, *, force: bool) -> None:
-    """Report problems of the host before anything starts.
+    """Check the host and print its problems before anything starts.
 
     Raises:
-        CliError: a requirement for running VMs is missing.
+        CliError: a requirement for running VMs is missing, and `force` is False.
     """
     from virtbus.cli.doctor.command import quick  # runs virsh
 
@@ -62,8 +62,8 @@ def preflight(place: Place, *, force: bool) -> None:
 
 
 def run(place: Place, bus: "Callable[[Terminal], AbstractAsyncContextManager[Keeper]]") -> None:
-    """Run until a signal arrives."""
-    # heavy imports: they would only slow down --help and errors
+    """Run `up` on this bus until SIGINT or SIGTERM arrives."""
+    # imported here, because they would slow down --help and errors
     from virtbus.bus.runtime.logs import setup
     from virtbus.cli.up.run import up
     from virtbus.cli.up.terminal import Terminal

@@ -1,4 +1,4 @@
-"""Receives a service's READY=1 (sd_notify(3)) over its own socket."""
+"""Receives a service's READY=1 (sd_notify(3)) over a socket of its own."""
 
 import asyncio
 import secrets
@@ -8,7 +8,10 @@ from contextlib import contextmanager, suppress
 
 
 class ReadySocket:
-    """An abstract unix datagram socket (no file, no limit by the run directory's length)."""
+    """An abstract unix datagram socket for one service's notifications.
+
+    It needs no file, so a long path of the run directory does not matter.
+    """
 
     def __init__(self, name: str) -> None:
         self.address = f"@virtbus-up-{name}-{secrets.token_hex(8)}"
@@ -23,7 +26,7 @@ class ReadySocket:
         await self._ready.wait()
 
     def forget(self) -> None:
-        """Reset for a new process."""
+        """Forget that the service was ready, because a new process starts."""
         self._ready.clear()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A remote bus, on which this host is one node; checked before anything starts."""
+"""Checks the connection to a remote bus before `virtbus node up` starts services."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ CONNECT_S = 10.0
 
 
 class RemoteBus:
-    """A bus that needs no keeper here. The services make their own connections."""
+    """Implements `run.Keeper` for a remote bus, which needs no work here."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -29,7 +29,7 @@ class RemoteBus:
         await asyncio.get_running_loop().create_future()
 
     async def vms_here(self) -> int | None:
-        """Return the VMs with a record on this host: a node may not call the API."""
+        """Count the record copies on this host, because a node may not call the API."""
         return sum(1 for _ in (self._place.state_dir / "vms").glob("*/record"))
 
 
@@ -38,7 +38,7 @@ async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
     """Connect to the bus at `place.server` once, to check the credentials.
 
     Raises:
-        CliError: it does not answer, or refuses them.
+        CliError: the bus does not answer, or refuses the credentials.
     """
     settings = BusSettings(url=place.server, creds=place.node_creds, connect_timeout_s=CONNECT_S)
     try:
@@ -64,10 +64,10 @@ async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
 
 
 def settle(place: Place) -> Place:
-    """Return the place with name and URL from its credentials file.
+    """Return `place` with the node id and bus URL from its credentials file.
 
     Raises:
-        CliError: the file cannot be read, or is not this node's; no URL is known.
+        CliError: the file cannot be read or is not this node's, or there is no URL.
     """
     try:
         found = BusSettings(url=place.server, creds=place.node_creds).resolved()

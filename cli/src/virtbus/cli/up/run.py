@@ -1,4 +1,4 @@
-"""The life of `virtbus up`: start all in order, watch, stop all in reverse order."""
+"""Runs `virtbus up`: starts the bus and services in order, and stops them in reverse order."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from virtbus.cli.up.terminal import Terminal
 from virtbus.schemas.errors import VirtbusError
 
 READY_S = 60.0
-"""After this time, `up` reports the services that are not ready, and continues to wait."""
+"""Time after which `up` reports the services that are not ready; it continues to wait."""
 
 
 class Keeper(Protocol):
@@ -43,10 +43,10 @@ async def up(
     terminal: Terminal,
     environ: Mapping[str, str],
 ) -> None:
-    """Run everything until SIGINT or SIGTERM.
+    """Run the bus and the services until SIGINT or SIGTERM.
 
     Raises:
-        CliError: another one runs here, the state is another version's, or there is no bus.
+        CliError: another `up` uses the state directory, another version wrote it, or the bus fails.
     """
     make(place.state_dir, place.run_dir)
     try:
@@ -57,7 +57,7 @@ async def up(
         told = stack.enter_context(stop_signals())
         reader, writer = os.pipe()
         stack.callback(os.close, reader)
-        # open for the life of this process: its EOF stops the services
+        # Open while this process lives. When it ends, the services read EOF and stop.
         stack.callback(os.close, writer)
         what = "bus and controller" if place.runs == BUS_ONLY else f"node {place.node}"
         terminal.say(f"starting {what} in {place.state_dir}")

@@ -1,4 +1,4 @@
-"""Logs of many processes on one terminal: time, service, level, message."""
+"""Prints the logs of many processes on one terminal: time, service, level, message."""
 
 import json
 import re
@@ -25,7 +25,7 @@ _NAMED = re.compile(r"^[\s|]*[A-Za-z_][\w.]*(Error|Exception|Exit)\b")
 
 
 class Terminal:
-    """Writes whole lines only, so that lines of processes do not mix."""
+    """Prints whole lines only, so that the lines of different processes do not mix."""
 
     def __init__(self, level: str, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -51,7 +51,7 @@ class Terminal:
             self._line(at, service, "ERROR", f"  {trace}", "")
 
     def _traces(self, text: str) -> list[str]:
-        """Return the lines of a traceback: all at DEBUG, otherwise those that name an exception."""
+        """Return the lines of a traceback: all at DEBUG, otherwise the last that names an error."""
         lines = text.splitlines()
         if self._whole_traces:
             return lines

@@ -1,4 +1,4 @@
-"""`virtbus vm adopt`."""
+"""Implements `virtbus vm adopt`."""
 
 import click
 
@@ -25,8 +25,9 @@ ORPHANED = "virtbus.io/orphaned"
 def command(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Detach the VM NAME from the Kubernetes cluster that created it; virtbus keeps it.
 
-    For a VM that is shown as orphaned: its cluster no longer knows it, for example after a restore
-    of its API server. The cluster's bridge never touches it again. To end it instead, delete it.
+    Use it for a VM that is shown as orphaned: its cluster no longer knows it, for example after a
+    restore of the API server. The cluster's bridge never touches the VM again. To end the VM
+    instead, delete it.
     """
     view = invocation.call("vm", "get", ref(name, namespace))
     if CLUSTER not in (view.get("labels") or {}):

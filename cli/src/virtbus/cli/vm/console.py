@@ -1,4 +1,4 @@
-"""`virtbus vm console`."""
+"""Implements `virtbus vm console`."""
 
 import os
 import sys
@@ -19,12 +19,12 @@ from virtbus.cli.vm.serial import SerialStream, node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 ESCAPE = b"\x1d"
-"""^], as in telnet and virsh."""
+"""The byte of ^], which closes the console, as in telnet and virsh."""
 GUEST_STOPPED = "the guest stopped"
 _DRAIN_S = 1.0
 _CHUNK = 4096
 _TAIL_BYTES = 4096
-"""One or two screens, so that a new client sees the context."""
+"""Number of earlier bytes that a terminal shows first: one or two screens."""
 
 
 @click.command(
@@ -75,7 +75,8 @@ def command(
     if tail_bytes is None:
         tail_bytes = _TAIL_BYTES if typed else 0
     try:
-        # raw mode before the first output: typing starts then, and Ctrl-C is for the guest
+        # Raw mode comes before the first output: people type from then on, and Ctrl-C must reach
+        # the guest.
         with _raw(source, typed=typed):
             if typed:
                 name_shown = output.safe(vm.get("name"))
@@ -93,7 +94,10 @@ def command(
 
 
 def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
-    """Copy bytes both ways until ^], the end of input, or the end of the console."""
+    """Copy bytes both ways until ^] or the end of the console.
+
+    After the end of input, continue to read for `linger_s`.
+    """
     import select  # used here only
 
     until: float | None = None
@@ -114,12 +118,12 @@ def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
 
 @contextmanager
 def _raw(descriptor: int, *, typed: bool) -> Iterator[None]:
-    """Put a terminal in raw mode, and restore it afterwards."""
+    """Put a terminal in raw mode while the context is open; do nothing if not `typed`."""
     if not typed:
         yield
         return
     before = termios.tcgetattr(descriptor)
-    tty.setraw(descriptor, termios.TCSADRAIN)  # keeps input that was typed earlier
+    tty.setraw(descriptor, termios.TCSADRAIN)  # TCSADRAIN keeps earlier input
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`virtbus vm create`."""
+"""Implements `virtbus vm create`."""
 
 import sys
 from collections.abc import Mapping
@@ -89,11 +89,12 @@ def command(
 ) -> None:
     """Create the VM NAME from an image.
 
-    Returns when the VM is accepted (stored durably), or with --wait when it runs. While waiting,
-    each step is shown with its time. An interrupted wait does not stop the create.
+    It returns when the VM is accepted (stored durably), or with --wait when the VM runs or is
+    ready. While waiting, it shows each step with its time. An interrupted wait does not stop the
+    create.
 
-    If no node has the capacity now, the VM is Pending and is placed once one has. A VM that would
-    not fit on any empty node is refused.
+    If no node has enough free capacity, the VM is Pending until a node has it. A VM that would not
+    fit on any empty node is refused.
     """
     wanted = _wanted(name, flags)
     create = _Create(invocation, wanted, goal, timeout)
@@ -108,7 +109,7 @@ def command(
 
 
 def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `VmCreate` map of the whole command line."""
+    """Return the request (a `VmCreate` as a map) for the command line and its files."""
     if flags["file"] == "-" and flags["user_data"] == "-":
         raise usage("only one of --file and --user-data can be standard input")
     base = request.from_file(flags["file"]) if flags["file"] else {}
@@ -136,7 +137,7 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Create:
-    """One create: the request, and the wait."""
+    """Sends one create request, and waits for the VM if `goal` is set."""
 
     def __init__(
         self, invocation: Invocation, wanted: dict[str, Any], goal: str | None, timeout_s: float
@@ -177,7 +178,7 @@ class _Create:
         answer = self._invocation.call(
             "vm", "create", self._wanted, timeout_s=timeout_s, headers=self._span.headers
         )
-        # An accepted repeat has the same uid, so this is our VM.
+        # The VM may have existed already; the answer has its uid.
         self._uid = str((answer.get("vm") or {}).get("uid") or self._uid)
         return answer
 
@@ -192,7 +193,7 @@ class _Create:
 
     def _verdict(self, view: Mapping[str, Any] | None) -> bool:
         if view is None:
-            # A list may lack a new VM: its controller has not read the record yet.
+            # A list may lack a new VM if the controller has not read its record yet.
             if self._waiting.was_seen:
                 raise CliError(
                     Exit.REFUSED, "deleted", f"{self._wanted['name']} was deleted meanwhile"
@@ -209,7 +210,7 @@ class _Create:
 
 
 def _steps_shown(invocation: Invocation) -> bool:
-    """Return True if steps should be shown: with JSON only if stderr is a terminal."""
+    """Return True for tables. For JSON and YAML, return True if stderr is a terminal."""
     return invocation.for_eyes or sys.stderr.isatty()
 
 

@@ -1,4 +1,4 @@
-"""`virtbus vm delete`."""
+"""Implements `virtbus vm delete`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Delete VMs: the guest is shut down, then its disk, network and record are removed.
 
-    All deletes are sent first and then awaited together. They cannot be undone.
+    All deletes are sent first and then awaited together. A delete cannot be undone.
     """
     deletion = _Deletion(invocation, grace, namespace)
     results = [deletion.send(name) for name in dict.fromkeys(names)]
@@ -70,11 +70,11 @@ def command(
 
 
 _Result = Mapping[str, Any] | CliError
-"""A VM that is being deleted, or the error."""
+"""The view of a VM that is being deleted, or the error of its delete."""
 
 
 class _Deletion:
-    """Deletes with one grace in one namespace."""
+    """Deletes VMs of one namespace with the same grace."""
 
     def __init__(self, invocation: Invocation, grace_s: int | None, namespace: str) -> None:
         self._invocation = invocation
@@ -83,7 +83,7 @@ class _Deletion:
         self._namespace = namespace
 
     def send(self, name: str) -> _Result:
-        """Return the VM once its delete is accepted, or the error."""
+        """Send one delete; return the VM's view once it is accepted, or the error."""
         query = ref(name, self._namespace)
         try:
             return self._invocation.call("vm", "delete", {**query, **self._more})
@@ -91,7 +91,7 @@ class _Deletion:
             return error
 
     def wait(self, results: list[_Result], timeout_s: float) -> list[_Result]:
-        """Wait for all; return an error with the progress for each VM that is left."""
+        """Wait until all VMs are gone; replace the result of each remaining VM by an error."""
         steps = Steps(shown=self._invocation.for_eyes)
         names = [_name(result) for result in results]
         width = max(map(len, names)) if len(names) > 1 else 0
@@ -107,7 +107,7 @@ class _Deletion:
         }
         ended = list(results)
         try:
-            # listen to all from now on, so that all steps are shown in order
+            # subscribe for all VMs first, so that their steps are shown in order
             for waiting in waitings.values():
                 waiting.listen()
             for n, waiting in waitings.items():
@@ -137,7 +137,7 @@ def _still_there(view: Mapping[str, Any], timeout_s: float) -> CliError:
 
 
 def _worst(failed: list[CliError]) -> CliError:
-    """Return one error for all; its exit code is the highest."""
+    """Return the error with the highest exit code; the others become its details."""
     worst = max(failed, key=lambda error: error.exit_code)
     for other in failed:
         if other is not worst:

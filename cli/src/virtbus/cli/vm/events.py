@@ -1,4 +1,4 @@
-"""`virtbus vm events`."""
+"""Implements `virtbus vm events`."""
 
 import click
 
@@ -32,7 +32,7 @@ def command(invocation: Invocation, *, name: str, follow: bool, namespace: str) 
     if follow:
         _follow(invocation, uid)
         return
-    # the stream is in order of arrival; people expect the order of the senders' clocks
+    # the stream has the order of arrival; people expect the order of the senders' clocks
     items = sorted(stored(invocation, uid=uid), key=event_lines.at_ns)
     first_ns = event_lines.at_ns(items[0]) if items else 0
     rows = [event_lines.cells(item, first_ns) for item in items]

@@ -1,4 +1,4 @@
-"""Forwards local ports to a guest: each local connection becomes its own stream (ADR 0023)."""
+"""Forwards local ports to a guest: each local connection gets a stream of its own (ADR 0023)."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamOpen
 
 UDP_IDLE_S = 60.0
-"""A local address that sends nothing for this long is forgotten, as in NAT."""
+"""The stream of a local UDP address ends after this time without a datagram from it."""
 MAX_DATAGRAMS = 64
 
 Say = Callable[[str], None]
@@ -27,7 +27,7 @@ Address = tuple[str | int, ...]
 
 
 class ForwardTarget(NamedTuple):
-    """The VM, and the subject of its node that opens ports."""
+    """A VM, and its node's subject for requests that open a port."""
 
     bus: Bus
     subject: str
@@ -35,7 +35,7 @@ class ForwardTarget(NamedTuple):
     owner: str
 
     def port(self, port: int, protocol: str = "tcp") -> PortOpen:
-        """Return the request for a port."""
+        """Return the request that opens a port of the guest."""
         values = {"uid": self.uid, "port": port, "protocol": protocol, "owner": self.owner}
         return PortOpen.model_validate(values)
 
@@ -44,7 +44,10 @@ class ForwardTarget(NamedTuple):
 async def reaching(
     settings: BusSettings, subject: str, uid: str, owner: str
 ) -> AsyncIterator[ForwardTarget]:
-    """Connect to the bus; raise CliError if that fails, or if a stream was refused."""
+    """Connect to the bus while the context is open.
+
+    An error of the bus or of a service becomes CliError, also if the context's body raises it.
+    """
     try:
         async with connect(settings, name="virtbus-cli") as bus:
             yield ForwardTarget(bus, subject, uid, owner)
@@ -57,7 +60,7 @@ async def reaching(
 async def listen_tcp(
     target: ForwardTarget, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
-    """Forward every connection to `local` until `tasks` end; return the bound port.
+    """Forward each connection to the address `local` until `tasks` ends; return the bound port.
 
     Raises:
         OSError: `local` cannot be bound.
@@ -87,7 +90,7 @@ async def _keep(server: asyncio.Server) -> None:
 
 
 class _Local(asyncio.DatagramProtocol):
-    """A local UDP port: one stream for each sender's address."""
+    """A local UDP port with a stream for each sender's address."""
 
     def __init__(
         self, target: ForwardTarget, tasks: Background, want: StreamOpen, say: Say
@@ -137,7 +140,11 @@ async def _send(queue: asyncio.Queue[bytes], stream: ByteStream) -> None:
 async def listen_udp(
     target: ForwardTarget, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
-    """Forward datagrams in the same way."""
+    """Forward each datagram to the address `local` until `tasks` ends; return the bound port.
+
+    Raises:
+        OSError: `local` cannot be bound.
+    """
     loop = asyncio.get_running_loop()
     made = _Local(target, tasks, want, say)
     transport, _ = await loop.create_datagram_endpoint(lambda: made, local_addr=local)
@@ -155,7 +162,10 @@ async def _close(transport: asyncio.BaseTransport) -> None:
 
 
 async def stdio(target: ForwardTarget, port: int) -> str:
-    """Copy standard input and output, for ssh's ProxyCommand; return why it ended."""
+    """Connect a guest's TCP port to stdin and stdout, for ssh's ProxyCommand.
+
+    Return the reason of the stream's end; empty if both ends finished.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,4 +1,4 @@
-"""`virtbus vm get`."""
+"""Implements `virtbus vm get`."""
 
 import click
 
@@ -27,5 +27,5 @@ def command(invocation: Invocation, *, name: str, namespace: str) -> None:
 
 
 def fetch(invocation: Invocation, name: str, namespace: str) -> dict[str, object]:
-    """Return the `VmView` map of a VM; raise CliError (exit 3) if there is none."""
+    """Return a VM (a `VmView` as a map); raise CliError with exit code 3 if it does not exist."""
     return invocation.call("vm", "get", ref(name, namespace))

@@ -1,4 +1,4 @@
-"""The group `virtbus vm`: its verbs by name."""
+"""Defines the command group `virtbus vm` and its verbs."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`virtbus vm guest`."""
+"""Implements `virtbus vm guest`."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from virtbus.cli.vm.serial import node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 _ANSWER_S = 5.0
-"""Extra time for the request: the node answers within the guest's time limit."""
+"""Extra time for the request, because the node itself waits for the guest's whole time limit."""
 _SHOWN = ("os", "users", "filesystems", "interfaces")
 Info = Mapping[str, Any]
 

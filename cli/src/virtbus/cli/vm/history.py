@@ -1,4 +1,4 @@
-"""Stored events from `vm.events`, page by page, including those of deleted VMs."""
+"""Reads stored events from the API verb `vm.events`, including those of deleted VMs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,10 @@ PAGE = 200
 def stored(
     invocation: Invocation, *, uid: str | None = None, spans: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield every `EventItem` map, in order."""
+    """Yield the stored events (`EventItem` maps) of one VM or all, in order of arrival.
+
+    With `spans`, trace spans are included.
+    """
     after = 0
     while True:
         query: dict[str, Any] = {"after": after, "limit": PAGE, "spans": spans}
@@ -27,10 +30,10 @@ def stored(
 
 
 def uid_of(invocation: Invocation, name: str, namespace: str) -> str:
-    """Return the uid of a VM, or of a deleted one whose events are still stored (72 h).
+    """Return the uid of a VM, or of a deleted VM whose events are still stored (72 h).
 
     Raises:
-        CliError: exit 3 if neither a VM nor an event has that name.
+        CliError: exit code 3: neither a VM nor an event has that name.
     """
     if is_uid(name):
         return name.lower()

@@ -1,4 +1,4 @@
-"""`virtbus vm list`."""
+"""Implements `virtbus vm list`."""
 
 import os
 import sys
@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """List VMs.
 
-    With -w a line (with -o json: a JSON object a line) is printed for each change.
+    With -w, it prints one line for each change; with -o json, that line is a JSON object.
     """
     query: dict[str, Any] = {}
     if namespace:

@@ -1,4 +1,4 @@
-"""`virtbus vm logs`."""
+"""Implements `virtbus vm logs`."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from virtbus.cli.vm.serial import SerialStream, node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 END = "end of log"
-"""The agent's note when everything has been sent."""
+"""The agent's reason for closing the stream after the whole log was sent."""
 _KEPT = frozenset(b"\n\t")
 
 
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Print the serial console's log of the VM NAME.
 
-    A guest may print escape codes; they are shown as text, unless --raw.
+    A guest may print escape codes. They are shown as text, except with --raw.
     """
     view = fetch(invocation, name, namespace)
     write = _writer(None if raw else visible)
@@ -51,7 +51,10 @@ def command(
 
 
 def visible(data: bytes) -> bytes:
-    """Return `data` with control characters as text, except line ends and tabs; without returns."""
+    """Return `data` with control characters as text: a backslash, `x` and two hex digits.
+
+    Line feeds and tabs stay; carriage returns are removed.
+    """
     return b"".join(
         bytes((byte,)) if (byte >= 32 and byte != 127) or byte in _KEPT else b"\\x%02x" % byte
         for byte in data.replace(b"\r", b"")

@@ -1,4 +1,4 @@
-"""`virtbus vm move`."""
+"""Implements `virtbus vm move`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -64,7 +64,11 @@ def command(  # noqa: PLR0913  one parameter for each option
 def _arrived(
     invocation: Invocation, view: Mapping[str, Any], timeout_s: float
 ) -> Mapping[str, Any]:
-    """Return the VM once it has settled in its next assignment."""
+    """Wait until the VM runs or has stopped on its next node; return its view.
+
+    Raises:
+        CliError: it failed or was deleted, or has not arrived within `timeout_s`.
+    """
     epoch = int(view.get("epoch") or 0)
     waiting = WaitProgress(
         invocation.session, str(view.get("uid")), Steps(shown=invocation.for_eyes)

@@ -1,4 +1,4 @@
-"""`virtbus vm port-forward`."""
+"""Implements `virtbus vm port-forward`."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ _PORT = re.compile(r"(?:(\d{1,5}):)?(\d{1,5})(?:/(tcp|udp))?")
 
 
 class Forward(NamedTuple):
-    """One argument of the command line; `local` 0: any free port."""
+    """One port argument of the command line. `local` 0 means any free port."""
 
     local: int
     port: int
@@ -70,7 +70,7 @@ def command(
     """Reach PORTs of the guest of the VM NAME from this computer.
 
     The bytes travel over the bus: no route to the node or the guest is needed. The node connects to
-    the guest, whose firewall sees the node's address. Ends with Ctrl-C.
+    the guest, so the guest's firewall sees the node's address. Ctrl-C ends it.
     """
     forwards = [Forward.parse(text) for text in ports]
     if stdio and (len(forwards) > 1 or forwards[0].protocol == "udp"):
@@ -85,7 +85,7 @@ def command(
 
 
 async def _stdio(invocation: Invocation, subject: str, uid: str, port: int) -> None:
-    from virtbus.cli.vm import forwarding  # the services' own client costs start-up time
+    from virtbus.cli.vm import forwarding  # imported here, because it loads slowly
 
     async with forwarding.reaching(invocation.client(), subject, uid, owner()) as target:
         await forwarding.stdio(target, port)
@@ -126,5 +126,5 @@ def taken(address: str, port: int, error: OSError) -> CliError:
 
 
 def complain(text: str) -> None:
-    """Print why one connection was refused; the others continue."""
+    """Print to stderr why one connection was refused."""
     output.write(output.safe(text), sys.stderr)

@@ -1,4 +1,4 @@
-"""`virtbus vm start`, `stop`, `restart`, `pause`, `unpause`, `reset` and `soft-reboot`."""
+"""Implements `vm start`, `stop`, `restart`, `pause`, `unpause`, `reset` and `soft-reboot`."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,7 +18,10 @@ _HALTED = frozenset({"Stopped", "Succeeded", "Failed"})
 
 
 def waits_until(what: str) -> Callable[[Function], Function]:
-    """Add `--wait/--no-wait` and `--timeout` as the parameter `timeout_s`: None with --no-wait."""
+    """Add `--wait/--no-wait` and `--timeout` to a verb, as the parameter `timeout_s`.
+
+    It is None with --no-wait. The help text of --wait is "Wait until it <what>."
+    """
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -35,7 +38,7 @@ def waits_until(what: str) -> Callable[[Function], Function]:
 
 
 def grace_option(function: Function) -> Function:
-    """Add `--grace S`; None if it is the VM's own."""
+    """Add the option `--grace S`; the value is None if it is not given."""
     return click.option(
         "--grace",
         type=int,
@@ -51,9 +54,10 @@ def switch(
     goals: frozenset[str] | None,
     timeout_s: float | None,
 ) -> None:
-    """Request `vm.<action>` and show the VM; with `timeout_s` once its state is one of `goals`.
+    """Request `vm.<action>` and print the VM.
 
-    `goals` None: Running, or Paused if the answer says that its start leaves it paused.
+    With `timeout_s`, first wait until its state is one of `goals`. With `goals` None, wait for
+    Running, or for Paused if the VM is to start paused.
     """
     view: Mapping[str, Any] = invocation.call("vm", action, query)
     if timeout_s is not None:
@@ -63,7 +67,7 @@ def switch(
 
 
 def press(invocation: Invocation, action: str, query: Mapping[str, Any]) -> None:
-    """Request `vm.<action>` for the current guest, once, and show the VM."""
+    """Request `vm.<action>` for the VM's current epoch, and print the VM."""
     now = invocation.call("vm", "get", query)
     view = invocation.call("vm", action, dict(query) | {"epoch": now.get("epoch")})
     invocation.show(view, lambda: views.table([view]))
@@ -80,10 +84,11 @@ def _reached(
     generation = int(view.get("generation") or 0)
 
     def reached(seen: Mapping[str, Any]) -> bool:
-        # before the node has seen this request, the state still answers the previous one
+        # until the node has seen this request, the state is that before the request
         if int(seen.get("observed_generation") or 0) < generation:
             return False
-        # a guest that fails meanwhile is never paused; otherwise Failed is an earlier state
+        # A guest that failed can never be paused, so that ends the wait. For other actions,
+        # Failed may be the state before the action.
         fails = views.state(seen) == "Failed" and action in {"pause", "unpause"}
         if seen.get("power_observed") is False and not fails:
             return False
@@ -196,7 +201,7 @@ def restart(
     ),
 )
 @name_argument
-@waits_until("stands still")
+@waits_until("is paused")
 @namespace_option
 @verb
 def pause(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
@@ -219,7 +224,7 @@ def pause(invocation: Invocation, *, name: str, timeout_s: float | None, namespa
     ),
 )
 @name_argument
-@waits_until("goes on")
+@waits_until("runs again")
 @namespace_option
 @verb
 def unpause(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
@@ -242,8 +247,8 @@ def unpause(invocation: Invocation, *, name: str, timeout_s: float | None, names
 def reset(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Reset the VM NAME at once, without asking its guest.
 
-    Unwritten data of the guest is lost. The reset happens once, or the command reports why not. The
-    virtual machine is unchanged: use `restart` to apply a new spec.
+    Unwritten data of the guest is lost. The reset happens once, or the command reports why it did
+    not happen. A reset does not apply a changed spec: use `restart` for that.
     """
     press(invocation, "reset", ref(name, namespace))
 

@@ -1,4 +1,4 @@
-"""Builds the `VmCreate` map from a command line, a file, or both. The server validates it."""
+"""Builds a `VmCreate` map from command line and file; the controller validates it."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 from virtbus.cli.failures import usage
 
 MAX_VALUES = 20_000
-"""The limit of a message (`schemas/wire.py`)."""
+"""The most values in one message (`schemas/wire.py`)."""
 _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 
 
@@ -17,7 +17,7 @@ def from_file(name: str) -> dict[str, Any]:
     """Return the map in a YAML or JSON file; `-` is standard input.
 
     Raises:
-        CliError: usage, with the file and the line.
+        CliError: the file cannot be read or is malformed; the message names the line.
     """
     text = read_text(name, "--file")
     shown = "standard input" if name == "-" else name
@@ -27,7 +27,7 @@ def from_file(name: str) -> dict[str, Any]:
         except ValueError as error:
             raise usage(f"{shown} is no JSON: {error}") from None
     else:
-        from virtbus.schemas.yaml_text import YamlError, read_yaml  # 20 ms that only YAML pays
+        from virtbus.schemas.yaml_text import YamlError, read_yaml  # takes 20 ms
 
         try:
             value = read_yaml(text, max_values=MAX_VALUES)
@@ -40,7 +40,7 @@ def from_file(name: str) -> dict[str, Any]:
 
 
 def read_text(name: str, option: str) -> str:
-    """Return the text of a file, `-` is standard input; raise CliError if it cannot be read."""
+    """Return the text of a file; `-` is standard input. Raise CliError if it cannot be read."""
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -50,7 +50,11 @@ def read_text(name: str, option: str) -> str:
 
 
 def ssh_keys(values: Sequence[str]) -> list[str]:
-    """Return public keys from texts and files; a file may hold several, one a line."""
+    """Return the public keys in `values`: each is a key, or a file with one key per line.
+
+    Raises:
+        CliError: a file cannot be read, has no key, or has a private key.
+    """
     keys: list[str] = []
     for value in values:
         if value.startswith(_KEY_TYPES):
@@ -67,7 +71,7 @@ def ssh_keys(values: Sequence[str]) -> list[str]:
 
 
 def labels(values: Sequence[str]) -> dict[str, str]:
-    """Return `KEY=VALUE` texts as a map."""
+    """Return `KEY=VALUE` texts as a map; raise CliError for any other form."""
     found: dict[str, str] = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -78,7 +82,7 @@ def labels(values: Sequence[str]) -> dict[str, str]:
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the given flags; labels are joined."""
+    """Return `base` with the given flags, which replace its values; labels are merged."""
     given = {name: value for name, value in flags.items() if value not in (None, {}, [])}
     merged = {**base, **given}
     if "labels" in given and isinstance(base.get("labels"), Mapping):

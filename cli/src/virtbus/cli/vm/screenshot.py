@@ -1,4 +1,4 @@
-"""`virtbus vm screenshot`."""
+"""Implements `virtbus vm screenshot`."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from virtbus.cli.vm.serial import SerialStream, node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 END = "end of picture"
-"""The agent's note when the picture has been sent."""
+"""The agent's reason for closing the stream after the whole picture was sent."""
 
 
 @click.command(

@@ -1,6 +1,6 @@
-"""A VM's console and log as streams (ADR 0023), in msgpack, with the CLI's own client.
+"""Reads a VM's console or log as a stream (ADR 0023), with the CLI's own NATS client.
 
-`virtbus.bus.client.streams` is the other client of this protocol, for programs with an event loop.
+`virtbus.bus.client.streams` implements the same protocol for programs with an event loop.
 """
 
 import os
@@ -27,9 +27,10 @@ _STREAM_MS = 3_600_000
 
 
 class SerialStream:
-    """Output of one VM's console or log; `write` receives the bytes.
+    """A stream of one VM. `write` is called with its bytes, `note` with its texts for people.
 
-    While `write` waits, at most the window arrives. `note` receives texts for people.
+    While `write` blocks, the agent sends at most the window. `closed` is empty while the stream is
+    open, then the reason for its end.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class SerialStream:
         """Open the stream, and wait for the first answer.
 
         Raises:
-            CliError: refused, or the node's agent does not answer.
+            CliError: the stream was refused, or the node's agent does not answer.
         """
         self._reply = self._session.inbox(self._receive)
         asked = {**query, "window": WINDOW_BYTES, "owner": owner()}
@@ -72,7 +73,7 @@ class SerialStream:
             self._session.pump(left_s)
 
     def pump(self, also: int | None = None) -> None:
-        """Pass on received bytes; return at once when `also` (a fd) can be read.
+        """Process messages for a moment, or until the file descriptor `also` is readable.
 
         It also sends keep-alives, without which the agent closes the stream.
         """
@@ -95,7 +96,7 @@ class SerialStream:
                 self.pump()
 
     def read_to_end(self, query: Mapping[str, Any]) -> str:
-        """Open the stream, pass on all that comes, and return why it ended; errors as `open`."""
+        """Open the stream and read it to its end; return the reason. Raises as `open`."""
         try:
             self.open(query)
             while not self.closed:
@@ -147,12 +148,16 @@ class SerialStream:
 
 
 def owner() -> str:
-    """Return the name of the opener, for the other clients of the console."""
+    """Return `user@host` of this process, which other clients of the console see."""
     return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"[:128]
 
 
 def node_subject(view: Mapping[str, Any], verb: str) -> str:
-    """Return `virtbus.node.<node>.rpc.agent.<verb>` of the VM's node; CliError if it has none."""
+    """Return `virtbus.node.<node>.rpc.agent.<verb>` for the VM's node.
+
+    Raises:
+        CliError: the VM has no node.
+    """
     node = str(view.get("node") or "_")
     if node == "_":
         name = view.get("name")

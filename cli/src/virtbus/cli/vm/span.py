@@ -1,4 +1,4 @@
-"""The command's own span: plain random ids, without OpenTelemetry (100 ms to import)."""
+"""Reports the command's own trace span, without OpenTelemetry, which takes 100 ms to import."""
 
 import os
 import time
@@ -14,7 +14,7 @@ SUBJECT = "virtbus.report.client.span"
 
 
 class RootSpan:
-    """The root of a trace; `headers` carry it to the controller and further."""
+    """The root span of a trace. `headers` make the spans of the services its children."""
 
     def __init__(self, name: str) -> None:
         self.trace_id = os.urandom(16).hex()
@@ -27,7 +27,7 @@ class RootSpan:
         return {TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-01"}
 
     def finish(self, session: Session, *, ok: bool, attributes: Mapping[str, str]) -> None:
-        """Publish the span (`schemas.events.Span`); droppable, so nothing waits for it."""
+        """Publish the span (`schemas.events.Span`) as a core message; ignore errors."""
         span = {
             "trace_id": self.trace_id,
             "span_id": self.span_id,

@@ -1,4 +1,4 @@
-"""Draws spans as a tree: parent over child, in order of start, with a bar in time."""
+"""Draws trace spans as a tree: children below parents, by start time, with bars of duration."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ _SETTLE_NS = 1_000_000_000
 
 
 class SpanNode(NamedTuple):
-    """A finished step of a trace (`schemas.events.Span`)."""
+    """A finished span of a trace (`schemas.events.Span`)."""
 
     trace_id: str
     span_id: str
@@ -53,21 +53,22 @@ def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[SpanNode]:
 
 
 def of_creation(spans: list[SpanNode]) -> list[SpanNode]:
-    """Return the spans of a creation's trace, without later work for the same record.
+    """Return the spans of a VM's creation among the spans of its trace.
 
-    The creation ends with the client's wait, or a moment after the first start of the domain.
+    Later work for the same record has the same trace. The creation ends when the client's wait
+    ends, or 1 s after the first start of the domain, whichever is later.
     """
     client = [span.end_ns for span in spans if span.service == "client" and not span.parent_id]
     starts = [span.start_ns for span in spans if span.name.endswith("start domain")]
     if not starts:
         return spans
-    # a client that did not wait measured only the acceptance
+    # a client that did not wait has a span that ends before the start
     end_ns = max([min(starts) + _SETTLE_NS, *client])
     return [span for span in spans if span.start_ns <= end_ns]
 
 
 def draw(spans: list[SpanNode]) -> str:
-    """Return the tree as lines. A span whose parent is not stored is a root."""
+    """Return the tree as text, under a header. A span without a stored parent is a root."""
     known = {span.span_id for span in spans}
     children: dict[str, list[SpanNode]] = {}
     for span in sorted(spans, key=lambda span: span.start_ns):

@@ -1,4 +1,4 @@
-"""`virtbus vm ssh`."""
+"""Implements `virtbus vm ssh`."""
 
 import os
 import shlex
@@ -51,11 +51,11 @@ def command(
     """Log in to the guest of the VM NAME with this system's ssh.
 
     The connection travels over the bus (`vm port-forward --stdio`). The guest's host key is stored
-    in ~/.ssh/virtbus_known_hosts, under the VM's uid: a new VM with an old name is a different one.
+    in ~/.ssh/virtbus_known_hosts under the VM's uid. So a new VM with an old name has its own key.
     """
     user, at, name = target.rpartition("@")
     view = fetch(invocation, name, namespace)
-    node_subject(view, "port")  # raises now, not within ssh
+    node_subject(view, "port")  # raises CliError here, not within ssh
     uid = str(view.get("uid"))
     argv = ["ssh", *ssh_options(uid, port)]
     argv += ["-i", identity] if identity else []
@@ -69,10 +69,10 @@ def command(
 
 
 def ssh_options(uid: str, port: int) -> list[str]:
-    """Return the options that make ssh connect over the bus."""
+    """Return the ssh options that connect to the guest's port over the bus."""
     ours = [sys.executable, "-m", "virtbus.cli", "vm", "port-forward", uid, str(port), "--stdio"]
     keys = Path.home() / ".ssh" / "virtbus_known_hosts"
-    with suppress(OSError):  # ssh has the better message
+    with suppress(OSError):  # ssh then prints a better message
         keys.parent.mkdir(mode=0o700, exist_ok=True)
     options = {
         "ProxyCommand": shlex.join(ours).replace("%", "%%"),

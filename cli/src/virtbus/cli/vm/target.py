@@ -1,4 +1,4 @@
-"""The arguments for a VM: a name in a namespace, or a uid; and their options."""
+"""Defines the arguments and options that name a VM: NAME in a namespace, or uid."""
 
 import os
 from collections.abc import Callable
@@ -13,18 +13,18 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def is_uid(text: str) -> bool:
-    """Return True for a UUID in its canonical form, any case."""
+    """Return True for a UUID in canonical form, in upper or lower case."""
     parts = text.lower().split("-")
     return tuple(map(len, parts)) == _UID_SHAPE and set("".join(parts)) <= _HEX
 
 
 def ref(name: str, namespace: str) -> dict[str, str]:
-    """Return the `VmRef` map for the argument."""
+    """Return the request fields (`VmRef`) for the argument NAME, which may be a uid."""
     return {"uid": name.lower()} if is_uid(name) else {"name": name, "namespace": namespace}
 
 
 def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `-n NAMESPACE`; the default is `default`."""
+    """Add the option `-n NAMESPACE`. By default it is VIRTBUS_NAMESPACE, or `default`."""
     return click.option(
         "-n",
         "--namespace",
@@ -36,12 +36,12 @@ def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add NAME or uid, completed from the bus."""
+    """Add the argument NAME, a VM's name or uid, with completion from the bus."""
     return click.argument("name", shell_complete=completion_sources.vms)(function)
 
 
 def names_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add one or more NAMEs or uids."""
+    """Add the argument NAMES: one or more names or uids of VMs."""
     return click.argument("names", nargs=-1, required=True, shell_complete=completion_sources.vms)(
         function
     )

@@ -1,4 +1,4 @@
-"""`virtbus vm trace`."""
+"""Implements `virtbus vm trace`."""
 
 import click
 
@@ -51,7 +51,7 @@ def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -
 
 
 def _traces(invocation: Invocation, uid: str) -> list[list[SpanNode]]:
-    """Return the spans by trace, the oldest trace first."""
+    """Return a VM's stored spans as one list per trace, the oldest trace first."""
     found: dict[str, list[SpanNode]] = {}
     for span in spans_of(stored(invocation, uid=uid, spans=True)):
         found.setdefault(span.trace_id, []).append(span)

@@ -1,4 +1,4 @@
-"""Formats a VM as rows and fields, from the API's `VmView` map."""
+"""Formats a VM for display. A view is the API's `VmView` as a map."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -32,13 +32,13 @@ def vcpus(view: Mapping[str, Any]) -> int:
 
 
 def memory(view: Mapping[str, Any]) -> str:
-    """Return the guest's memory with a unit."""
+    """Return the guest's memory with its unit, for example 256MiB."""
     guest = (_domain(view).get("memory") or {}).get("guest")
     return units.size(guest)
 
 
 def image(view: Mapping[str, Any]) -> str:
-    """Return the reference of the first disk that has an image."""
+    """Return the image reference of the first volume with an image; `-` if there is none."""
     for volume in (view.get("spec") or {}).get("volumes") or ():
         if volume.get("image"):
             return str(volume["image"].get("ref", ""))
@@ -48,7 +48,7 @@ def image(view: Mapping[str, Any]) -> str:
 
 
 def short(reference: str) -> str:
-    """Return an image reference for a column: the end of a URL, or a shortened digest."""
+    """Shorten an image reference for a column: the last part of its URL, 4 digits of its digest."""
     if len(reference) <= _IMAGE_WIDTH:
         return reference
     place, at, digest = reference.partition("@sha256:")
@@ -66,13 +66,13 @@ def node(view: Mapping[str, Any]) -> str:
 
 
 def state(view: Mapping[str, Any]) -> str:
-    """Return the state in `vm list`; orphaned: the VM's creator no longer knows it."""
+    """Return the state; `,orphaned` is added if the VM's Kubernetes cluster no longer knows it."""
     word = str(view.get("state") or "Pending")
     return f"{word},orphaned" if ORPHANED in (view.get("annotations") or {}) else word
 
 
 def row(view: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells under HEADER."""
+    """Return the VM's cells for the columns of HEADER."""
     return (
         str(view.get("name", "")),
         state(view),
@@ -86,7 +86,7 @@ def row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def table(views: Iterable[Mapping[str, Any]]) -> str:
-    """Return the VMs as a table; with namespaces unless all are in `default`."""
+    """Return a table of VMs. It has a column NAMESPACE unless all are in `default`."""
     found = list(views)
     if all(view.get("namespace", "default") == "default" for view in found):
         return output.table(HEADER, [row(view) for view in found])
@@ -95,7 +95,7 @@ def table(views: Iterable[Mapping[str, Any]]) -> str:
 
 
 def condition(view: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    """Return the condition of that type."""
+    """Return the condition of type `kind`; None if the VM has none."""
     for item in view.get("conditions") or ():
         if item.get("type") == kind:
             return dict(item)
@@ -103,7 +103,7 @@ def condition(view: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
 
 
 def describe(view: Mapping[str, Any]) -> str:
-    """Return the most important fields of one VM."""
+    """Return the text of `vm get`: the VM's main fields, interfaces and conditions."""
     parts = [output.fields(_facts(view))]
     interfaces = view.get("interfaces") or ()
     if interfaces:
@@ -135,7 +135,7 @@ def describe(view: Mapping[str, Any]) -> str:
 
 
 def _last_end(view: Mapping[str, Any]) -> str:
-    """Return how and when the last run of the guest ended."""
+    """Return how and when the last run of the guest ended; empty if none has ended."""
     end = view.get("last_exit")
     if not end:
         return ""

@@ -1,4 +1,4 @@
-"""`virtbus vm vnc`."""
+"""Implements `virtbus vm vnc`."""
 
 import asyncio
 import sys
@@ -37,8 +37,8 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 def command(invocation: Invocation, *, name: str, port: int, address: str, namespace: str) -> None:
     """Forward the display of the VM NAME to a VNC viewer on this computer.
 
-    Prints the address for the viewer, and forwards the display over the bus until Ctrl-C. There is
-    no password: anybody who can connect to that address sees the display and can type.
+    It prints the address for the viewer, and forwards the display over the bus until Ctrl-C. There
+    is no password: anybody who can connect to that address sees the display and can type.
     """
     view = fetch(invocation, name, namespace)
     subject = node_subject(view, "vnc")
@@ -46,7 +46,7 @@ def command(invocation: Invocation, *, name: str, port: int, address: str, names
 
 
 async def _listen(invocation: Invocation, subject: str, uid: str, local: tuple[str, int]) -> None:
-    from virtbus.bus.runtime.tasks import background  # the services' own client costs start-up time
+    from virtbus.bus.runtime.tasks import background  # here, because it loads slowly
     from virtbus.cli.vm import forwarding
     from virtbus.schemas.streams import StreamOpen
 

@@ -1,4 +1,4 @@
-"""Waits for a VM: events and progress are shown as steps, only the watch decides the end."""
+"""Waits for a VM: shows its events and progress as steps. Only the API's watch ends the wait."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +19,14 @@ _REMIND_AFTER_S = 1.0
 _OFF = {"Pending", "Stopped", "Succeeded", "Failed"}
 
 Verdict = Callable[[Mapping[str, Any] | None], bool]
-"""True if the watch's view (None: deleted) ends the wait; may raise CliError."""
+"""A function that returns True if a VM's view ends the wait; it may raise CliError.
+
+The view is None if the VM does not exist or was deleted.
+"""
 
 
 class WaitProgress(Sees):
-    """The known state of a VM during a wait."""
+    """Follows one VM during a wait, and prints its steps."""
 
     def __init__(self, session: Session, uid: str, steps: Steps, label: str = "") -> None:
         self._label = f"{label}  " if label else ""
@@ -38,12 +41,12 @@ class WaitProgress(Sees):
         self.was_seen = False
 
     def listen(self) -> None:
-        """Follow events and progress. Call it before the request, so that no step is missed."""
+        """Show events and progress as steps. Call it before the request, to miss no step."""
         self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._fact)
         self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
 
     def stopping(self, view: Mapping[str, Any], grace_s: int | None) -> None:
-        """Show how long the guest may take to end, unless an event was shown first."""
+        """Set the grace that `until` shows after 1 s, unless the event `domain.stopping` came."""
         if views.state(view) in _OFF:
             return
         spec = view.get("spec") or {}
@@ -52,11 +55,11 @@ class WaitProgress(Sees):
 
     @property
     def view(self) -> Mapping[str, Any] | None:
-        """Return the VM as last seen; None before the list, and after its delete."""
+        """Return the VM's last view; None before the first list and after its delete."""
         return self._seen.get(self._uid)
 
     def until(self, verdict: Verdict, timeout_s: float) -> bool:
-        """Pump until `verdict` is True; return False at the time limit."""
+        """Process messages until `verdict` returns True; return False at the time limit."""
         self._watch.start()
         deadline = time.monotonic() + timeout_s
         while not (self.synced_once and verdict(self.view)):
@@ -78,11 +81,11 @@ class WaitProgress(Sees):
         missed: str,
         timeout_s: float,
     ) -> Mapping[str, Any]:
-        """Return the VM once `reached` is True of it, and end the steps.
+        """Wait until `reached` returns True for the VM's view; return that view. Close the steps.
 
         Raises:
-            CliError: it was deleted, or `reached` raised; or the outcome is unknown at the time
-                limit: the VM and `missed` are the beginning of the message.
+            CliError: the VM was deleted, `reached` raised it, or the time limit was reached; that
+                message begins with the VM's name and `missed`.
         """
         name = view.get("name")
 
@@ -110,13 +113,13 @@ class WaitProgress(Sees):
             return
         self._seen[self._uid] = view
         self.was_seen = True
-        # a change names the VM as surely as the list does
+        # a change shows that the VM exists, even before the list is complete
         self.synced_once = True
         self._steps.status(f"{self._label}{_status(view)}")
         self._pending(view)
 
     def _pending(self, view: Mapping[str, Any]) -> None:
-        """Show each reason for waiting for a node once."""
+        """Show a step for each new reason why the VM has no node."""
         why = str(view.get("message") or "") if views.node(view) == "-" else ""
         if why and why != self._why:
             self._steps.step(f"{self._label}{'vm.pending':<18}", why)
@@ -165,7 +168,7 @@ def _grace(grace_s: int) -> str:
 
 
 def detail_of(fact: Mapping[str, Any]) -> str:
-    """Return the details of an event: node, duration, reason."""
+    """Return an event's message or reason, and its duration in parentheses."""
     parts = [str(fact.get("message") or fact.get("reason") or "")]
     if fact.get("took_ms") is not None:
         parts.append(f"({units.span_ms(float(fact['took_ms']))})")

@@ -24,13 +24,16 @@ class ServerAddress(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Return it as a NATS URL without credentials."""
+        """Return the address as a NATS URL without credentials."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
 
 
 class Access(NamedTuple):
-    """The parameters of a connection. `source` says where they were found, for error texts."""
+    """The parameters of a connection.
+
+    `source` names the flag, variable or file of the login, `address_source` that of the servers.
+    """
 
     servers: tuple[ServerAddress, ...]
     user: str = ""
@@ -43,10 +46,10 @@ class Access(NamedTuple):
 
 
 def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> Access:
-    """Return the access that flags, environment and files give, in this order.
+    """Return the access from flags, environment variables and files, in this order.
 
     Raises:
-        CliError: a file is unreadable or malformed, a URL is wrong, or nothing is known.
+        CliError: a file is unreadable or malformed, a URL is wrong, or no source names a bus.
     """
     told_by = "--server" if server else "VIRTBUS_SERVER"
     server = server or environ.get("VIRTBUS_SERVER", "")
@@ -77,15 +80,15 @@ def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> A
 
 
 def default_creds(environ: Mapping[str, str]) -> Path:
-    """Return the file that `virtbus up` writes for people on this host."""
+    """Return the path of the client's credentials file that `virtbus up` writes on this host."""
     return Path(environ.get("VIRTBUS_RUN_DIR") or DEFAULT_RUN_DIR) / CLIENT_CREDS
 
 
 def parse_url(text: str) -> tuple[ServerAddress, ...]:
-    """Return the servers of `nats://[user:password@]host[:port]`, several with commas.
+    """Parse `nats://[user:password@]host[:port]`, or several such URLs separated by commas.
 
     Raises:
-        CliError: usage, with the problem.
+        CliError: a URL is invalid.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
@@ -120,7 +123,7 @@ def _place(place: str, shown: str) -> tuple[str, int]:
 def _unquote(text: str) -> str:
     if "%" not in text:
         return text
-    from urllib.parse import unquote  # rare, and costs start-up time
+    from urllib.parse import unquote  # rarely needed, and loads slowly
 
     return unquote(text)
 

@@ -1,4 +1,4 @@
-"""One TCP connection to a NATS server: the socket under `protocol`."""
+"""Implements the CLI's connection to a NATS server, with a blocking socket."""
 
 import contextlib
 import select
@@ -13,10 +13,10 @@ from virtbus.cli.wire.protocol import Line, Reader, WireMessage, connect_line, i
 
 CONNECT_TIMEOUT_S = 3.0
 ONE_OF_MANY_S = 0.7
-"""Time limit for one of several servers before the next is tried; a second round has more."""
+"""Time limit per server in the first round over several. The second uses CONNECT_TIMEOUT_S."""
 SEND_TIMEOUT_S = 10.0
 PAYLOAD_BYTES = 1024 * 1024
-"""The largest message of a server that does not say its own limit."""
+"""The largest message for a server that does not announce its own limit."""
 _CHUNK_BYTES = 256 * 1024
 
 
@@ -25,11 +25,11 @@ class LinkError(Exception):
 
 
 class LoginDeniedError(Exception):
-    """The server refuses: wrong credentials, or a subject that is not allowed."""
+    """The server refused the credentials, or a subject that they do not allow."""
 
 
 class Connection:
-    """An open, authenticated connection. Not thread-safe; raises LinkError when it ends."""
+    """An authenticated connection. Its methods raise LinkError once it has ended."""
 
     def __init__(self, sock: socket.socket, reader: Reader, server: Mapping[str, Any]) -> None:
         self._sock = sock
@@ -42,8 +42,8 @@ class Connection:
         """Connect to the first server that answers.
 
         Raises:
-            LinkError: none does; the message names each with its cause.
-            DeniedError: the server refuses the credentials.
+            LinkError: no server answers; the message names each with its cause.
+            LoginDeniedError: the server refuses the credentials.
         """
         causes: dict[str, str] = {}
         rounds = (ONE_OF_MANY_S, CONNECT_TIMEOUT_S)
@@ -59,7 +59,7 @@ class Connection:
         return self._sock.fileno()
 
     def subscribe(self, subject: str) -> int:
-        """Subscribe to `subject`; return the sid that marks its messages."""
+        """Subscribe to `subject`; return the subscription id that its messages have."""
         self._last_sid += 1
         self.send(f"SUB {subject} {self._last_sid}\r\n".encode())
         return self._last_sid
@@ -82,7 +82,7 @@ class Connection:
         self.send(publication(subject, body, reply, headers or {}, most_bytes))
 
     def send(self, data: bytes) -> None:
-        """Write all of `data`, or raise LinkError."""
+        """Write all of `data`; raise LinkError if that fails."""
         try:
             self._sock.settimeout(SEND_TIMEOUT_S)
             self._sock.sendall(data)
@@ -90,11 +90,13 @@ class Connection:
             raise LinkError(_cause(error)) from error
 
     def messages(self, timeout_s: float, also: int | None = None) -> list[WireMessage]:
-        """Return received messages; if there are none, wait for one, or for `also` (a fd).
+        """Return the received messages. If there are none, wait up to `timeout_s` for some.
+
+        It also returns when the file descriptor `also` is readable.
 
         Raises:
             LinkError: the connection ended.
-            DeniedError: the server refused a subject.
+            LoginDeniedError: the server refused a subject.
         """
         found = self._parsed()
         if found:
@@ -106,7 +108,7 @@ class Connection:
         return self._parsed()
 
     def flush(self, timeout_s: float = SEND_TIMEOUT_S) -> None:
-        """Return when the server has handled everything sent; other messages are dropped."""
+        """Wait until the server has processed everything sent; drop messages received meanwhile."""
         self.send(b"PING\r\n")
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -190,7 +192,7 @@ def _options(address: ServerAddress, access: Access, nonce: str) -> dict[str, ob
         "echo": False,
     }
     if access.nkey_seed and not address.user:
-        from virtbus.bus.client import nkeys  # costs more than the rest of the start
+        from virtbus.bus.client import nkeys  # loads slowly
 
         try:
             return options | {
@@ -217,7 +219,7 @@ def _greeting(sock: socket.socket, reader: Reader) -> dict[str, Any]:
 
 
 def _encrypted(sock: socket.socket, host: str, ca: str) -> socket.socket:
-    import ssl  # 15 ms that most commands never need
+    import ssl  # takes 15 ms; only TLS needs it
 
     context = ssl.create_default_context(cadata=ca or None)
     try:
