@@ -23,7 +23,7 @@ GIVE_BACK_S = 2.0
 
 
 class LeaseHolder:
-    """Sets and clears `leads` while `run` runs."""
+    """Competes for the Lease while `run` runs. `leads` is set while this bridge leads."""
 
     def __init__(
         self,

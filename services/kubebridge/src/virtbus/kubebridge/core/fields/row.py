@@ -61,7 +61,7 @@ def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] 
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 
 
-def mapped(  # noqa: PLR0913  a row says all of a field
+def mapped(  # noqa: PLR0913  a row has all facts about a field
     path: str,
     kind: FieldType,
     to: str = "",

@@ -180,7 +180,7 @@ def _seeds_of(credential: Object) -> tuple[str, ...]:
 
 
 def _keys(walked: Translation, need: Need, data: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield each line of each value, as KubeVirt does."""
+    """Yield each line of each value as an SSH key, as KubeVirt does."""
     for key, value in data.items():
         plain = _text(value)
         if plain is None:
