@@ -166,8 +166,8 @@ class Registry(ImageServer):
         else:
             step = (
                 f"the login of user {self._login.user} for {self._ref.registry} in "
-                f"{self._login_from} is not accepted, or may not pull it: mend it there, or ask "
-                "for the right to pull"
+                f"{self._login_from} is not accepted, or may not pull it: correct it there, or "
+                "ask for the right to pull"
             )
         return VirtbusError(
             Code.DENIED, "image_denied", f"the registry denies {shown(self.what)}; {step}"
@@ -186,7 +186,7 @@ class Registry(ImageServer):
         return VirtbusError(
             Code.DENIED,
             "registry_realm_unknown",
-            f"the registry {self._ref.registry} wants its password sent to {host}, which is not "
-            f"done unasked; if that is right, set registry_realms to "
+            f"the registry {self._ref.registry} wants its password sent to {host}, which no "
+            f"setting allows; if that is right, set registry_realms to "
             f'{{"{self._ref.registry}" = "{host}"}}',
         )

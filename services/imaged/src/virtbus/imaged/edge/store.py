@@ -126,8 +126,8 @@ class ImageStore:
     def _drop_changed(self) -> None:
         """Drop images whose size differs from the size in their link (I11).
 
-        The size is checked because a raw image has no header. A dropped image is pulled again on
-        demand.
+        Only the size can show the damage of a raw image, which has no header. A dropped image is
+        pulled again on demand.
         """
         for name, link in tuple(self._links.items()):
             image = self._images.get(link.digest)
@@ -353,7 +353,7 @@ class ImageStore:
     ) -> tuple[str, ...]:
         """Remove unused images from the index; return their digests for `discard`.
 
-        An image is unused without a name, a disk (`used`), a lease, and a use in the last
+        An image is unused if it has no name, no disk (`used`), no lease, and no use in the last
         `grace_s`. `among` limits the search. Call it on the event loop, so that no task is between
         `cached` and `lease`.
         """

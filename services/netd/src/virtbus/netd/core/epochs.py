@@ -19,7 +19,7 @@ def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
         raise VirtbusError(
             Code.CONFLICT,
             "stale_epoch",
-            f"epoch {asked} of VM {uid} is over, {known.epoch} holds; read the record again",
+            f"epoch {asked} of VM {uid} is outdated, now {known.epoch}; read the record again",
         )
 
 

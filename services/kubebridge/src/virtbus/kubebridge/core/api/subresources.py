@@ -47,7 +47,7 @@ def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
 def answer(call: SubresourceCall) -> Outcome:
     """Return the effects of a call, in the order to run them, or a refusal.
 
-    Of a dry run, only patches and answers remain.
+    For a dry run, only patches and answers are returned.
     """
     verb = BY_NAME.get((call.resource, call.verb))
     if verb is None:

@@ -89,8 +89,8 @@ KINDS = {
 def answer(review: Any, *, mutating: bool) -> Plain:
     """Return the answer to a review.
 
-    The mutating webhook also refuses. The API server checks schema and CEL only after it, so it can
-    report all problems of an object together.
+    The mutating webhook also refuses objects. The API server checks schema and CEL only after it,
+    so the webhook can report all problems of an object together.
 
     Raises:
         ValueError: it is not an AdmissionReview.

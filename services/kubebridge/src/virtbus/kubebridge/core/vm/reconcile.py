@@ -99,7 +99,7 @@ def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
 
 
 def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> list[Action]:
-    """Create a VMI once the backoff is over. The new VMI triggers the next status."""
+    """Create a VMI once the backoff is over. The new VMI causes the next status update."""
     if vm.retry_at is not None and vm.retry_at > now and start_failure(vm, None, now):
         left_s = (vm.retry_at - now).total_seconds()
         return [*_report(Pair(vm, None), requests, now), Requeue(left_s)]
