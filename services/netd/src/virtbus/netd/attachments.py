@@ -1,8 +1,8 @@
 """Makes, removes and recovers the networks of this node's VMs.
 
 Work is serial per VM, and parallel across VMs. To survive a crash, the state file is written before
-anything is made and removed after everything else, and the tap comes up last. So our resources have
-a state file. Resources without one belong to another instance and are never touched.
+anything is made and removed after everything else, and the tap comes up last. So every resource of
+this netd has a state file. Resources without one belong to another instance, and are not touched.
 """
 
 import asyncio
@@ -310,7 +310,7 @@ class Attachments:
     async def recover(self) -> None:
         """Compare state files and host: adopt complete networks, finish or remove others.
 
-        Namespaces with our names and without a state file belong to another instance on this host:
+        virtbus namespaces without a state file belong to another instance on this host:
         they are logged once, and stay. Requests are refused until this has returned.
 
         Raises:

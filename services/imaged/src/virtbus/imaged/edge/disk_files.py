@@ -63,7 +63,7 @@ class DiskFolders:
         os.close(self._root_fd)
 
     def path(self, uid: str, volume: str) -> Path:
-        """Return the path of a volume's disk; both are checked ids."""
+        """Return the path of a volume's disk. The caller has checked `uid` and `volume`."""
         return self.root / uid / f"{volume}{SUFFIX}"
 
     def read(self, uid: str, volume: str) -> Overlay | None:

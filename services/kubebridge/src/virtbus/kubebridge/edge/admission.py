@@ -24,7 +24,7 @@ from virtbus.kubebridge.core.validation.admission import answer
 from virtbus.kubebridge.edge.fair_turns import FairTurns
 
 MAX_BYTES = 8 * 1024**2
-"""Largest review. It holds an object at most twice, and the API server takes up to 3 MiB."""
+"""Largest review. It contains an object at most twice, and the API server accepts up to 3 MiB."""
 MAX_VALUES = 40_000
 """Most JSON values of a review: two objects as large as a bus message. A review costs at most 0.6 s
 of CPU time."""

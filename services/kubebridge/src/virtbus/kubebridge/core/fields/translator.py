@@ -165,7 +165,7 @@ def _unknown(pattern: str, path: str, table: Table) -> Cause:
     return Cause(path, f"KubeVirt has no such field{hint}", Reason.NOT_SUPPORTED)
 
 
-# --- our paths ---------------------------------------------------------------------------------
+# --- paths in VmCreate -------------------------------------------------------------------------
 def _ours(to: str, indices: tuple[int, ...]) -> Path:
     """Return the path `to` with `indices` filled in; empty if `to` is empty."""
     numbers = iter(indices)

@@ -46,7 +46,7 @@ def takes(view: NodeView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Kubernetes Node with our mark."""
+    """A Kubernetes Node with the bridge's mark."""
 
     schedulable: str = path("metadata", "labels", SCHEDULABLE)
     heartbeat: datetime | None = path("metadata", "annotations", HEARTBEAT)
@@ -66,7 +66,7 @@ class Nodes(Protocol):
 def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime) -> list[Action]:
     """Return the write that is due, or a Requeue for the time when one is.
 
-    `node` is None if it does not exist or does not have our mark.
+    `node` is None if it does not exist or does not have the bridge's mark.
     """
     if view is None:
         if node is None:

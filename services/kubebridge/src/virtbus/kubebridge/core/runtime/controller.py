@@ -209,7 +209,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Reconcile again if one of these objects changes. It holds until the next reconcile."""
+    """Reconcile again if one of these objects changes. The next reconcile ends the wait."""
 
     references: frozenset[Key]
 

@@ -39,7 +39,7 @@ class Use(Enum):
 class Need(NamedTuple):
     """A reference to an object in the VMI's namespace. `field` is the path of the reference.
 
-    `place` is the index of its volume, or of its credential if it holds keys.
+    `place` is the index of its volume, or for SSH keys the index of its credential.
     """
 
     kind: str

@@ -59,13 +59,13 @@ class ObjectStore:
         if at(obj, "metadata", "deletionTimestamp"):
             self._ended[stored.uid] = None
         if before is not None and before.uid == stored.uid and stored.version < before.version:
-            return  # a newer write of our own is already stored
+            return  # a newer write of the bridge is already stored
         self._stored[name] = stored
         if before != stored:
             self.notify(name)
 
     def wrote(self, obj: Object) -> None:
-        """Store the answer of our own write before the watch delivers it.
+        """Store the answer of the bridge's own write before the watch delivers it.
 
         A removed object does not come back this way.
         """
