@@ -1,4 +1,4 @@
-"""From a reference to an image in the store: resolve, fetch once, verify, adopt, link."""
+"""Turns an image reference into a stored image: resolves, fetches once, verifies, links."""
 
 import asyncio
 import hashlib
@@ -74,7 +74,7 @@ class Images:
     def cached(self, source: ImageSource) -> ImageInfo | None:
         """Return the image of a reference if the store has it; uses no network.
 
-        It counts as a use of the name, which then expires later.
+        The call counts as a use of the name and so delays its expiry.
         """
         self._store.used(source.name)
         if source.digest is not None and not source.is_container:
@@ -108,7 +108,7 @@ class Images:
         return image or await self.refresh(source, asker)
 
     async def restore(self, source: ImageSource, digest: str, asker: Asker) -> None:
-        """Fetch the exact bytes of a disk's image again; errors as `refresh`."""
+        """Fetch the image `digest` of an existing disk again; errors as `refresh`."""
         url, pin = await self._resolve(source)
         if not url.startswith(CONTAINER_SCHEME):
             await self.ensure(ImageSource(source.locator, digest), asker)
@@ -123,18 +123,19 @@ class Images:
     async def refresh(self, source: ImageSource, asker: Asker = NOBODY) -> ImageInfo:
         """Return the source's current image; an unchanged one is not transferred.
 
-        All requests for one URL and digest with the same `pull_secret` (or the node's logins)
-        share one transfer: nobody gets content through another's login. Others that waited for
-        the same file of a pinned URL take it from the store. If the last of them is cancelled, the
-        transfer ends and its bytes are removed.
+        Concurrent requests with one URL, digest and `pull_secret` share one transfer. Another
+        `pull_secret` means another transfer, so that nobody gets content through another's login.
+        Transfers of the same pinned file run one after another, and the later ones take the file
+        from the store. When all requests of a transfer are cancelled, it ends and its bytes are
+        removed.
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
-                the errors of `core.header`, `core.clusters`, `edge.download`, `edge.localfile` and
-                `edge.containers`.
+                the errors of `core.header`, `core.clusters`, `edge.download`, `edge.local_files`
+                and `edge.containers`.
         """
         url, pin = await self._resolve(source)
-        url, query = sealed_ref(url)  # of images.d, whose rules contain it
+        url, query = sealed_ref(url)  # a rule in images.d may contain a query
         secret = asker.pull_secret or query
         known = self._known(source, url)
 
@@ -150,7 +151,7 @@ class Images:
         return image
 
     async def forget(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Remove the names that `ref` denotes; return the digests, and the removed names.
+        """Remove the names that `ref` denotes; return their digests and the removed names.
 
         Raises:
             VirtbusError: 404 `image_unknown`.
@@ -195,13 +196,13 @@ class Images:
 
         async def in_turn(seat: Seat) -> tuple[ImageInfo, Fetched]:
             stored = self._store.cached(of_file) if of_file is not None else None
-            if stored is not None:  # fetched meanwhile, by a newly signed URL
+            if stored is not None:  # another transfer has fetched it meanwhile
                 return stored, Fetched(known)
             parts = open_part(self._store, self._threads, key, lambda: flight.abandoned)
             async with parts as part:
                 fetched = await self._fetch(flight, url, pin, (part, known), pull_secret)
                 seat.settle()
-                # A container's pin is of its manifest, and was held against that.
+                # A container's pin is its manifest's digest, which `_fetch` has verified.
                 return await self._adopt(url, of_file, part, known, fetched), fetched
 
         async with self._part_locks.of(key):  # an abandoned transfer may still be ending
@@ -258,15 +259,15 @@ class Images:
 
 
 def _host_of(url: str) -> str:
-    """Return the server whose share of the slots is charged; empty for a local file."""
+    """Return the URL's host, which has a share of the pull slots; empty for a local file."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
-        return ""  # refused before any request
+        return ""  # such a URL is refused before any request
 
 
 def _with_query(url: str, query: str) -> str:
-    """The URL as its server knows it.
+    """Return the URL with its secret query.
 
     Raises:
         VirtbusError: 503 `image_query_missing`.
@@ -283,7 +284,10 @@ def _with_query(url: str, query: str) -> str:
 
 
 def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> NameLink:
-    """Write a link. A pinned reference has its own, so that it never changes the plain name."""
+    """Return the link for a source.
+
+    A pinned reference has its own link, so that it never changes the plain name's.
+    """
     return NameLink(
         name=source.name,
         digest=image.digest,

@@ -1,4 +1,4 @@
-"""The slots of a node's pulls, assigned by the rules of `core.pull_schedule`."""
+"""Assigns a node's pull slots by the rules of `core.pull_schedule`."""
 
 import asyncio
 import itertools
@@ -16,18 +16,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _LOOKS_A_TURN = 4
-"""Checks by a waiting pull for the end of a turn, in `slow_turn_s`."""
+"""Number of times that a waiting pull looks for a slot, per `slow_turn_s`."""
 
 
 class Seat:
-    """One pull, from its request for a slot to its end."""
+    """One pull, from its request for a slot to its end. Each stay in a slot is a turn."""
 
     def __init__(self, order: int, host: str, flight: Flight) -> None:
         self.called = asyncio.Event()
         self.limit: asyncio.Timeout | None = None
-        """In the current turn."""
+        """The timeout of the current turn; None outside a turn."""
         self.held_s = 0.0
-        """In earlier turns."""
+        """Seconds of all earlier turns."""
         self._order = order
         self._host = host
         self._flight = flight
@@ -37,7 +37,7 @@ class Seat:
         self._settled = False
 
     def settle(self) -> None:
-        """Record that all bytes have arrived: it keeps its slot to the end."""
+        """Record that all bytes have arrived: the pull keeps its slot until it ends."""
         self._settled = True
         if self.limit is not None and not self.limit.expired():
             self.limit.reschedule(None)
@@ -47,7 +47,7 @@ class Seat:
         self._began_s, self._began_bytes = now_s, self._flight.moved_bytes
 
     def end(self, now_s: float, *, gave_way: bool) -> None:
-        """End a turn."""
+        """End a turn; `gave_way` if another pull gets the slot."""
         self.held_s += now_s - self._began_s
         self._yields += gave_way
         self.limit = None
@@ -72,7 +72,7 @@ class Seat:
 
 
 class PullSlots:
-    """At most `most` pulls at once."""
+    """Runs at most `most` pulls at once."""
 
     def __init__(self, limits: TransferLimits, most: int) -> None:
         self._limits = limits
@@ -84,8 +84,8 @@ class PullSlots:
     async def run(self, host: str, flight: Flight, work: Callable[[Seat], Awaitable[T]]) -> T:
         """Return the result of `work`, started when there is a slot.
 
-        If it has to give way it is cancelled, and started again later: it must continue from its
-        partial result. After `Seat.settle` it is not cancelled.
+        If another pull needs the slot, `work` is cancelled and later called again. It must then
+        continue from its partial result. After `Seat.settle` it is not cancelled for another pull.
 
         Raises:
             VirtbusError: 503 `image_unreachable`: its turns took longer than `total_timeout_s`; the
@@ -132,7 +132,7 @@ class PullSlots:
         self._look()
 
     def _look(self) -> None:
-        """Fill free slots; if some still wait, end a turn that has been long enough."""
+        """Fill free slots. If pulls still wait, end the turn that `gives_way` chooses, if any."""
         now_s = asyncio.get_running_loop().time()
         while True:
             waiting = {seat.as_waits(): seat for seat in self._waiting}

@@ -14,13 +14,16 @@ EVENTS = StepEvents(
 
 
 class DiskReporter(StepReporter):
-    """Publishes progress, too."""
+    """Publishes the ready events and events of disks, and the progress of images."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         super().__init__(bus, "imaged", node, EVENTS)
 
     def listener(self, record: VmRecord) -> Listener:
-        """Publish progress of a VM's image; the first call emits that a pull began."""
+        """Return a listener that publishes the progress of a VM's image.
+
+        Its first call also emits the event that a pull began.
+        """
         tell = self.progress(record.uid)
         begun = False
 
@@ -34,7 +37,7 @@ class DiskReporter(StepReporter):
         return listen
 
     def progress(self, uid: str) -> Listener:
-        """Publish progress under `uid`, of a VM or of a pull's job."""
+        """Return a listener that publishes progress; `uid` is the VM's, or that of a pull's job."""
         subject = subjects.progress(self._node, uid, EVENTS.step)
 
         async def listen(done_bytes: int, total_bytes: int | None) -> None:

@@ -1,4 +1,4 @@
-"""`rpc.imaged.<verb>`: requests of the node's services and of controllers."""
+"""Handles `rpc.imaged.<verb>`: requests of the node's services and of controllers."""
 
 import asyncio
 import logging
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 ANSWER_BEFORE_S = 0.2
 """An answer is sent this long before the deadline, so that it arrives in time."""
 WAITS_S = 20.0
-"""A request waits for a transfer no longer, with any deadline: so nobody can hold the slots of
-others for an hour (ADR 0028). The client repeats it."""
+"""Longest time that a request waits for a transfer, with any deadline; the client then repeats it.
+Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."""
 
 
 class Requests:
-    """The handlers. Each may be repeated."""
+    """The handlers of all verbs. Each request may be repeated."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Requests:
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
-        """Return the VM's disks, or the error; 503 `image_pulling` if they are not made in time."""
+        """Make a VM's disks and return them; 503 `image_pulling` if they are not ready in time."""
         want = validate(Ensure, request.data)
         try:
             async with asyncio.timeout(_left_s(request)):
@@ -69,7 +69,7 @@ class Requests:
             ) from None
 
     async def release(self, request: Request) -> ReleaseReply:
-        """Remove a VM's disks; the same answer if there are none."""
+        """Remove a VM's disks, or move them to the quarantine. No error if there are none."""
         want = validate(Release, request.data)
         uid = self._work.end(want)
         gone = await self._disks.release(uid, want.epoch, want.keep)
@@ -82,7 +82,7 @@ class Requests:
         return ReleaseReply(uid=uid, kept=gone.kept)
 
     async def quarantine(self, request: Request) -> Quarantine:
-        """List, get, restore or purge entries of the quarantine; each may be repeated."""
+        """List, get, restore or purge entries of the quarantine. Each may be repeated."""
         want = validate(QuarantineWork, request.data)
         if want.do == "list":
             entries = await self._disks.quarantined()
@@ -102,7 +102,7 @@ class Requests:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     async def inspect(self, request: Request) -> HeldResources:
-        """Return the disk files on the host, of one VM or of all."""
+        """Return the disk files of one VM, or of all VMs."""
         want = validate(Inspect, request.data)
         return HeldResources(
             things=await self._disks.held(valid_uid(want.uid) if want.uid else None)
@@ -113,10 +113,11 @@ class Requests:
         return self._images.page(validate(ListImages, request.data).after)
 
     async def pull(self, request: Request) -> ImageInfo:
-        """Fetch an image, or a newer one under its name. It continues after the answer.
+        """Fetch the current image of a reference. The transfer continues after the answer.
 
         Raises:
-            VirtbusError: 504 `image_pulling` after WAITS_S; the errors of `Images.refresh`.
+            VirtbusError: 504 `image_pulling` after WAITS_S, or shortly before the deadline; the
+                errors of `Images.refresh`.
         """
         want = validate(PullImage, request.data)
         try:
@@ -171,7 +172,7 @@ class Requests:
 
 
 def _shown(ref: str) -> str:
-    """Return a name or URL for display: a query may be a signature."""
+    """Return a name or URL without its query, which may be a secret signature."""
     return ref.partition("?")[0]
 
 

@@ -1,4 +1,4 @@
-"""imaged's loop: handles records and requests, publishes disks and ready events."""
+"""Runs imaged on one node: handles records and requests, publishes its state."""
 
 import asyncio
 import contextlib
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
 VERBS["pull"] = 1024
-"""With the number of requests at once. Pulls only wait for a transfer; a controller asks for at
-most 256, and shares them among accounts.
-"""
+"""The verbs, each with the number of requests handled at once. A pull request only waits for a
+transfer. A controller sends at most 256 of them, shared among accounts."""
 CROWDED = 1.1
-"""Names beyond this factor of the limit are removed without waiting for GC_INTERVAL_S."""
+"""Factor of the setting `max_names`. With more names, some are removed without waiting for
+GC_INTERVAL_S."""
 GC_INTERVAL_S = 3600.0
 GC_GRACE_S = 3600.0
-"""Time that an image without a name and disks is kept."""
+"""Time that an image without names and disks is kept after its last use."""
 
 
 class Imaged:
@@ -58,11 +58,11 @@ class Imaged:
         self._span = span
         self._changed = asyncio.Event()
         self._crowded = asyncio.Event()
-        """There are far more names than the limit."""
+        """Set when there are more names than CROWDED allows."""
         self._store: ImageStore | None = None
         self._requests: Requests | None = None
         self._quarantined = (0, 0)
-        """Number of entries, and their bytes."""
+        """Number of entries in quarantine, and their bytes."""
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -177,7 +177,7 @@ class Imaged:
         )
 
     async def _count(self, disks: Disks) -> None:
-        """Count the quarantine at the start, and on change."""
+        """Count the entries in quarantine at the start and after each change."""
         while True:
             await disks.recount.wait()
             disks.recount.clear()

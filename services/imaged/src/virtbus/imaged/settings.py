@@ -40,7 +40,7 @@ class Settings(ServiceSettings):
     max_virtual_bytes: Bytes = Field(
         _LIMITS.max_virtual_bytes,
         ge=1024**2,
-        description="bytes of the largest disk, of an image or asked for",
+        description="bytes of the largest virtual disk, of an image or of a volume",
     )
     max_expansion: int = Field(
         _LIMITS.max_expansion,

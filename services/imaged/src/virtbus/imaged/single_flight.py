@@ -10,7 +10,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 T = TypeVar("T")
 Listener = Callable[[int, int | None], Awaitable[None]]
-"""(bytes done, total bytes if known), at most 5 times a second."""
+"""Called with (bytes done, total bytes if known), at most 5 times a second."""
 
 PROGRESS_INTERVAL_S = 0.2
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A caller that wants an image, and gets its progress.
+    """One request for an image, with a listener for its progress.
 
-    `uid` is the VM or job in whose trace the transfer is shown, if it is the first to ask.
-    `namespace` is whose share of the slots it takes; empty: the operator's. `pull_secret` is the
-    VM's own login for a registry, or the query of its URL.
+    `uid` is a VM or a pull's job. The trace of a transfer has the `uid` of its first request.
+    `namespace` is charged for the pull slot; it is empty for the operator's pulls. `pull_secret` is
+    the VM's own login for a registry, or the query of its URL.
     """
 
     listener: Listener | None = None
@@ -33,7 +33,7 @@ class Asker:
 
 
 class Flight:
-    """The state that the transfer and its requests share."""
+    """The state that a transfer shares with its requests."""
 
     def __init__(self) -> None:
         self.askers: list[Asker] = []
@@ -59,7 +59,7 @@ class Flight:
         self.done_bytes, self.total_bytes = done_bytes, total_bytes
 
     def worked(self, more_bytes: int) -> None:
-        """Record work on bytes that are already local."""
+        """Record that bytes that are already local were processed, for example decompressed."""
         self.moved_bytes += more_bytes
 
     async def _tell(self) -> None:
@@ -82,14 +82,14 @@ class Flight:
 
 
 class Flights(Generic[T]):
-    """Runs work by key, once for all requests; after the last one is cancelled, so is the work."""
+    """Runs one task per key, for all its requests. It is cancelled with the last of them."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._flying: dict[str, tuple[Flight, asyncio.Task[None], asyncio.Future[T]]] = {}
 
     async def join(self, key: str, work: Callable[[Flight], Awaitable[T]], asker: Asker) -> T:
-        """Return the result of `work` under `key`, started here or already running.
+        """Return the result of `work`, or of the task that already runs under `key`.
 
         Raises the errors of the work. Cancelling one request does not affect the others.
         """
@@ -105,13 +105,13 @@ class Flights(Generic[T]):
         finally:
             flight.askers.remove(asker)
             if not flight.askers and not result.done():
-                # A later request starts a new transfer; the work itself waits for the old one.
+                # A later request starts a new task, whose work waits until this one has ended.
                 if self._flying.get(key, (None,))[0] is flight:
                     del self._flying[key]
                 task.cancel()
 
     def stop(self) -> None:
-        """Record that the service stops: the next process resumes cancelled work."""
+        """Record that the service stops: cancelled tasks keep their bytes for the next start."""
         for flight, _, _ in self._flying.values():
             flight.stopping = True
 
@@ -148,4 +148,4 @@ class Flights(Generic[T]):
             )
         if not result.done():
             result.set_exception(first)
-            result.exception()  # retrieved here: the last request may have been cancelled already
+            result.exception()  # avoids asyncio's warning if no request waits any more

@@ -1,4 +1,4 @@
-"""`virtbus-netd`: connects settings, bus and service."""
+"""Entry point of `virtbus-netd`: connects settings, bus and service."""
 
 import sys
 
@@ -18,7 +18,7 @@ from virtbus.netd.settings import Settings
 
 
 def host_ports(settings: Settings) -> HostPorts:
-    """Return the ports to this host."""
+    """Return the objects through which netd acts on this host."""
     state = settings.state_dir / "netd"
     return HostPorts(
         namespaces=Namespaces(settings.netns_dir),

@@ -1,8 +1,8 @@
-"""The networks of this node's VMs: ensured, released, restored from the host.
+"""Makes, removes and recovers the networks of this node's VMs.
 
-Serial per VM, parallel across VMs. An order makes it crash-safe: the state file is written before
-anything is made, the tap comes up last, and the state file is removed after everything else. So our
-resources have a state file. Resources without one belong to another instance and are never touched.
+Work is serial per VM, and parallel across VMs. To survive a crash, the state file is written before
+anything is made and removed after everything else, and the tap comes up last. So every resource of
+this netd has a state file. Resources without one belong to another instance, and are not touched.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 BUILDS_AT_ONCE = 8
-"""A higher number would only wait for the kernel's rtnl lock."""
+"""Most networks that are built at once. More would only wait for the kernel's rtnl lock."""
 
 Begun = Callable[[NetReady], Awaitable[None]]
 
@@ -46,7 +46,7 @@ async def _silent(_ready: NetReady) -> None:
 class _Entry:
     attachment: Attachment
     phase: NetPhase | None = None
-    """None: only its addresses are remembered."""
+    """None if the network is not built, and only its addresses are remembered."""
     error: ErrorBody | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the phase is ready or failed."""
@@ -56,7 +56,7 @@ class _Entry:
         self.settled.set()
 
     def cut_off(self, faults: list[str]) -> NetworkFinding:
-        """Return the finding for a running guest that cannot get its network any more."""
+        """Mark the network as failed; return the finding. Its running guest cannot get it back."""
         finding = lost(self.attachment, faults)
         self.settle(NetPhase.FAILED, finding.error)
         return finding
@@ -86,6 +86,7 @@ class Attachments:
         self._host_side = asyncio.Lock()
         self._former_links: set[str] = set()
         self._late_links: set[str] = set()
+        """Host links of removed networks at the last `tidy`. The next one deletes them."""
         self.recovering = True
         self.untidy = asyncio.Event()
         """Set if `tidy` has something to do."""
@@ -93,12 +94,12 @@ class Attachments:
     async def ensure(self, record: VmRecord, begun: Begun = _silent) -> NetReady:
         """Make the network that `record` needs, or return an existing one at once.
 
-        `begun` is called when the MACs are known and a CNI plugin is about to run.
+        `begun` is called when the MACs are known and a CNI plugin is about to run. After an error,
+        only the addresses are kept.
 
         Raises:
             VirtbusError: 503 while recovering; 409 for an older or released epoch, or a MAC in use;
-                429 without a free address; an error of the kernel or a plugin. Nothing but the
-                addresses is left of a failed attachment.
+                429 without a free address. Errors of the kernel and of plugins.
         """
         self._refuse_while_recovering()
         plan = plan_of(record)
@@ -120,7 +121,7 @@ class Attachments:
             return await self._make(plan, known, begun)
 
     async def _serves(self, entry: _Entry, plan: Attachment) -> bool:
-        """Return True if the network serves `plan`: it is equal, or a guest is using it."""
+        """Return True if the network is equal to `plan` or in use, and update its epoch."""
         attachment = entry.attachment
         if not await self._builder.found(attachment):
             return False
@@ -167,7 +168,7 @@ class Attachments:
         if not attachment.nics:
             return
         async with self._host_side:
-            pass  # a concurrent removal of the host bridge ends first; later ones see this VM
+            pass  # wait for a removal of the host bridge; later ones see this VM
         self._keep(entry, attachment)
         if attachment.has_cni:
             await self._builder.with_cni(
@@ -178,7 +179,7 @@ class Attachments:
             await self._builder.built_in(attachment)
         if self._bridge_seen != self._doors.bridge.times_made:
             self._bridge_seen = self._doors.bridge.times_made
-            await self.replug()  # the links of other VMs
+            await self.replug()  # the new bridge lacks the links of other VMs
 
     async def _abandon(self, entry: _Entry) -> None:
         """Remove a failed attachment; its file keeps the addresses for the next attempt."""
@@ -195,7 +196,7 @@ class Attachments:
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
 
     async def release(self, uid: str, epoch: int) -> bool:
-        """Remove everything of `uid`; return True when it is gone, False if there was nothing.
+        """Remove the network of `uid`; return False if there was none.
 
         Raises:
             VirtbusError: 409 for an older epoch; 500 if a CNI plugin failed on DEL (the state file
@@ -208,8 +209,7 @@ class Attachments:
             self._released.add(uid, epoch)
             if entry is None:
                 return False
-            # partially removed is incomplete: removed again after a crash
-            if entry.attachment.has_cni:
+            if entry.attachment.has_cni:  # after a crash, `recover` removes the rest
                 self._keep(entry, entry.attachment.model_copy(update={"made": False}))
             await self._builder.unmake(entry.attachment)
             self._doors.files.remove(uid)
@@ -254,7 +254,7 @@ class Attachments:
         """Remove an unneeded host bridge, and host links that outlived their VM.
 
         The kernel frees namespaces asynchronously. A link that still exists at the second call is
-        held by something, such as a process. Does nothing before recovery, when VMs are unknown.
+        in use, for example by a process, and is deleted. Does nothing before recovery.
         """
         self.untidy.clear()
         if self.recovering:
@@ -271,13 +271,13 @@ class Attachments:
                 await in_thread(self._doors.bridge.remove)
 
     async def replug(self) -> None:
-        """Attach every host link to the bridge again, after somebody deleted the bridge."""
+        """Attach every host link again, after the bridge was deleted and made again."""
         nics = [nic for each in self.ready() for nic in each.nics if nic.kind is NicKind.BRIDGE]
         if nics:
             await in_thread(lambda: self._builder.links.replug(nics))
 
     async def compare(self) -> list[NetworkFinding]:
-        """Check each network on the host, complete it, and return what was incomplete."""
+        """Check and repair each network on the host; return a finding for each incomplete one."""
         findings = []
         running = await in_thread(lambda: self._doors.emulators.running(self._entries))
         for uid in list(self._entries):
@@ -310,7 +310,7 @@ class Attachments:
     async def recover(self) -> None:
         """Compare state files and host: adopt complete networks, finish or remove others.
 
-        Namespaces with our names and without a state file belong to another instance on this host:
+        virtbus namespaces without a state file belong to another instance on this host:
         they are logged once, and stay. Requests are refused until this has returned.
 
         Raises:
@@ -353,7 +353,7 @@ class Attachments:
                 entry.settle(NetPhase.READY)
 
     def resources(self) -> dict[str, tuple[str, ...]]:
-        """Return the uids that this netd has resources of, and those; never another instance's."""
+        """Return the resources of this netd by uid, such as `netns vb-<uid>`."""
         there = set(self._doors.namespaces.names())
         found = {}
         for uid, entry in self._entries.items():
@@ -378,7 +378,7 @@ class Attachments:
                 yield from entry.attachment.nics
 
     def ready(self) -> list[Attachment]:
-        """Return the complete networks, as far as known."""
+        """Return the networks whose phase is ready."""
         return [each.attachment for each in self._entries.values() if each.phase is NetPhase.READY]
 
     def built_in(self) -> bool:

@@ -28,7 +28,7 @@ Keep = Callable[[Attachment], None]
 
 @dataclass(frozen=True, slots=True)
 class HostPorts:
-    """The collaborators that touch the host."""
+    """The objects of `edge` that act on the host."""
 
     namespaces: Namespaces
     bridge: HostBridge
@@ -39,17 +39,21 @@ class HostPorts:
 
 
 class Builder:
-    """Every method may be cancelled; the next one completes or removes partial results."""
+    """Makes, completes and removes networks.
+
+    Every method may be cancelled; the next one completes or removes partial results.
+    """
 
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._site = site
         self.links = GuestLinks(doors.namespaces, doors.bridge)
         self.insistent: set[str] = set()
-        """CNI networks whose plugins choose the MAC: attached before a start, never during it."""
+        """CNI networks whose plugins choose the MAC. They are attached before a VM starts, never
+        during its start."""
 
     def stands(self, attachment: Attachment) -> bool:
-        """Return True if the namespace exists (or none is needed)."""
+        """Return True if the namespace exists, or if none is needed."""
         return not attachment.nics or self._doors.namespaces.exists(attachment.netns)
 
     async def found(self, attachment: Attachment) -> bool:
@@ -106,7 +110,10 @@ class Builder:
         return True
 
     async def built_in(self, attachment: Attachment) -> None:
-        """Make or complete a VM with built-in interfaces only; its file is durable afterwards."""
+        """Make or complete a network with built-in interfaces only.
+
+        Its state file is durable afterwards.
+        """
         files = self._doors.files
         refused: Exception | None = None
         sockets: list[socket.socket] = []
@@ -124,10 +131,10 @@ class Builder:
     async def with_cni(
         self, attachment: Attachment, keep: Keep, begun: Callable[[], Awaitable[None]]
     ) -> None:
-        """Make a VM with CNI interfaces; `begun` is awaited before the first plugin runs.
+        """Make a network with CNI interfaces; `begun` is awaited before the first plugin runs.
 
         Raises:
-            VirtbusError: of a plugin; 409 `cni_mac` if one chose another MAC than announced.
+            VirtbusError: the error of a plugin; 409 `cni_mac` if one chose another MAC.
         """
         insists = any(nic.network in self.insistent for nic in attachment.nics)
         if not insists:
@@ -140,7 +147,7 @@ class Builder:
         keep(attachment.model_copy(update={"made": True}))
 
     async def adopt(self, attachment: Attachment) -> None:
-        """Serve a VM whose namespace and CNI links exist; complete the rest."""
+        """Complete a network whose namespace and CNI links exist, and serve DHCP in it."""
 
         def complete() -> list[socket.socket]:
             self._doors.files.sync(attachment.uid)
@@ -157,7 +164,7 @@ class Builder:
         result = done.result or {}
         try:
             nic = cni_values.settled(nic, result)
-        finally:  # DEL needs the result, and finds its rules by the address, which leaves the link
+        finally:  # DEL needs the result: it finds its rules by the address, which the link loses
             attachment = replaced(attachment, nic)
             keep(attachment)
         link = await in_thread(lambda: self.links.take_address_off(attachment, nic))
@@ -178,12 +185,12 @@ class Builder:
         self._doors.dhcp.serve(attachment.uid, sockets, offers_of(attachment, self._site))
 
     async def unmake(self, attachment: Attachment) -> None:
-        """Remove everything of a VM but its state file.
+        """Remove the network of a VM, but not its state file.
 
         The kernel frees the namespace a little later.
 
         Raises:
-            VirtbusError: 500 `cni_failed` if a plugin failed on DEL; all else is gone.
+            VirtbusError: 500 `cni_failed` if a plugin failed on DEL; everything else is removed.
         """
         self._doors.dhcp.stop(attachment.uid)
         failed: VirtbusError | None = None

@@ -1,4 +1,4 @@
-"""The disks of VMs: `<root>/<uid>/<volume>.qcow2`, made by us, written by QEMU."""
+"""Makes, reads and removes the disks of VMs: `<root>/<uid>/<volume>.qcow2`."""
 
 import contextlib
 import dataclasses
@@ -24,14 +24,19 @@ from virtbus.schemas.wire import decode, encode_json
 SUFFIX = ".qcow2"
 TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
-"""Metadata next to each disk, unless imaged is root. libvirt gives a running VM's disk to QEMU's
-user, and an imaged with another user cannot read its header then."""
+"""Suffix of the metadata file next to each disk; an imaged that is root writes none. libvirt gives
+a running VM's disk to QEMU's user. An imaged with another user cannot read the disk's header then,
+and reads this file."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDisk:
-    """A disk on the host; `overlay` None if its header cannot be read."""
+    """A disk file on the host, or the empty folder of a VM.
+
+    `file` is the path of the disk, empty for a folder. `overlay` is None if the header cannot be
+    read.
+    """
 
     uid: str
     file: str
@@ -39,7 +44,7 @@ class FoundDisk:
 
     @property
     def digest(self) -> str:
-        """Return the digest of its image; empty if there is none, or it is unknown."""
+        """Return the digest of the disk's image; empty if it has no image or no readable header."""
         path = self.overlay.backing_path if self.overlay is not None else ""
         return f"sha256:{Path(path).name}" if path else ""
 
@@ -58,19 +63,19 @@ class DiskFolders:
         os.close(self._root_fd)
 
     def path(self, uid: str, volume: str) -> Path:
-        """Return the path of a volume's disk; both are checked ids."""
+        """Return the path of a volume's disk. The caller has checked `uid` and `volume`."""
         return self.root / uid / f"{volume}{SUFFIX}"
 
     def read(self, uid: str, volume: str) -> Overlay | None:
-        """Return an existing disk, None if there is none.
+        """Return the overlay of a volume's disk, None if the disk does not exist.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 503 `store_error`.
         """
         try:
             with self._open(uid) as directory:
-                # Left by a crash, and linked to the disk: the agent accepts only disks with one
-                # name.
+                # A crash in `make` can leave this second link to the disk. The agent refuses a
+                # disk that has two.
                 openat2.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
                 return _read_disk(volume, directory)
         except FileNotFoundError:
@@ -79,9 +84,10 @@ class DiskFolders:
             raise store_error(error) from error
 
     def written(self, uid: str) -> bool:
-        """Return False if every disk of the VM is as `make` left it: QEMU's first write extends it.
+        """Return True if any disk of the VM may have been written to since `make`.
 
-        Return True if unknown.
+        QEMU's first write extends the file, so its length decides. An unreadable disk counts as
+        written.
         """
         for found in self.find(uid):
             if not found.file:
@@ -92,7 +98,7 @@ class DiskFolders:
         return False
 
     def overlay_in(self, folder: Path, volume: str) -> Overlay | None:
-        """Return a disk in any of our folders; None if its header cannot be read."""
+        """Return the overlay of a disk in `folder`; None if its header cannot be read."""
         try:
             with openat2.opened_directory(folder) as directory:
                 return _read_disk(volume, directory)
@@ -136,7 +142,7 @@ class DiskFolders:
         return True
 
     def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
-        """Yield the disks on the host, of one VM or of all."""
+        """Yield the disks of the VM `uid`, or of all VMs."""
         names = [uid] if uid else openat2.names(self._root_fd)
         for name in names:
             path = self.root / name
@@ -144,7 +150,7 @@ class DiskFolders:
                 continue
             files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
             if not files:
-                yield FoundDisk(name, "", None)  # released only when the directory is removed, too
+                yield FoundDisk(name, "", None)  # an empty folder must be released, too
             for file in files:
                 yield FoundDisk(name, str(file), self._overlay_of(name, file))
 
@@ -170,7 +176,8 @@ def _read_disk(volume: str, directory: int) -> Overlay:
 
 def _write_disk(final: str, layout: Layout, directory: int) -> None:
     temporary = f"{TEMPORARY}{final}"
-    openat2.remove(temporary, directory)  # never truncated: a crash may have left it linked twice
+    # Removed, not truncated: after a crash this name can be a second link to the disk.
+    openat2.remove(temporary, directory)
     descriptor = openat2.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         for offset, data in layout.pieces:

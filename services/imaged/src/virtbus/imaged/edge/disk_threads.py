@@ -19,7 +19,7 @@ class DiskThreads:
     async def run(self, call: Callable[..., T], *args: Any) -> T:
         """Return the result of `call(*args)`.
 
-        A cancellation waits for the thread, so keep it short.
+        A cancellation waits until `call` returns, so `call` must be short.
         """
         return await to_end(asyncio.get_running_loop().run_in_executor(self._pool, call, *args))
 

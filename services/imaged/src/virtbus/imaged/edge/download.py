@@ -1,4 +1,4 @@
-"""Fetches http(s) sources into parts: resumed, retried, limited."""
+"""Downloads images from http(s) URLs into partial files, with resume, retries and limits."""
 
 from dataclasses import dataclass
 from typing import NoReturn
@@ -19,14 +19,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class Downloads:
-    """Fetches http(s) URLs into parts."""
+    """Downloads http(s) URLs into parts (`PartialDownload`)."""
 
     def __init__(self, limits: TransferLimits, threads: DiskThreads) -> None:
         self._limits = limits
         self._threads = threads
         self.http = Http(limits)
 
-    async def fetch(  # noqa: PLR0913  a transfer is all of these
+    async def fetch(  # noqa: PLR0913  each describes the transfer
         self,
         url: str,
         part: PartialDownload,
@@ -39,10 +39,10 @@ class Downloads:
     ) -> Fetched:
         """Fill `part` with the body of `url`, with resume and retries within the limits.
 
-        `known` is the stored version of `url`: the answer may be `unchanged`. Without a pinned
-        digest, a body of unknown length is refused. `site` adds headers to each request and
-        interprets errors. `size_bytes` is the required length, if known. After a cancellation the
-        part holds a prefix.
+        `known` are the validators of the stored copy. The result is `unchanged` if the server still
+        has that version. A body without a length and without chunks is refused, unless the digest
+        is `pinned`. `site` adds headers to each request and interprets errors. `size_bytes` is the
+        required length, if known. After a cancellation the part has the bytes received so far.
 
         Raises:
             VirtbusError: 400 `image_url_*`; 403 `redirect_refused`, `image_denied`; 404
@@ -91,7 +91,7 @@ class _Request:
     _size_bytes: int | None
 
     async def attempt(self) -> Fetched:
-        """Follow redirects and read the body; TransientError if another attempt may help."""
+        """Follow redirects and read the body; raise TransientError if another attempt may help."""
         headers = self._site.headers() | self._headers()
         async with self._http.get(self._site, self._url, headers) as response:
             return await self._take(response)
@@ -125,7 +125,10 @@ class _Request:
         return Fetched(validators)
 
     async def _begin(self, response: aiohttp.ClientResponse, validators: Validators) -> int | None:
-        """Decide if the body continues the part or replaces it; return the whole size if known."""
+        """Decide if the body continues the part or replaces it.
+
+        Return the size of the whole file in bytes, None if it is unknown.
+        """
         part, note = self._part, self._part.note
         if response.status == 206:
             total = resumed_total(response.headers.get("Content-Range", ""), part.offset)
@@ -166,7 +169,7 @@ class _Request:
 
 
 def _noted(url: str, *, pinned: bool) -> str:
-    """Return the URL without secrets, for the disk; a pinned file needs no query."""
+    """Return the URL for the metadata file, with the query hashed; a pinned file needs no query."""
     bare, mark, query = url.partition("?")
     return f"{bare}?{file_name(query)}" if mark and not pinned else bare
 

@@ -1,12 +1,13 @@
-"""HTTP GET with our rules: addresses, redirects, time limits, attempts; makes aiohttp's sessions.
+"""Sends HTTP GET requests, with rules for addresses, redirects, time and attempts.
 
-All limits are in `core.limits`, all rules about addresses in `core.addresses`. The address is
-checked when the socket is made. So it is the connected one, for any resolution of the name and any
-spelling of the host (SRC-03, SRC-04).
+The limits are in `core.limits`, the address rules in `core.addresses`. An address is checked when
+its socket is made. So the checked address is the connected one, however the name resolves and
+however the host is spelled (SRC-03, SRC-04).
 
-Until a server has answered, all failures look the same to the asker: a closed port, a filtered one,
-a forbidden address, an unknown name, or another protocol. They have one code, one text and one
-number of attempts. Only the log contains the difference, for the operator.
+Until a server has answered, the client gets the same error for every failure. That can be a closed
+port, a filtered port, a forbidden address, an unknown name, or another protocol. Code, text and
+number of attempts do not differ, so a client cannot scan the node's network. Only imaged's log
+contains the difference, for the operator.
 """
 
 import asyncio
@@ -34,11 +35,12 @@ T = TypeVar("T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NO_ANSWER = "its server gave no answer that can be used"
 _BUFFER_BYTES = 1024**2
-"""Buffer for bytes that arrive while a chunk is hashed; aiohttp pauses the sender at twice this."""
+"""Buffer for bytes that arrive while a chunk is hashed; aiohttp stops reading at twice this
+size."""
 
 
 class _AddressGuard:
-    """Makes the sockets of one request, or refuses; `refused` is the reason."""
+    """Makes the sockets of one request; `refused` is the reason if its address is forbidden."""
 
     def __init__(self, allowed: tuple[Network, ...]) -> None:
         self._allowed = allowed
@@ -60,10 +62,9 @@ class Http:
         self.limits = limits
 
     async def insist(self, site: ImageServer, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`.
+        """Return the result of `attempt`, with repeats within the limits.
 
-        It is repeated at once after an AgainError, and later after a TransientError, within the
-        limits.
+        An AgainError is repeated at once, a TransientError after a backoff.
 
         Raises:
             VirtbusError: 503 `image_unreachable`; the errors of `attempt`.
@@ -94,7 +95,7 @@ class Http:
     async def get(
         self, site: ImageServer, url: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Return the answer after redirects.
+        """Yield the response after redirects.
 
         `Authorization` is never sent to another server (SRC-13).
 
@@ -145,7 +146,7 @@ class Http:
 
 
 def _failed(url: str, why: str, *, answered: bool) -> TransientError:
-    """Return the error of a failed attempt: it contains `why` only if the server has answered."""
+    """Log a failed attempt and return its error, which has `why` only if the server `answered`."""
     log.warning("%s: %s", shown(url), why, extra={"code": "image_source_failed"})
     return TransientError(why if answered else _NO_ANSWER)
 

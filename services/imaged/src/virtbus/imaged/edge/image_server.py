@@ -1,4 +1,4 @@
-"""An image server: the headers that it gets, and the meaning of its errors."""
+"""Defines an image server: the headers of its requests, and the meaning of its errors."""
 
 import email.utils
 import time
@@ -15,30 +15,30 @@ _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class ImageServer:
-    """A plain web server; `what` describes its content for people."""
+    """A plain web server without logins; `what` names its file in error texts."""
 
     next_step = (
         "check the address, its server and this node's network; a server on a private, link-local "
         "or loopback address needs the setting image_addresses; imaged's log says more"
     )
-    """The next step if it is unreachable."""
+    """The advice in the error text if the server is unreachable."""
 
     def __init__(self, what: str) -> None:
         self.what = what
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of each request."""
+        """Return the headers to add to each request."""
         return {}
 
     def accepted(self) -> None:
         """Record that the server has answered a request with success."""
 
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
-        """Raise the error for an answer without the file.
+        """Raise the error for a response that does not contain the file.
 
         Raises:
             TransientError: another attempt may help.
-            AgainError: another attempt will help.
+            AgainError: the headers have changed; repeat the request at once.
             VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `image_source_refused`.
         """
         status = response.status
@@ -55,7 +55,7 @@ class ImageServer:
         )
 
     def check_encoding(self, response: aiohttp.ClientResponse) -> None:
-        """Refuse an encoded body (SRC-09): 422 `content_encoding`."""
+        """Raise 422 `content_encoding` if the body is compressed or otherwise encoded (SRC-09)."""
         encoding = response.headers.get("Content-Encoding", "identity").lower()
         if encoding != "identity":
             raise VirtbusError(

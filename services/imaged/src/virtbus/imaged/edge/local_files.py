@@ -1,4 +1,7 @@
-"""`file://` sources: files beneath the allowed roots, copied because they may change later."""
+"""Copies images from `file://` URLs beneath the allowed roots.
+
+They are copied because their files may change later.
+"""
 
 import errno
 import os
@@ -14,14 +17,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.quantity import format_bytes
 
 OnBytes = Callable[[int, int | None], None]
-"""(bytes done, total bytes if known)"""
+"""Called with (bytes done, total bytes if known)."""
 
 _CHUNKS_PER_CALL = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The result of a transfer: `unchanged` if the source still has the version of `known`."""
+    """The result of a transfer; `unchanged` if the stored copy is still current."""
 
     validators: Validators
     unchanged: bool = False
@@ -47,7 +50,7 @@ def not_found(url: str) -> VirtbusError:
 
 
 class LocalFiles:
-    """Fetches `file://` URLs."""
+    """Copies `file://` URLs into parts (`PartialDownload`)."""
 
     def __init__(
         self, roots: tuple[str, ...], limits: TransferLimits, threads: DiskThreads
@@ -60,6 +63,8 @@ class LocalFiles:
         self, url: str, part: PartialDownload, known: Validators, on_bytes: OnBytes
     ) -> Fetched:
         """Copy the file into `part`, by reflink if the file system supports it.
+
+        `known` are the validators of the stored copy. If the file has the same, nothing is copied.
 
         Raises:
             VirtbusError: 403 `file_not_allowed`, 404 `image_not_found`, 413 `image_too_large`, 422
@@ -97,7 +102,7 @@ class LocalFiles:
         while await self._threads.run(_repeat, step):
             on_bytes(part.offset, size_bytes)
             if part.offset > size_bytes:
-                return  # it grows during the read; the caller detects the change
+                return  # the file grew during the copy; `fetch` detects it
 
 
 def _repeat(step: Callable[[], bool]) -> bool:

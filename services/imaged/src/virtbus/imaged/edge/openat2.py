@@ -13,11 +13,11 @@ _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 PASSABLE = 0o711
-"""QEMU's user may traverse it on the way to a disk; only the owner may list."""
+"""Mode of a directory that QEMU's user may traverse but not list."""
 
 
 def make_passable(path: Path) -> None:
-    """Make `path` and its missing parents traversable for QEMU's user, with any umask."""
+    """Create `path` and its missing parents with exactly the mode PASSABLE."""
     missing = [path, *(parent for parent in path.parents if not parent.exists())]
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def open_file(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0o60
 
 @contextmanager
 def opened_directory(path: Path | str, dir_fd: int | None = None) -> Iterator[int]:
-    """Open a descriptor of an existing directory for the length of the context."""
+    """Yield a descriptor of an existing directory; close it at the end of the context."""
     descriptor = os.open(path, _DIRECTORY, dir_fd=dir_fd)
     try:
         yield descriptor
@@ -59,9 +59,10 @@ def opened_directory(path: Path | str, dir_fd: int | None = None) -> Iterator[in
 
 
 def open_beneath(root: str, parts: Sequence[str]) -> int:
-    """Return a read-only descriptor of `parts` below `root`, which may contain symlinks itself.
+    """Return a read-only descriptor of the file `parts` below `root`.
 
-    `parts` come from `core.sources.beneath`, which refuses `..`. Errors as `open_file`.
+    Only `root` may contain symlinks. `parts` come from `core.sources.beneath`, which refuses `..`.
+    Raises as `open_file`.
     """
     current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -75,7 +76,7 @@ def open_beneath(root: str, parts: Sequence[str]) -> int:
 
 
 def read_small(name: str, dir_fd: int, max_bytes: int) -> bytes:
-    """Return at most `max_bytes` of a regular file; errors as `open_file`."""
+    """Return the first `max_bytes` of a regular file; raises as `open_file`."""
     descriptor = open_file(name, dir_fd)
     try:
         return os.pread(descriptor, max_bytes, 0)

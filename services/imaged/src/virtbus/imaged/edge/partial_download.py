@@ -1,4 +1,4 @@
-"""A partial download: written, hashed, and resumable after a crash."""
+"""Writes and hashes a partial download, which can resume after a crash."""
 
 import errno
 import fcntl
@@ -14,11 +14,11 @@ from virtbus.schemas.wire import encode_json, read
 
 CHUNK_BYTES = 1024**2
 CHECKPOINT_BYTES = 64 * 1024**2
-"""Interval of fsyncs of a resumable part: the loss of bytes by a crash."""
+"""Bytes between fsyncs of a resumable part. A crash loses at most about this many."""
 NOTE_SUFFIX = ".json"
 _ZEROS = bytes(64)
 _FICLONE = 0x40049409
-"""linux/fs.h"""
+"""The ioctl for a reflink, from linux/fs.h."""
 
 
 def disk_full(message: str) -> VirtbusError:
@@ -31,11 +31,12 @@ def disk_full(message: str) -> VirtbusError:
 
 
 class PartialDownload:
-    """One file in `part/`. All methods block on the disk; call them one at a time, off the loop.
+    """One file in `part/`.
 
-    `check_room(bytes)` raises `disk_full` before the free-space floor would be crossed. The
-    metadata file counts only durable bytes. So a power cut cannot leave holes that a resumed,
-    unpinned transfer would take for content.
+    All methods block on the disk. Call them one at a time, and not on the event loop.
+    `check_room(bytes)` raises `disk_full` if so many bytes would cross the free-space floor. The
+    metadata file counts only fsynced bytes. Otherwise a power cut could leave holes, and a resumed
+    transfer without a pinned digest would take them for content.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class PartialDownload:
         self._fd = openat2.open_file(key, dir_fd, os.O_RDWR | os.O_CREAT)
 
     def resume(self, url: str) -> bool:
-        """Resume an earlier process' part of `url`, hashing it again.
+        """Keep the bytes of an earlier part of `url`; drop them if they cannot resume.
 
-        Return False to start from zero.
+        Return True if bytes are kept. `hash_more` must then hash them.
         """
         self._untouched = False
         note = read_note(self.key, self._dir_fd)
@@ -80,7 +81,10 @@ class PartialDownload:
         return bool(chunk)
 
     def restart(self, note: PartNote | None) -> None:
-        """Drop all bytes; `note` describes the next ones, None: they cannot resume."""
+        """Drop all bytes.
+
+        `note` is the metadata of the bytes to come; with None they cannot resume.
+        """
         self._untouched = False
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
         os.ftruncate(self._fd, 0)
@@ -89,11 +93,14 @@ class PartialDownload:
         self.note = note
 
     def expect(self, more_bytes: int) -> None:
-        """Raise `disk_full` now if so many bytes would not fit."""
+        """Raise `disk_full` if `more_bytes` would not fit."""
         self._check_room(more_bytes)
 
     def clone(self, source_fd: int) -> bool:
-        """Make this file a reflink of `source_fd` if supported; not hashed yet."""
+        """Make this file a reflink of `source_fd`; return False if that is not supported.
+
+        `hash_more` must then hash the bytes.
+        """
         try:
             fcntl.ioctl(self._fd, _FICLONE, source_fd)
         except OSError:
@@ -101,7 +108,7 @@ class PartialDownload:
         return True
 
     def write(self, chunk: bytes) -> None:
-        """Append and hash. Zeros become a hole.
+        """Append a chunk and hash it. A chunk of zeros becomes a hole.
 
         Raises:
             VirtbusError: `disk_full`, `store_error`.
@@ -123,7 +130,10 @@ class PartialDownload:
             raise store_error(error) from error
 
     def checkpoint(self) -> None:
-        """Make the current bytes durable and resumable; no effect if it cannot resume."""
+        """Fsync the bytes so far and count them in the metadata file.
+
+        A part that cannot resume is left alone.
+        """
         if self.note is None or self.offset == self._durable:
             return
         os.fdatasync(self._fd)
@@ -137,15 +147,15 @@ class PartialDownload:
         return self._hash.hexdigest()
 
     def head_and_tail(self) -> tuple[bytes, bytes]:
-        """Return the input of `core.header.inspect`."""
+        """Return the first and last bytes of the file, as `core.header.inspect` needs them."""
         return read_head_and_tail(self._fd, self.offset)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file so far; fewer at its end."""
+        """Return `length` bytes at `offset`; fewer at the end of the file."""
         return os.pread(self._fd, length, offset)
 
     def publish(self, data_fd: int, name: str) -> None:
-        """Make the file durable and read-only and move it to `name` in `data_fd`."""
+        """Make the file durable and read-only, and move it to `name` in the directory `data_fd`."""
         try:
             os.fchmod(self._fd, 0o444)
             os.fsync(self._fd)
@@ -156,7 +166,7 @@ class PartialDownload:
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
 
     def close(self, *, keep: bool) -> None:
-        """Close; `keep` leaves a part that can resume, any other is removed."""
+        """Close the file. Without `keep`, or if it cannot resume, remove it."""
         if self._fd < 0:
             return
         try:
@@ -186,7 +196,7 @@ def read_head_and_tail(descriptor: int, size_bytes: int) -> tuple[bytes, bytes]:
 
 
 def store_error(error: OSError) -> VirtbusError:
-    """Return an error of the file system as `disk_full` or `store_error`."""
+    """Return the VirtbusError for an error of the file system: `disk_full` or `store_error`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return disk_full("the image store's disk is full")
     return VirtbusError(

@@ -1,4 +1,4 @@
-"""Opens a part for one transfer, and decides if it is kept afterwards."""
+"""Opens a partial download for one transfer, and decides if it is kept afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,10 +17,10 @@ async def open_part(
 ) -> AsyncIterator[PartialDownload]:
     """Open the part of `key` for one user.
 
-    Its bytes are kept for another attempt if one may help, and for the next process if this one
-    stops. They are removed if the transfer is `abandoned`, done or refused.
+    Its bytes are kept if a later attempt may succeed, or if the service stops. They are removed if
+    the transfer is done, refused, or cancelled while `abandoned()` is True.
     """
-    opened: list[PartialDownload] = []  # a cancelled call has its effect, but no result
+    opened: list[PartialDownload] = []  # a cancelled `run` opens the part but returns nothing
     keep = False
     try:
         await threads.run(lambda: opened.append(store.part(key)))

@@ -1,8 +1,8 @@
-"""The quarantine: `<disks>/quarantine/<entry>/`, disks that no record accounts for (ADR 0033).
+"""Moves disks that no record accounts for into the quarantine, and out of it (ADR 0033).
 
-An entry is a VM's renamed directory of disks. A manifest in it states the VM, the time and the
-reason. It is below the directory of the disks, because a sandbox may mount directories separately,
-and a rename does not cross mounts.
+An entry is a VM's renamed directory of disks: `<disks>/quarantine/<entry>/`. Its manifest has the
+VM, the time and the reason. The quarantine is below the directory of the disks, because a rename
+does not cross mounts, and a sandbox may mount sibling directories separately.
 """
 
 import contextlib
@@ -22,12 +22,15 @@ from virtbus.schemas.wire import encode, read
 
 FOLDER = "quarantine"
 MANIFEST = "_manifest.json"
-"""No volume has this name."""
+"""File name of the manifest. No volume can have this name."""
 _BLOCK_BYTES = 512
 
 
 class QuarantineManifest(LenientModel):
-    """The metadata of an entry."""
+    """The metadata of an entry.
+
+    `keep` has the reason and the VM's record. `since_ns` is Unix time.
+    """
 
     uid: str
     epoch: int
@@ -36,18 +39,21 @@ class QuarantineManifest(LenientModel):
 
 
 class QuarantineFiles:
-    """Moves disks in and out. All methods block on the disk; the caller serializes per uid."""
+    """Moves disks in and out. All methods block on the disk.
+
+    The caller must serialize calls for one uid.
+    """
 
     def __init__(self, files: DiskFolders) -> None:
         self._files = files
         self.root = files.root / FOLDER
-        """Exists while there are entries."""
+        """The folder of all entries. It exists only while there are entries."""
 
     def keep(self, uid: str, manifest: QuarantineManifest) -> str:
-        """Move a VM's disks here; return the entry, empty if the VM had none.
+        """Move a VM's disks here; return the entry's name, empty if nothing is kept.
 
-        Disks that were never written to are removed. A repeat after a crash finds the entry that
-        was made.
+        Disks that were never written to are removed. A repeat after a crash returns the entry of
+        the first call.
 
         Raises:
             VirtbusError: 503 `disk_full`, `store_error`.
@@ -70,7 +76,7 @@ class QuarantineFiles:
         return entry
 
     def _kept(self, uid: str, epoch: int) -> str:
-        """Return the entry of an earlier, unanswered `keep` of the same assignment."""
+        """Return the entry that an earlier `keep` made for the same epoch; empty if none."""
         for entry in reversed(self._names()):
             manifest = self._manifest(entry) if entry.partition(".")[0] == uid else None
             if manifest is not None and manifest.epoch == epoch:
@@ -78,7 +84,7 @@ class QuarantineFiles:
         return ""
 
     def _free(self, uid: str) -> str:
-        """Return the uid, or the uid with the next free number."""
+        """Return a free entry name: `<uid>` or `<uid>.<number>`."""
         taken = {one.name for one in self.root.iterdir()}
         return next(
             name
@@ -87,7 +93,9 @@ class QuarantineFiles:
         )
 
     def restore(self, entry: str, uid: str, instead: QuarantineManifest) -> None:
-        """Restore the disks of an entry for the VM `uid`; its current disks become an entry.
+        """Make the disks of an entry the disks of the VM `uid`.
+
+        The VM's current disks become an entry with the manifest `instead`.
 
         Raises:
             VirtbusError: 404 `no_entry`, 503 `store_error`.
@@ -116,11 +124,11 @@ class QuarantineFiles:
             raise store_error(error) from error
 
     def entries(self) -> list[QuarantineEntry]:
-        """Return every entry, in order of its name."""
+        """Return all entries, sorted by name."""
         return [self.get(entry) for entry in self._names()]
 
     def get(self, entry: str) -> QuarantineEntry:
-        """Return one entry; with an unreadable manifest, only the data in its name and files.
+        """Return one entry. Without a readable manifest it has only facts from its name and files.
 
         Raises:
             VirtbusError: 404 `no_entry`.
@@ -155,7 +163,7 @@ class QuarantineFiles:
         return self._manifest(entry)
 
     def find(self) -> Iterator[FoundDisk]:
-        """Yield the disks here, as `DiskFolders.find`: their images are in use."""
+        """Yield the disks in quarantine; their images count as used."""
         for entry in self._names():
             yield from self._found(entry)
 
@@ -170,7 +178,7 @@ class QuarantineFiles:
         return []
 
     def _tidy(self) -> None:
-        with contextlib.suppress(OSError):  # others exist
+        with contextlib.suppress(OSError):  # other entries exist
             self.root.rmdir()
 
     def _folder(self, entry: str) -> Path:

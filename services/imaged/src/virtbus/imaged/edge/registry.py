@@ -1,4 +1,4 @@
-"""The client of the OCI distribution API: logins, manifests and small blobs."""
+"""Fetches manifests and small blobs from OCI registries, with logins."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,11 @@ class Document(NamedTuple):
 
 
 class Registry(ImageServer):
-    """One repository of one registry, for one transfer."""
+    """One repository of one registry, for one transfer.
+
+    `login_from` names the source of `login` in errors. `realms` are the hosts that may get a
+    registry's password for a token, by registry.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Registry(ImageServer):
         self._realms = realms
         self._authorization = ""
         self._unproved = False
-        """True from a login until the registry has accepted it."""
+        """True after a login, until the registry has accepted it."""
         host = challenges.HUB_HOST if ref.registry == DOCKER_HUB else ref.registry
         if not insecure:
             self.next_step = (
@@ -62,11 +66,11 @@ class Registry(ImageServer):
         return f"{self.base}/v2/{self._ref.repository}/{kind}/{name}"
 
     def headers(self) -> dict[str, str]:
-        """Return the login, once the registry has asked for it."""
+        """Return the Authorization header, if the registry has asked for a login."""
         return {"Authorization": self._authorization} if self._authorization else {}
 
     def accepted(self) -> None:
-        """Record that the login works; if it expires later, log in again."""
+        """Record that the login works. After this, a 401 leads to another login."""
         self._unproved = False
 
     async def document(self, kind: str, name: str, accept: str, max_bytes: int) -> Document:
@@ -103,7 +107,10 @@ class Registry(ImageServer):
         )
 
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
-        """Refuse as `ImageServer.refuse`; a 401 leads to a login and a repeat of the request."""
+        """Raise as `ImageServer.refuse`.
+
+        After a 401 it logs in and raises AgainError, so that the request is repeated.
+        """
         if response.status == 401 and not self._unproved:
             challenge = challenges.challenge_of(response.headers.getall("WWW-Authenticate", ()))
             self._authorization = await self._authorize(challenge) if challenge else ""
@@ -137,7 +144,10 @@ class Registry(ImageServer):
         return f"Bearer {token}"
 
     async def _read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-        """Return at most one byte more than `max_bytes`, within a short time limit (SRC-08)."""
+        """Return the body, cut off after `max_bytes` + 1 bytes (SRC-08).
+
+        Raises TimeoutError after `rate_window_s`.
+        """
         body = bytearray()
         async with asyncio.timeout(self._http.limits.rate_window_s):
             while len(body) <= max_bytes and (data := await response.content.readany()):
@@ -148,7 +158,7 @@ class Registry(ImageServer):
     def _denied(self) -> VirtbusError:
         if self._login is None:
             step = (
-                "check its name, for registries say so of one that is not there too; if it is "
+                "check its name, because a registry also denies what it does not have; if it is "
                 f"private, put a login for {self._ref.registry} into the node's "
                 "registry-auth.json (setting registry_auth_file), or give the disk an "
                 "image_pull_secret"
@@ -156,8 +166,8 @@ class Registry(ImageServer):
         else:
             step = (
                 f"the login of user {self._login.user} for {self._ref.registry} in "
-                f"{self._login_from} is not accepted, or may not pull it: mend it there, or ask "
-                "for the right to pull"
+                f"{self._login_from} is not accepted, or may not pull it: correct it there, or "
+                "ask for the right to pull"
             )
         return VirtbusError(
             Code.DENIED, "image_denied", f"the registry denies {shown(self.what)}; {step}"
@@ -176,7 +186,7 @@ class Registry(ImageServer):
         return VirtbusError(
             Code.DENIED,
             "registry_realm_unknown",
-            f"the registry {self._ref.registry} wants its password sent to {host}, which is not "
-            f"done unasked; if that is right, set registry_realms to "
+            f"the registry {self._ref.registry} wants its password sent to {host}, which no "
+            f"setting allows; if that is right, set registry_realms to "
             f'{{"{self._ref.registry}" = "{host}"}}',
         )

@@ -1,11 +1,11 @@
-"""The content-addressed image store: `data/<sha256>`, names as links, parts next to them.
+"""Stores images by content: files named by their SHA-256, links from names, and partial files.
 
     <root>/data/<hex>              an image, 0444, never changed after its rename into place
-    <root>/links/<sha256(name)>    a name (`core.links.Link`), replaced atomically
+    <root>/links/<sha256(name)>    a name (`core.links.NameLink`), replaced atomically
     <root>/part/<key>[.json]       a partial download
 
-The index in memory is made from the files at `open` and changed only after them, so a crash at
-any instruction loses nothing but a part.
+The index in memory is read from the files at the start, and changes only after the files. So a
+crash at any instruction loses only partial downloads.
 """
 
 import contextlib
@@ -44,11 +44,14 @@ log = logging.getLogger(__name__)
 
 MAX_PART_AGE_S = 24 * 3600
 _ANY_VIRTUAL_SIZE = 1 << 63
-"""Stored images stay usable when the limit is lowered."""
+"""No limit, so that stored images stay usable when the setting is lowered."""
 
 
 class ImageStore:
-    """The images of a node. Methods block on the disk, except `cached`, `link` and `images`."""
+    """The images of a node.
+
+    Methods that change files block on the disk. The others do not.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class ImageStore:
         self._leases: Counter[str] = Counter()
         self._used_ns: dict[str, int] = {}
         self._names_used_s: dict[str, float] = {}
-        """By the wall clock, from the files' times at the start."""
+        """Unix time of each name's last use; at the start, the modification time of its file."""
         self._fresh: set[str] = set()
         """Names used since their files were last updated."""
         self._scan()
@@ -121,9 +124,10 @@ class ImageStore:
         self._sweep_parts()
 
     def _drop_changed(self) -> None:
-        """Drop images whose size has changed since they were named (I11).
+        """Drop images whose size differs from the size in their link (I11).
 
-        A raw image has no header that would show it. They are pulled again on demand.
+        Only the size can show the damage of a raw image, which has no header. A dropped image is
+        pulled again on demand.
         """
         for name, link in tuple(self._links.items()):
             image = self._images.get(link.digest)
@@ -157,7 +161,8 @@ class ImageStore:
         try:
             link = read(NameLink, openat2.read_small(name, self._links_fd, MAX_LINK_BYTES))
             if sealed_ref(link.name)[1] or sealed_ref(link.url or link.name)[1]:
-                openat2.remove(name, self._links_fd)  # from before queries were secrets
+                # An old version stored the query, which is a secret.
+                openat2.remove(name, self._links_fd)
                 return None
             self._names_used_s[link.name] = self._age_mark(name)
         except (OSError, VirtbusError) as error:
@@ -178,7 +183,10 @@ class ImageStore:
             openat2.remove(name, self._parts_fd)
 
     def cached(self, digest: str) -> ImageInfo | None:
-        """Return the image of a digest if its file exists (one fstatat), and mark it as used."""
+        """Return the image of a digest and mark it as used; None if its file is gone or changed.
+
+        It costs one fstatat.
+        """
         image = self._images.get(digest)
         if image is None:
             return None
@@ -197,7 +205,7 @@ class ImageStore:
         return os.stat(file, dir_fd=self._links_fd, follow_symlinks=False).st_mtime
 
     def now_s(self) -> float:
-        """Return the time by the clock of uses."""
+        """Return the Unix time, by the clock that `uses` has."""
         return time.time()
 
     def used(self, name: str) -> None:
@@ -207,7 +215,7 @@ class ImageStore:
             self._fresh.add(name)
 
     def link(self, name: str) -> NameLink | None:
-        """Return the image of a name."""
+        """Return the link of a name, None if the name is unknown."""
         return self._links.get(name)
 
     def links_of(self, url: str) -> tuple[NameLink, ...]:
@@ -215,10 +223,10 @@ class ImageStore:
         return tuple(link for link in self._links.values() if link.url == url)
 
     def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Return the digests that a name, URL or digest denotes, and all names to remove.
+        """Return the digests and the names that `ref` denotes.
 
-        A name takes only itself and its pinned forms; a digest, or a URL, all names of its image;
-        a URL without its query, as lists show it, those with any query.
+        A name denotes itself and its pinned forms. A digest or a URL denotes all names of its
+        image. A URL without a query, as lists show it, denotes that URL with any query.
         """
         ref = sealed_ref(ref)[0]
         links = [link for link in self._links.values() if ref in _called(link)]
@@ -234,7 +242,10 @@ class ImageStore:
         return page_of(self._images, list(self._links.values()), after)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of the most recently used names and images, for placement."""
+        """Return the keys of the most recently used names and images.
+
+        The controller uses them for placement.
+        """
         return keys_of(self._links.values(), self._names_used_s, frozenset(self._images))
 
     @property
@@ -243,7 +254,7 @@ class ImageStore:
         return len(self._links)
 
     def uses(self, held: frozenset[str]) -> list[NameUse]:
-        """Return when each name was used; `held` are the images with disks."""
+        """Return when each name was last used; `held` are the digests of images with disks."""
         held |= set(+self._leases)
         return [
             NameUse(name, self._names_used_s.get(name, 0.0), link.digest in held)
@@ -256,7 +267,7 @@ class ImageStore:
 
     @contextlib.contextmanager
     def lease(self, digest: str) -> Iterator[None]:
-        """Protect an image from `collect` while a disk is made of it (IMG-22)."""
+        """Protect an image from `garbage` while a disk is made from it (IMG-22)."""
         self._leases[digest] += 1
         try:
             yield
@@ -280,7 +291,7 @@ class ImageStore:
             )
 
     def part(self, key: str) -> PartialDownload:
-        """Return the part file of `key`; one user at a time."""
+        """Open the part file of `key`. The caller ensures that it has one user at a time."""
         try:
             return PartialDownload(
                 file_name(key), self._parts_fd, self.check_room, self._checkpoint_bytes
@@ -289,7 +300,7 @@ class ImageStore:
             raise store_error(error) from error
 
     def adopt(self, part: PartialDownload, header: ImageHeader) -> ImageInfo:
-        """Move a complete, verified part into `data/`; return the image's facts."""
+        """Move a complete, verified part into `data/`; return the new image."""
         image = _info(part.hex_digest, part.offset, header)
         if self.cached(image.digest) is None:
             part.publish(self._data_fd, part.hex_digest)
@@ -298,8 +309,8 @@ class ImageStore:
         return image
 
     def write_link(self, link: NameLink) -> None:
-        """Point a name to an image, atomically; no effect if it does already."""
-        with self._linking:  # all requests of one transfer come here at once
+        """Point a name to an image, atomically. No effect if it already does."""
+        with self._linking:  # all requests of one transfer call this at once
             if self._links.get(link.name) == link:
                 self.used(link.name)
                 return
@@ -312,7 +323,10 @@ class ImageStore:
             self._names_used_s[link.name] = time.time()
 
     def save_uses(self, max_age_s: float) -> None:
-        """Write the times of uses to the files; remove old files without a name."""
+        """Write the times of last use to the link files.
+
+        Also remove link files that no name has, once they are older than `max_age_s`.
+        """
         with self._linking:
             fresh, self._fresh = self._fresh, set()
             for name in fresh & set(self._links):
@@ -325,7 +339,7 @@ class ImageStore:
                     openat2.remove(file, self._links_fd)
 
     def remove_links(self, names: tuple[str, ...]) -> None:
-        """Remove names."""
+        """Remove names. Their images stay until `garbage` finds them."""
         with self._linking:
             for name in names:
                 openat2.remove(file_name(name), self._links_fd)
@@ -337,16 +351,17 @@ class ImageStore:
     def garbage(
         self, used: frozenset[str], grace_s: float, among: frozenset[str] | None = None
     ) -> tuple[str, ...]:
-        """Return digests (of `among`) without a name, overlay (`used`), lease or recent use.
+        """Remove unused images from the index; return their digests for `discard`.
 
-        They leave the index at once; pass them to `discard`. Call it on the event loop, so that no
-        caller is between "cached" and "leased".
+        An image is unused if it has no name, no disk (`used`), no lease, and no use in the last
+        `grace_s`. `among` limits the search. Call it on the event loop, so that no task is between
+        `cached` and `lease`.
         """
         newest_ns = time.monotonic_ns() - int(grace_s * 1e9)
         held = used | {link.digest for link in self._links.values()} | set(+self._leases)
         found = []
         for digest in (set(self._images) if among is None else set(self._images) & among) - held:
-            # An image that was not used since the start counts from the first check.
+            # An image without a use since the start counts as used at the first check.
             if self._used_ns.setdefault(digest, time.monotonic_ns()) <= newest_ns:
                 del self._images[digest]
                 found.append(digest)

@@ -1,4 +1,4 @@
-"""Failures of one attempt after which another attempt makes sense."""
+"""Defines the errors of an attempt after which another attempt makes sense."""
 
 
 class TransientError(Exception):
@@ -10,4 +10,4 @@ class TransientError(Exception):
 
 
 class AgainError(Exception):
-    """Raised by an attempt that has changed something: repeat it at once."""
+    """Raised by an attempt that has logged in: repeat it at once."""

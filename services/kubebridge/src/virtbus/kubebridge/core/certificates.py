@@ -14,7 +14,7 @@ SERVING_LIFE, SERVING_LEFT = timedelta(days=90), timedelta(days=30)
 its authority does.
 """
 SETTLED = timedelta(days=1)
-"""Time after which every API server knows a new authority, even one that was away."""
+"""Time after which every API server knows a new authority, even one that was unreachable."""
 SKEW = timedelta(hours=1)
 """Certificates begin this much earlier, for API servers whose clocks are behind."""
 

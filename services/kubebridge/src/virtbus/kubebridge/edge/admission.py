@@ -1,8 +1,8 @@
 """Serves the webhooks: answers admission reviews of the API server (ADR 0025).
 
 Any client that reaches the port may send a review, because API servers by default show webhooks no
-certificate. An answer changes nothing, and these bounds limit its cost (ADR 0029). The body is read
-before a turn is taken, so a slow sender delays no other.
+certificate. An answer changes nothing, and these bounds limit its cost (ADR 0029). A review waits
+for its turn only after its body is read, so a slow sender delays no other.
 """
 
 import asyncio
@@ -24,9 +24,10 @@ from virtbus.kubebridge.core.validation.admission import answer
 from virtbus.kubebridge.edge.fair_turns import FairTurns
 
 MAX_BYTES = 8 * 1024**2
-"""Largest review. It holds an object at most twice, and the API server takes up to 3 MiB."""
+"""Largest review. It contains an object at most twice, and the API server accepts up to 3 MiB."""
 MAX_VALUES = 40_000
-"""Most values of a review: two objects as large as a bus message. One costs 0.6 s at most."""
+"""Most JSON values of a review: two objects as large as a bus message. A review costs at most 0.6 s
+of CPU time."""
 ANSWER_S = 10.0
 """Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
@@ -95,7 +96,7 @@ class _Reviews:
 
     @asynccontextmanager
     async def _body(self, request: web.Request, source: str) -> AsyncIterator[bytes]:
-        """Read the body within the bounds, and hold its share of memory."""
+        """Yield the body, read within the bounds. Its share of memory is released at the end."""
         body = bytearray()
         try:
             if (request.content_length or 0) > MAX_BYTES:

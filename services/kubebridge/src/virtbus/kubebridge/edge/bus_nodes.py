@@ -1,4 +1,4 @@
-"""Keeps the nodes of the bus, which the leader lists periodically."""
+"""Caches the nodes of the bus, which the leader lists periodically."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ TIMEOUT_S = 10.0
 
 
 class BusNodes:
-    """The nodes by name. `notify` gets `/name` if a Node may need another mark."""
+    """The nodes by name. `notify` gets `/name` if the mark of the Kubernetes Node may change."""
 
     def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:
         self._bus = bus
@@ -42,7 +42,7 @@ class BusNodes:
         return [f"/{name}" for name in self._views]
 
     async def run(self) -> None:
-        """List until cancelled, while this bridge leads."""
+        """List the nodes every `interval_s` while this bridge leads, until cancelled."""
         while True:
             await self._leads.wait()
             try:
@@ -71,5 +71,5 @@ class BusNodes:
 
 
 def _shown(view: NodeView | None) -> tuple[bool, bool] | None:
-    """Return what a mark depends on."""
+    """Return if a node takes VMs, and if it is silent: its mark depends on both."""
     return None if view is None else (takes(view), view.state in SILENT)

@@ -1,7 +1,7 @@
 """Keeps the bridge's certificates in a Secret for all replicas, and their CA at the API server.
 
-Missing certificates are made, and expiring ones renewed. With `own`, a folder that cert-manager or
-another tool maintains (`tls.crt`, `tls.key`), they are only served.
+Missing certificates are made, and expiring ones renewed. cert-manager or another tool can maintain
+them in the folder `own` (`tls.crt`, `tls.key`) instead. The bridge then only serves them.
 """
 
 import base64
@@ -88,7 +88,7 @@ class Certificates:
             self._serve(self._own / "tls.crt", self._own / "tls.key")
             return
         kept = await self._kept()
-        # The key is in no file, and a pod's root may be read-only.
+        # Files in memory: the key must not be on a disk, and a pod's root may be read-only.
         with in_memory(kept.tls_crt.encode()) as crt, in_memory(kept.tls_key.encode()) as key:
             self._serve(crt, key)
         bundle = base64.b64encode(kept.ca_crt.encode()).decode()
@@ -101,7 +101,7 @@ class Certificates:
 
     # --- the Secret -----------------------------------------------------------------------
     async def _kept(self) -> KeyMaterial:
-        """Return the shared certificates. The first replica to write wins; others read it."""
+        """Return the shared certificates. The first replica to write wins; the others read them."""
         while True:
             secret = await self._cluster.get(SECRET, SECRET_NAME, self._namespace)
             kept = _read(secret)

@@ -24,7 +24,7 @@ Headers = Mapping[str, str]
 PAGE = 50
 """Objects in a page of a list. One may have 1.5 MiB, and a page is parsed as a whole (ADR 0028)."""
 TIMEOUT_S = 35.0
-"""Timeout of a request. If etcd is away, the API server itself ends most after 34 s."""
+"""Timeout of a request. Without etcd, the API server itself ends most requests after 34 s."""
 WATCH_S = (55.0, 75.0)
 """Duration that a watch asks for. It bounds the time until a silent server is noticed."""
 SILENT_S = 10.0
@@ -64,7 +64,7 @@ class StatusError(Exception):
 
 
 class UnreachableError(StatusError):
-    """No answer. A write may or may not have been executed."""
+    """Raised if there was no answer. A write may or may not have been executed."""
 
     def __init__(self, why: str) -> None:
         super().__init__({"code": 503, "reason": "Unreachable", "message": why})
@@ -144,7 +144,7 @@ class KubernetesApi:
         """Yield the changes since a version until the server ends the watch, about every minute.
 
         Raises:
-            Answer: 410, the version is too old; only a new list shows deletions.
+            StatusError: 410, the version is too old; only a new list shows deletions.
         """
         lasts_s = self._sources.uniform(*WATCH_S)
         query = [
@@ -271,7 +271,7 @@ def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
     """Return the path of one object. Users choose names, so a name must not change the path.
 
     Raises:
-        Answer: 404, no object in Kubernetes can have this name.
+        StatusError: 404, no object in Kubernetes can have this name.
     """
     for part in (name, namespace or name):
         if part in {"", ".", ".."} or not {"/", "%"}.isdisjoint(part):

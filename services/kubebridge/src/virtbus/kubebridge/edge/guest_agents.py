@@ -28,11 +28,15 @@ ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
 ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
 WATCHES = (KeyMapping(BUS_VM), KeyMapping(VMI))
-"""A VM in an answer of the bus is no change of the watch, but the VMI's status follows it."""
+"""Changes that cause a poll. A VM that was stored from an answer of the bus causes no BUS_VM
+change. But the status of its VMI changes then, so VMIs are included."""
 
 
 class Delays(NamedTuple):
-    """Shortest and longest interval for a guest that does not answer, and that of one that does."""
+    """Intervals between polls: the shortest and the longest of a guest that does not answer.
+
+    `each_s` is the interval of a guest that answers.
+    """
 
     first_s: float = 10.0
     longest_s: float = 300.0
@@ -48,9 +52,9 @@ NORMAL = Delays()
 
 @dataclass(slots=True)
 class _Asked:
-    """The state of one guest, in loop time.
+    """The polling state of one guest. Times are of the event loop's clock.
 
-    `answer` is the last one, encoded: empty for none, and None until the first poll.
+    `answer` is the last answer, encoded: empty if there was none, None until the first poll.
     """
 
     due_s: float
@@ -59,7 +63,10 @@ class _Asked:
 
 
 class GuestAgentPoller:
-    """The last answers. `notify` gets the name of a VM whose answer changed."""
+    """Polls guest agents and keeps their last answers.
+
+    `notify` gets the name of a VM whose answer changed.
+    """
 
     def __init__(self, bus: Bus, views: VmInformer, delays: Delays = NORMAL) -> None:
         self._bus = bus
@@ -124,7 +131,7 @@ class GuestAgentPoller:
             up_s = asyncio.get_running_loop().time() - one.since_s
             never = error.code == Code.UNSUPPORTED
             after_s = self._delays.longest_s if never else self._delays.silent_s(up_s)
-        except BusError as error:  # it says nothing about the guest
+        except BusError as error:  # the failure says nothing about the guest
             log.debug("agent of %s: %s", path, error)
             return self._delays.first_s
         self._take(one, path, answer)

@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 NAME = "virtbus-kubebridge"
 LASTS_S = 6.0
-"""A Lease is free if it was not renewed for this long by our own clock."""
+"""A Lease is free if it was not renewed for this long by this bridge's own clock."""
 RENEW_S = 2.0
 GIVE_BACK_S = 2.0
 
 
 class LeaseHolder:
-    """Sets and clears `leads` while `run` runs."""
+    """Competes for the Lease while `run` runs. `leads` is set while this bridge leads."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class LeaseHolder:
         return now_s - self._seen[1] > LASTS_S
 
     def _mine(self, before: Json | None) -> Json:
-        """Return the Lease with our name at the version read, so that only one bridge wins."""
+        """Return the Lease with this bridge as holder, at the version read, so only one wins."""
         now = micro_stamp(self._sources.now())
         ours = text(before, "spec", "holderIdentity") == self._holder
         switched = at(before, "spec", "leaseTransitions") or 0

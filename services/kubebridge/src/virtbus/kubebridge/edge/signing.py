@@ -21,7 +21,10 @@ _CA_MAY = x509.KeyUsage(
 
 
 class KeyMaterial(NamedTuple):
-    """The content of the Secret. `ca_crt` has all authorities, the newest first, but one key."""
+    """The content of the Secret.
+
+    `ca_crt` has all authorities, the newest first. `ca_key` is the key of the newest.
+    """
 
     ca_crt: str = ""
     ca_key: str = ""

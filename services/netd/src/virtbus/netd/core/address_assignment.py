@@ -94,13 +94,13 @@ def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interf
 
 
 def replaced(attachment: Attachment, nic: Nic) -> Attachment:
-    """Return the attachment with `nic` replacing the one of its index."""
+    """Return the attachment with `nic` in place of the interface with the same index."""
     nics = tuple(nic if each.index == nic.index else each for each in attachment.nics)
     return attachment.model_copy(update={"nics": nics})
 
 
 def refused_mac(nic: Nic, mac: str) -> VirtbusError:
-    """Return the error for a plugin that chose another MAC than the guest was started with."""
+    """Return 409 `cni_mac`: a plugin chose another MAC than the guest was started with."""
     return VirtbusError(
         Code.CONFLICT,
         "cni_mac",
@@ -112,7 +112,7 @@ def refused_mac(nic: Nic, mac: str) -> VirtbusError:
 
 
 def refusal(error: VirtbusError | OSError) -> VirtbusError:
-    """Return the kernel's error in words for people."""
+    """Return a VirtbusError as it is, and an error of the kernel as 500 `network_failed`."""
     if isinstance(error, VirtbusError):
         return error
     return VirtbusError(

@@ -1,8 +1,8 @@
 """Builds the anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
-The chain hangs on the tap's ingress, so it sees every frame before any bridge. It drops frames
-that no rule allows: IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own. DHCP from
-the guest is dropped too: netd's packet socket on the tap reads it before this hook.
+The chain is attached to the tap's ingress, so it sees every frame before any bridge. It drops all
+frames that no rule allows. So IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own.
+It also drops DHCP from the guest: netd's packet socket on the tap reads DHCP before this hook.
 """
 
 import hashlib
@@ -30,7 +30,10 @@ class Tap:
 
 
 def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
-    """Only the tap's MAC, only ARP and IPv4 of its addresses; the chain drops all else."""
+    """Return the rules of a tap, which accept ARP and IPv4 from its MAC and addresses.
+
+    The policy of the chain drops everything else.
+    """
     raw = mac_bytes(tap.mac)
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     arp, ip = nft.ether_type(nft.ETHERTYPE_ARP), nft.ether_type(nft.ETHERTYPE_IP)
@@ -49,13 +52,16 @@ def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
 
 
 def _named(tap: Tap, rules: Sequence[Sequence[bytes]]) -> str:
-    """A name that changes with the rules: a chain that is there needs no comparing."""
+    """Return a chain name with a hash of the rules, which replaces a comparison of the rules."""
     content = b"".join(part for expressions in rules for part in expressions)
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
-    """The whole table of a VM's namespace, in one transaction."""
+    """Return one transaction that makes the table of a VM's namespace.
+
+    `replace` removes an existing table first.
+    """
     make = nft.replace_table if replace else nft.new_table
     chains, rules = [], []
     for tap in taps:
@@ -67,10 +73,10 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
 
 
 def has_table() -> NetlinkCall:
-    """Ask the kernel whether the namespace has a filter already."""
+    """Return the query for the table in a namespace (ENOENT if there is none)."""
     return nft.get_table(nft.Family.NETDEV, TABLE)
 
 
 def has_chain(tap: Tap) -> NetlinkCall:
-    """Ask the kernel whether the filter of `tap` is there, with these very rules."""
+    """Return the query for the filter of `tap` with these rules (ENOENT if there is none)."""
     return nft.get_chain(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))

@@ -1,4 +1,4 @@
-"""The network of one VM; also the form of its state file."""
+"""Declares the network of one VM, which is also the format of its state file."""
 
 from enum import StrEnum
 from typing import Any
@@ -20,14 +20,14 @@ class NicKind(StrEnum):
 
 
 class Route(LenientModel):
-    """A route for the guest. `gateway` empty: on the link itself."""
+    """A route for the guest. If `gateway` is empty, the destination is on the link itself."""
 
     destination: str
     gateway: str = ""
 
 
 class CniState(LenientModel):
-    """The input of DEL, independent of later changes of the configuration (NET-11)."""
+    """The input of a CNI DEL, stored because the configuration may change later (NET-11)."""
 
     conflist: dict[str, Any]
     result: dict[str, Any] | None = None

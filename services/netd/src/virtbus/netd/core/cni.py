@@ -1,4 +1,4 @@
-"""CNI as pure values: conflists, the environment of a plugin, results (CNI spec 1.0.0)."""
+"""Builds and parses the data of CNI (spec 1.0.0): conflists, environments of plugins, results."""
 
 import json
 import re
@@ -122,7 +122,7 @@ def failure_text(output: bytes, errors: bytes) -> str:
 
 
 def given_mac(result: dict[str, Any], nic: Nic) -> str | None:
-    """Return the MAC of `eth<i>` in the result; None if it has none."""
+    """Return the MAC of the interface `eth<index>` in the result; None if it has none."""
     for interface in _objects(result, "interfaces"):
         if interface.get("sandbox") and interface.get("name") == nic.eth:
             mac = interface.get("mac")
@@ -131,7 +131,7 @@ def given_mac(result: dict[str, Any], nic: Nic) -> str | None:
 
 
 def settled(nic: Nic, result: dict[str, Any]) -> Nic:
-    """Return the interface with the IPv4 part of a result.
+    """Return the interface with the IPv4 addresses, routes and DNS of a result.
 
     Raises:
         VirtbusError: 500 `cni_result` if addresses or routes are unreadable or missing.

@@ -1,7 +1,7 @@
-"""DHCP for one guest that has one address (RFC 2131, 2132, 3396, 3397, 3442, 6842).
+"""Answers DHCP for one guest that has one address (RFC 2131, 2132, 3396, 3397, 3442, 6842).
 
-The guest's address never changes and no other client may ask, so there is no lease database. An
-`Offer` holds the guest's configuration, and `answer` maps a request to a reply or to none.
+The guest's address never changes and no other client gets an answer, so there is no lease database.
+An `Offer` has the guest's configuration, and `answer` maps a request to a reply or to None.
 """
 
 import struct
@@ -103,7 +103,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class DhcpAnswer:
-    """A reply and its destination. `unicast` False: to the broadcast MAC and address."""
+    """A reply and its destination: without `unicast`, the broadcast MAC and address."""
 
     kind: MessageType
     message: bytes
@@ -154,8 +154,9 @@ def _options(field: bytes) -> dict[int, bytes] | None:
 def answer(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
     """Return the reply to `request`, or None.
 
-    There is no reply to other MACs (starvation, NET-06), relays, other servers' clients, DECLINE
-    and RELEASE: the guest keeps its address for as long as it exists.
+    Other MACs get no reply, so that none can exhaust addresses (NET-06). Relays and clients of
+    other servers get none either. DECLINE and RELEASE get none, because the guest keeps its address
+    for as long as it exists.
     """
     if request.mac != offer.mac or request.relay != ANY:
         return None

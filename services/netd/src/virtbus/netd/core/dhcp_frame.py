@@ -1,4 +1,7 @@
-"""Ethernet, IPv4 and UDP headers of DHCP messages, and the filter of the receiving socket."""
+"""Builds and parses the Ethernet, IPv4 and UDP headers of DHCP messages.
+
+It also builds the filter of the receiving socket.
+"""
 
 import struct
 from ipaddress import IPv4Address
@@ -19,7 +22,7 @@ _MAX_FRAME_BYTES = 2048
 
 
 def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
-    """Return BPF instructions: only unfragmented UDP datagrams to port 67 from `mac`."""
+    """Return BPF instructions that pass only unfragmented UDP datagrams to port 67 from `mac`."""
     drop = 99
     program = [
         (_LDW, 0, drop, 8),

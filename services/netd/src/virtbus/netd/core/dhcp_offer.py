@@ -8,7 +8,8 @@ from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp import ANY, Offer
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
-"""The server id of a network without a gateway; renewals then end in the broadcast of T2."""
+"""The DHCP server id on a network without a gateway. Unicast renewals do not reach it, so clients
+renew by broadcast after T2."""
 
 _DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
 

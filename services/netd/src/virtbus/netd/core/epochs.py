@@ -1,4 +1,4 @@
-"""Fences requests of outdated assignments."""
+"""Refuses requests of outdated assignments."""
 
 from virtbus.bus.runtime.recent import Recent
 from virtbus.netd.core.attachment import Attachment
@@ -6,11 +6,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ANY_EPOCH
 
 MAX_REMEMBERED = 10_000
-"""Kept in memory; the agent's epoch ledger is the durable one."""
+"""Number of uids whose released epoch is kept in memory. The agent's epoch ledger is durable."""
 
 
 def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
-    """Refuse an outdated epoch.
+    """Refuse an epoch that is lower than that of the known attachment.
 
     Raises:
         VirtbusError: 409 `stale_epoch`.
@@ -19,18 +19,18 @@ def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
         raise VirtbusError(
             Code.CONFLICT,
             "stale_epoch",
-            f"epoch {asked} of VM {uid} is over, {known.epoch} holds; read the record again",
+            f"epoch {asked} of VM {uid} is outdated, now {known.epoch}; read the record again",
         )
 
 
 class ReleasedEpochs:
-    """The released epochs: a record of one of them that arrives later is outdated."""
+    """The highest released epoch of each uid. Requests up to it are outdated."""
 
     def __init__(self) -> None:
         self._epochs: Recent[str, int] = Recent(MAX_REMEMBERED)
 
     def add(self, uid: str, epoch: int) -> None:
-        """Accept only higher epochs from now on; `ANY_EPOCH` does not restrict later ones."""
+        """Accept only higher epochs of `uid` from now on; `ANY_EPOCH` restricts nothing."""
         if epoch >= ANY_EPOCH:
             return
         self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))

@@ -1,4 +1,4 @@
-"""One-time grants to fetch tap descriptors, valid for 30 s."""
+"""Keeps one-time grants to fetch tap descriptors, valid for 30 s."""
 
 from virtbus.schemas.node_rpc import Arm
 
@@ -6,7 +6,7 @@ ARM_LIFETIME_S = 30.0
 
 
 class FdGrants:
-    """Arms by uid; `now_s` is the caller's monotonic clock."""
+    """The grants (`Arm`) by uid; `now_s` is the caller's monotonic clock."""
 
     def __init__(self) -> None:
         self._arms: dict[str, tuple[Arm, float]] = {}
@@ -19,7 +19,7 @@ class FdGrants:
         self._arms[arm.uid] = (arm, now_s + ARM_LIFETIME_S)
 
     def peek(self, uid: str, now_s: float) -> Arm | None:
-        """Return the valid grant of `uid`."""
+        """Return the valid grant of `uid`, or None."""
         arm, until_s = self._arms.get(uid, (None, 0.0))
         return arm if until_s > now_s else None
 

@@ -1,4 +1,4 @@
-"""The result of comparing a VM's network with the host."""
+"""Declares findings: the results of comparing a VM's network with the host."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 
 @dataclass(frozen=True, slots=True)
 class NetworkFinding:
-    """One network that was incomplete. `error` None: it was repaired."""
+    """One network that was incomplete. If `error` is None, it was repaired."""
 
     attachment: Attachment
     message: str
@@ -27,12 +27,12 @@ class NetworkFinding:
 def mended(attachment: Attachment, faults: list[str]) -> NetworkFinding:
     """Return the finding for parts that somebody removed, and that were restored."""
     return NetworkFinding(
-        attachment, f"somebody took parts of it away: {', '.join(faults)}; made again"
+        attachment, f"somebody removed parts of it: {', '.join(faults)}; they were made again"
     )
 
 
 def lost(attachment: Attachment, faults: list[str]) -> NetworkFinding:
-    """Return the finding for a running guest without its tap: it needs a new start."""
+    """Return the finding for a running guest without its tap, which only a new start gives it."""
     what = ", ".join(faults) or "its emulator holds no tap any more"
     message = (
         f"the running guest is cut off: {what}; stop and start the VM to give it its network again"

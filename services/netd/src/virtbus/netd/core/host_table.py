@@ -1,4 +1,7 @@
-"""The host's nftables table `inet virtbus…`: masquerading, and the reach of guests (NET-12)."""
+"""Builds the host's nftables table `inet virtbus…` (NET-12).
+
+It masquerades the guests' traffic and limits the addresses that guests may reach.
+"""
 
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface
@@ -15,20 +18,20 @@ _FILTER, _SOURCE_NAT = 0, 100
 _DNS_PORT = 53
 
 METADATA = IPv4Address("169.254.169.254")
-"""Cloud metadata of the host itself contains credentials that no guest may read."""
+"""Address of the host's own cloud metadata, which contains credentials that no guest may read."""
 
 
 def table_of(bridge: str) -> str:
-    """Return the name of a bridge's table; two instances on a host have different ones."""
+    """Return the name of a bridge's table; two instances on a host have different tables."""
     return _DEFAULT_TABLE if bridge == _DEFAULT_BRIDGE else f"{_DEFAULT_TABLE}_{bridge}"
 
 
 def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[NetlinkCall]:
     """Return the transaction that replaces the table.
 
-    A guest may answer its host, ask a name server, and ping the gateway; nothing else of the host
-    is open. It may reach all other addresses except metadata, hosts of the fleet, and those that a
-    setting closes.
+    A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
+    is open. A guest may reach all other addresses except metadata, the hosts of the fleet, and
+    addresses that a setting closes.
     """
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest, ipv4 = nft.came_from(bridge), nft.is_ipv4()
@@ -72,7 +75,7 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
 
 
 def _opened(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]:
-    """Yield the rules that precede all closed addresses."""
+    """Yield the rules that come before those of closed addresses, and so take precedence."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     guest = (*nft.came_from(bridge), *nft.is_ipv4())
     yield nft.rule(chain, guest, nft.established(), accept)

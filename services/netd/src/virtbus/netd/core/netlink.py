@@ -1,6 +1,6 @@
-"""Netlink framing: messages, what comes back, and the attributes of nftables (`linux/netlink.h`).
+"""Encodes and decodes netlink messages, replies and attributes (`linux/netlink.h`).
 
-The bodies of rtnetlink messages are pyroute2's (`edge.rtnl`).
+The bodies of most rtnetlink messages are pyroute2's (`edge.rtnl`).
 """
 
 import struct
@@ -41,7 +41,10 @@ class NetlinkCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One received message. `error` is a positive errno, 0 an acknowledgement, None neither."""
+    """One received message.
+
+    `error` is a positive errno, 0 for an acknowledgement, and None for any other message.
+    """
 
     sequence: int
     type: int
@@ -57,22 +60,22 @@ def attr(kind: int, payload: bytes) -> bytes:
 
 
 def nest(kind: int, *children: bytes) -> bytes:
-    """An attribute that holds attributes."""
+    """Encode an attribute that contains attributes."""
     return attr(kind | _NESTED, b"".join(children))
 
 
 def text(kind: int, value: str) -> bytes:
-    """A NUL-terminated string attribute."""
+    """Encode a NUL-terminated string attribute."""
     return attr(kind, value.encode() + b"\0")
 
 
 def be32(kind: int, value: int) -> bytes:
-    """32 bits in network order (nfnetlink)."""
+    """Encode an attribute of 32 bits in network byte order (nfnetlink)."""
     return attr(kind, struct.pack(">I", value & 0xFFFFFFFF))
 
 
 def find_attr(message: bytes, offset: int, kind: int) -> bytes:
-    """The first attribute of a kind among those from `offset` on; empty if there is none."""
+    """Return the payload of the first attribute of a kind from `offset` on; empty if none."""
     while offset + _ATTR.size <= len(message):
         length, found = _ATTR.unpack_from(message, offset)
         if found == kind or length < _ATTR.size:
@@ -82,7 +85,7 @@ def find_attr(message: bytes, offset: int, kind: int) -> bytes:
 
 
 def frame(call: NetlinkCall, sequence: int) -> bytes:
-    """The bytes of one message."""
+    """Return the bytes of one message."""
     flags = NLM_F_REQUEST | call.flags | (NLM_F_ACK if call.acked else 0)
     padding = bytes(-len(call.body) % 4)
     return (
@@ -93,7 +96,7 @@ def frame(call: NetlinkCall, sequence: int) -> bytes:
 
 
 def replies(datagram: bytes) -> Iterator[Reply]:
-    """The messages of one datagram; stops quietly at a truncated one."""
+    """Yield the messages of one datagram, up to a truncated one."""
     offset = 0
     while offset + _HEADER.size <= len(datagram):
         length, kind, flags, sequence, _pid = _HEADER.unpack_from(datagram, offset)

@@ -1,8 +1,8 @@
-"""nftables as netlink messages: tables, chains, rules of matches (`linux/netfilter/nf_tables.h`).
+"""Builds nftables tables, chains and rules as netlink messages (`linux/netfilter/nf_tables.h`).
 
-libnftables costs the same (0.4 ms of CPU), but ends the process if it cannot open its socket, and
-is not thread-safe; `nft -f -` costs 7 times as much. A rule is a list of expressions: loads into
-register 1, compares, and a verdict.
+libnftables costs the same (0.4 ms of CPU), but it is not thread-safe, and it ends the process if
+its socket cannot be opened. `nft -f -` costs 7 times as much. A rule is a list of expressions:
+loads into register 1, compares, and a verdict.
 """
 
 import functools
@@ -29,7 +29,7 @@ _NEWSET, _NEWELEMENTS = 9, 12
 _IPV4_ADDRESS = 7
 """The type of a set's keys, which only `nft list` reads."""
 _ELEMENTS_A_CALL = 1000
-"""An attribute's length has 16 bits."""
+"""Most elements in one message, because an attribute's length has only 16 bits."""
 _REGISTER = 1
 _VERDICT_REGISTER = 0
 _EQ, _NEQ = 0, 1
@@ -58,7 +58,10 @@ class NftVerdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A base chain. `hook` and `priority` are the kernel's numbers; `device` for netdev chains."""
+    """A base chain.
+
+    `hook` and `priority` are the kernel's numbers; only netdev chains have a `device`.
+    """
 
     name: str
     hook: int
@@ -110,7 +113,7 @@ def _meta(key: int) -> bytes:
 
 @functools.cache
 def ether_type(kind: int) -> tuple[bytes, ...]:
-    """Match the type in the frame; a VLAN tag is 0x8100 here, but not in `meta protocol`."""
+    """Match the EtherType of the frame. A VLAN tag is 0x8100 here, unlike in `meta protocol`."""
     return _load(_LINK_LAYER, 12, 2), _compare(struct.pack(">H", kind))
 
 
@@ -264,7 +267,7 @@ def _table(family: Family, name: str) -> NetlinkCall:
 
 
 def batch(calls: Sequence[NetlinkCall]) -> list[NetlinkCall]:
-    """Return one transaction: all of `calls` or none."""
+    """Return the messages of one transaction: the kernel executes all of `calls` or none."""
     marks = _header(0, _SUBSYSTEM)
     begin = NetlinkCall("begin", _BATCH_BEGIN, 0, marks, acked=False)
     end = NetlinkCall("commit", _BATCH_END, 0, marks, acked=False)
@@ -274,7 +277,7 @@ def batch(calls: Sequence[NetlinkCall]) -> list[NetlinkCall]:
 def new_table(
     family: Family, name: str, chains: Sequence[Chain], rules: Sequence[NftRule]
 ) -> list[NetlinkCall]:
-    """Make a table that does not exist, in one transaction."""
+    """Return the transaction that makes a table that does not exist."""
     return batch(_contents(family, name, chains, rules))
 
 
@@ -285,9 +288,9 @@ def replace_table(
     rules: Sequence[NftRule],
     sets: Sequence[AddressSet] = (),
 ) -> list[NetlinkCall]:
-    """Replace a table in one transaction.
+    """Return the transaction that replaces a table.
 
-    Waits for an RCU grace period (8-16 ms): use `new_table` if there is none.
+    It waits for an RCU grace period (8-16 ms), so use `new_table` if there is no table.
     """
     emptied = [_table(family, name), delete_table(family, name)]
     made = [call for one in sets for call in _set(family, name, one)]
@@ -319,7 +322,7 @@ def _set(family: Family, table: str, what: AddressSet) -> list[NetlinkCall]:
 
 
 def delete_table(family: Family, name: str) -> NetlinkCall:
-    """Remove a table with its content; use inside `batch`."""
+    """Return the call that removes a table with its content, for use inside `batch`."""
     return _call(f"delete table {name}", _DELTABLE, 0, _header(family) + text(1, name))
 
 

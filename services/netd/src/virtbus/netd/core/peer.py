@@ -1,4 +1,4 @@
-"""Identifies the process that requests tap descriptors: is it the emulator of this domain?"""
+"""Checks that a process that requests tap descriptors is the emulator of a domain."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ _MACHINE_NAME_MAX = 64
 
 
 def asks_for(cmdline: bytes, uid: str) -> bool:
-    """Return True if `/proc/<pid>/cmdline` holds `-uuid <uid>`."""
+    """Return True if `/proc/<pid>/cmdline` contains `-uuid <uid>`."""
     arguments = cmdline.split(b"\0")
     return (_UUID_FLAG, uid.encode()) in itertools.pairwise(arguments)
 
@@ -28,12 +28,15 @@ def in_domain_cgroup(cgroups: str, domain: str) -> bool:
 
 
 def machine_of(cgroups: str) -> str:
-    """Return libvirt's machine of a process, whose emulator cannot leave it; or nothing."""
+    """Return libvirt's machine in the cgroups of a process; empty if there is none.
+
+    An emulator cannot leave its machine.
+    """
     return next((plain for _name, plain in _machines(cgroups)), "")
 
 
 def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
-    """Yield each machine's own name, and its form in libvirt's path."""
+    """Yield the domain's name in each machine, and the whole name of the machine."""
     for line in cgroups.splitlines():
         for part in line.split(":", 2)[-1].split("/"):
             plain = _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), part)
@@ -43,9 +46,10 @@ def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
 
 
 def machine_suffix(domain: str) -> str:
-    """Return libvirt's part of the machine name for a domain's name.
+    """Return the form that a domain's name has in the name of its machine.
 
-    As `virDomainMachineNameAppendValid`: no run of '-' and '.', only hostname characters.
+    As libvirt's `virDomainMachineNameAppendValid`, it keeps only hostname characters, and the first
+    character of a run of '-' and '.'.
     """
     single = re.sub(r"([.-])[.-]+", r"\1", domain)
     return re.sub(r"[^A-Za-z0-9.-]", "", single).strip(".-")

@@ -1,4 +1,4 @@
-"""Reach of the built-in network's guests: closed addresses of hosts, and opened ones.
+"""Declares the addresses that guests of the built-in network may and may not reach.
 
 A guest reaches other guests and the outside. It reaches no host of the fleet and no server of the
 bus, unless a setting opens the address (NET-12, ADR 0036).
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 MAX_ADDRESSES = 8192
-"""More hosts than a fleet has; a longer list is cut, with an error in the log."""
+"""Most addresses of hosts, more than a fleet has. A longer list is cut, with an error in the
+log."""
 
 Address = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
 class ReachRules:
-    """The inputs of a host's table.
+    """The addresses in a host's nftables table.
 
     Guests have IPv4 only, and their other packets are dropped. So IPv6 needs no list.
     """
@@ -27,7 +28,7 @@ class ReachRules:
     opened: tuple[IPv4Network, ...] = ()
     """Takes precedence over `hosts` and `closed`."""
     dns: tuple[IPv4Address, ...] = ()
-    """Name servers of guests: open at port 53 at any address."""
+    """Name servers of guests. Their port 53 is open, at any address."""
 
 
 def usable(texts: Iterable[str], guests: IPv4Network) -> frozenset[IPv4Address]:

@@ -1,14 +1,14 @@
-"""Tenancy of CNI networks: the namespaces that may attach VMs to a network."""
+"""Decides if the VMs of a namespace may use a CNI network."""
 
 from collections.abc import Mapping
 
 from virtbus.schemas.errors import Code, VirtbusError
 
 EVERY = "*"
-"""As a network: every network without its own entry. As a namespace: all of them."""
+"""As a network, it means every network without its own entry; as a namespace, all of them."""
 
 Openings = Mapping[str, tuple[str, ...]]
-"""Network to the namespaces that may use it."""
+"""The namespaces that may use a network, by network."""
 
 
 def namespaces_of(network: str, openings: Openings) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A token bucket whose clock is passed in."""
+"""Implements a token bucket whose clock is passed in."""
 
 
 class TokenBucket:

@@ -1,4 +1,4 @@
-"""The protocol of vmwrapper and netd: bytes that 60 lines of C can read and write.
+"""Encodes and decodes the frames of vmwrapper and netd, which 60 lines of C can read and write.
 
 A frame is a 4-byte big-endian length and that many bytes of NUL-ended strings. The request is
 `virtbus-wrapper/1`, the uid, and the wrapper's monotonic times in ns (entry, connected). The answer
@@ -23,7 +23,7 @@ class FrameError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WrapperRequest:
-    """A wrapper's request. `times_ns` are its own, CLOCK_MONOTONIC."""
+    """A wrapper's request. `times_ns` are its own times, by CLOCK_MONOTONIC."""
 
     uid: str
     times_ns: tuple[int, ...]
@@ -87,7 +87,7 @@ def refusal(code: str, message: str) -> bytes:
 
 
 def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
-    """Return the frame for the descriptors, one per interface in their order.
+    """Return the frame of a grant. It is sent with one descriptor per interface, in their order.
 
     QEMU uses the last of two `-uuid`, so the guest sees `firmware_uuid`.
     """

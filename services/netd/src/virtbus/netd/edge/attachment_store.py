@@ -1,4 +1,4 @@
-"""One state file per VM: its addresses, and the input of a CNI DEL.
+"""Stores one state file per VM: its addresses, and the input of a CNI DEL.
 
 It is written before anything is made and removed after everything is gone. So everything that a
 crash leaves on the host has a file.
@@ -29,7 +29,7 @@ class AttachmentStore:
         self._lock = -1
 
     def close(self) -> None:
-        """Let another process have the directory."""
+        """Unlock the directory for another process."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -38,7 +38,7 @@ class AttachmentStore:
         """Make the directory and lock it; remove unfinished writes.
 
         Raises:
-            VirtbusError: 409 `netd_running` if another process has it.
+            VirtbusError: 409 `netd_running` if another process has locked it.
         """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._lock < 0:
@@ -47,26 +47,26 @@ class AttachmentStore:
             leftover.unlink(missing_ok=True)
 
     def write(self, attachment: Attachment) -> None:
-        """Replace the file at once; after a power loss it may be the old one until `sync`."""
+        """Replace the file. Until `sync`, a power loss may leave the old file or a torn one."""
         path = self._path(attachment.uid)
         part = path.with_suffix(".part")
         part.write_bytes(attachment.model_dump_json().encode())
         part.replace(path)
 
     def sync(self, uid: str) -> None:
-        """Return when the file of `uid` survives a power loss."""
+        """Make the file of `uid` durable, so that it survives a power loss."""
         for path in (self._path(uid), self._directory):
             with opened(path) as fd:
                 os.fsync(fd)
 
     def remove(self, uid: str) -> None:
-        """Forget `uid`; no effect if it is unknown."""
+        """Remove the file of `uid`; no effect if there is none."""
         self._path(uid).unlink(missing_ok=True)
 
     def all(self) -> list[Attachment]:
-        """Return every readable file.
+        """Return the attachments of all readable files.
 
-        A torn file (power loss before `sync`) belongs to no announced network: it is removed.
+        A torn file is removed: the power failed before `sync`, so its network was never announced.
 
         Raises:
             VirtbusError: 422 if a file was written by a newer netd.

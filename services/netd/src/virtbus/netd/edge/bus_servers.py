@@ -1,4 +1,4 @@
-"""Addresses of the bus' servers, as this host resolves their names."""
+"""Resolves the addresses of the bus' servers on this host."""
 
 import socket
 from urllib.parse import urlsplit
@@ -8,7 +8,7 @@ from virtbus.bus.runtime.bus_settings import BusSettings
 
 
 def server_addresses(settings: BusSettings) -> set[str]:
-    """Return the addresses of the bus' servers; unresolved names have none. Blocks."""
+    """Return the addresses of the bus' servers, without unresolved names. Blocks."""
     try:
         servers = settings.resolved().servers
     except BusError:

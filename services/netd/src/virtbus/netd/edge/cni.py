@@ -23,7 +23,7 @@ _MAX_CONF_BYTES = 256 * 1024
 
 
 class Cni:
-    """Conflists by name in one directory, plugins by name in several."""
+    """Reads conflists by name from one directory, and runs plugins by name from several."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class Cni:
         plugin_timeout_s: float = PLUGIN_TIMEOUT_S,
         openings: Openings = MappingProxyType({}),
     ) -> None:
-        """`openings` lists the namespaces that may use each network; the others are closed."""
+        """`openings` has the namespaces that may use each network; all others are refused."""
         self.openings = openings
         self._conf_dir = conf_dir
         self._bin_dirs = tuple(bin_dirs)
         self._timeout_s = plugin_timeout_s
 
     def networks(self) -> dict[str, Path]:
-        """Return network names and their files; of two files of one name the first in order."""
+        """Return the file of each network name. Of two files with one name, the first counts."""
         found: dict[str, Path] = {}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._conf_dir.iterdir()):
@@ -85,10 +85,10 @@ class Cni:
             return cni.read_conflist(file.read(_MAX_CONF_BYTES), str(path))
 
     async def add(self, uid: str, nic: Nic, conflist: dict[str, Any], netns: Path) -> CniState:
-        """Run ADD through the chain; return the last result.
+        """Run ADD through the chain; return the state that DEL needs, with the last result.
 
         Raises:
-            VirtbusError: 500 `cni_failed` with the plugin's message; run `delete` then.
+            VirtbusError: 500 `cni_failed` with the plugin's message; then `delete` must be run.
         """
         result: dict[str, Any] | None = None
         for plugin in conflist["plugins"]:
@@ -100,7 +100,9 @@ class Cni:
         return CniState(conflist=conflist, result=result)
 
     async def delete(self, uid: str, nic: Nic, state: CniState, netns: Path) -> None:
-        """Run DEL through the chain in reverse, every plugin, with the cached conf and result.
+        """Run DEL of every plugin in reverse order, with the stored conflist and result.
+
+        A plugin that is not installed any more is skipped.
 
         Raises:
             VirtbusError: 500 `cni_failed` of the first plugin that failed; the others were run.

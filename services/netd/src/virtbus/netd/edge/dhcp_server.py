@@ -1,7 +1,7 @@
-"""Answers DHCP on the taps in this process: a packet socket per interface, no extra processes.
+"""Answers DHCP on the taps: one packet socket per interface, all in this process.
 
-When netd dies, guests keep their addresses. Renewals are unanswered until a new netd has opened the
-sockets; the lease time is how long a guest tolerates that.
+When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
+sockets. A guest tolerates that for its lease time.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 RATE_HZ = 20.0
 BURST = 20
-"""A booting guest sends a few requests; a flood fills a 32 KiB buffer and is lost."""
+"""A booting guest sends a few requests. A flood fills the socket's 32 KiB buffer, and the rest is
+lost."""
 
 CLOSERS = 32
 """Threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
@@ -33,7 +34,7 @@ _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 
 
 class DhcpServer:
-    """Serves (uid, socket, offer) until `stop(uid)`; owns the given sockets."""
+    """Answers DHCP for each VM from `serve` to `stop`; owns the sockets that `serve` gets."""
 
     def __init__(self) -> None:
         self._interfaces: dict[str, list[_Interface]] = {}
@@ -46,7 +47,7 @@ class DhcpServer:
         ]
 
     def stop(self, uid: str) -> None:
-        """Stop answering `uid`, and close its sockets soon."""
+        """Stop answering `uid`. A thread closes its sockets."""
         sockets = [interface.silence() for interface in self._interfaces.pop(uid, ())]
         if sockets:
             _closing(sockets).start()
@@ -76,7 +77,10 @@ class DhcpServer:
 
 
 def _closing(sockets: list[socket.socket]) -> threading.Thread:
-    """Start a thread that closes sockets: each close waits up to 14 ms for an RCU grace period."""
+    """Return a thread that closes sockets.
+
+    Each close waits up to 14 ms for an RCU grace period.
+    """
 
     def close() -> None:
         for each in sockets:
@@ -110,7 +114,7 @@ class _Interface:
     def _readable(self) -> None:
         wait_s = self._bucket.take(self._loop.time())
         if wait_s:
-            # Not read at all: the kernel drops a flood, at no cost here.
+            # Stop reading: the kernel then drops the flood, at no cost to this process.
             self._loop.remove_reader(self.socket)
             self._resume = self._loop.call_later(wait_s, self._listen)
             return

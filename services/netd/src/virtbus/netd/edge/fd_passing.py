@@ -1,7 +1,8 @@
-"""Two unix sockets: the agent arms a start, and its wrapper fetches the tap descriptors.
+"""Serves two unix sockets: the agent arms a start, and its wrapper fetches the tap descriptors.
 
-It uses plain `recv` without space for control data: the kernel closes descriptors that a peer
-attaches, and they never enter this process (FDS-06).
+To arm a start is to grant one fetch of the VM's descriptors. The module uses plain `recv` without
+space for control data: the kernel closes descriptors that a peer attaches, and they never enter
+this process (FDS-06).
 """
 
 import asyncio
@@ -39,20 +40,22 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 SHARE = 4
-"""Connections to the wrapper's socket of one machine, or of root outside all; a start needs one."""
+"""Most connections to the wrapper's socket from one libvirt machine, or from root outside of all
+machines. A start needs one."""
 SHARE_OF_USER = 192
-"""For one user of the host, whose cgroups may have the names of any number of machines."""
+"""Most connections from one user of the host. Its cgroups may have the names of any number of
+machines."""
 BATCH = 16
-"""Connections that are accepted before others of the loop have their turn."""
+"""Connections that are accepted before other tasks of the event loop run."""
 READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
-"""Time that a wrapper waits for CNI; libvirt's start waits as well."""
+"""Time that a wrapper waits for CNI. libvirt's start waits for the wrapper."""
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Taps(Protocol):
-    """The part of the attachments that the hand-over needs."""
+    """The part of `Attachments` that the hand-over needs."""
 
     recovering: bool
 
@@ -63,7 +66,7 @@ class Taps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A granted fetch. Times are CLOCK_MONOTONIC ns, the first two the wrapper's own."""
+    """A granted fetch. Times are CLOCK_MONOTONIC ns; the wrapper measured the first two."""
 
     uid: str
     epoch: int
@@ -86,7 +89,7 @@ class HandoverServer:
         *,
         read_peer: Callable[[int], tuple[bytes, str]] | None = None,
     ) -> None:
-        """`read_peer` returns cmdline and cgroups of a pid; default: from /proc."""
+        """`read_peer` returns the cmdline and the cgroups of a pid; by default from /proc."""
         self.admin_path = directory / "admin.sock"
         self.wrapper_path = directory / "wrapper.sock"
         self._taps = taps
@@ -261,7 +264,7 @@ def _from_proc(pid: int) -> tuple[bytes, str]:
 
 
 def _root(connection: socket.socket) -> "_Owner | None":
-    """Return the owner of a connection to the agent's socket: only root has access."""
+    """Return the owner of a connection to the agent's socket; None unless it is root's."""
     return _Owner("", 0) if _peer(connection)[1] == 0 else None
 
 
@@ -287,16 +290,20 @@ def _bound(path: Path, mode: int) -> socket.socket:
 
 
 class _Owner(NamedTuple):
-    """The owner of a connection: a libvirt machine, if it is of one, and a user of the host."""
+    """The owner of a connection: a user of the host.
+
+    `machine` is the libvirt machine of its process, or empty.
+    """
 
     machine: str
     user: int
 
 
 class _Door:
-    """A listening socket. A connection without an owner is closed before anything is read.
+    """A listening socket with limits.
 
-    So is one over the `share` of its machine, over SHARE_OF_USER, or over MAX_CONNECTIONS.
+    A connection without an owner is closed before anything is read. So is a connection beyond the
+    `share` of its owner, beyond SHARE_OF_USER, or beyond MAX_CONNECTIONS.
     """
 
     def __init__(
@@ -312,7 +319,7 @@ class _Door:
         self._open: Counter[_Owner] = Counter()
 
     async def serve(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
-        """Accept for ever; others have their turn after each batch."""
+        """Accept connections until cancelled; other tasks run after each batch."""
         loop = asyncio.get_running_loop()
         for turn in itertools.count(1):
             try:
@@ -327,11 +334,11 @@ class _Door:
                 connection.close()
             else:
                 group.create_task(self._one(connection, owner))
-            if turn % BATCH == 0:  # sock_accept gives no turn away while somebody waits
+            if turn % BATCH == 0:  # sock_accept does not yield while connections wait
                 await asyncio.sleep(0)
 
     async def _one(self, connection: socket.socket, owner: _Owner) -> None:
-        """Serve a connection; any peer or input can only cost its own connection."""
+        """Serve a connection. An error ends only this connection."""
         try:
             await self._handle(connection)
         except (OSError, FrameError, TimeoutError) as error:
@@ -345,7 +352,7 @@ class _Door:
             connection.close()
 
     def _taken(self, connection: socket.socket) -> _Owner | None:
-        """Return the owner, whose share is one place smaller from now on; None if none is left."""
+        """Count a connection for its owner, and return the owner; None if it is refused."""
         try:
             owner = self._owner(connection)
         except Exception:
@@ -361,10 +368,7 @@ class _Door:
 
 
 async def _within(reading: Awaitable[bytes]) -> bytes:
-    """Return the bytes read within READ_TIMEOUT_S.
-
-    TimeoutError, or FrameError if the peer stops.
-    """
+    """Return the bytes read; TimeoutError after READ_TIMEOUT_S, FrameError if the peer closed."""
     async with asyncio.timeout(READ_TIMEOUT_S):
         read_bytes = await reading
     if not read_bytes:

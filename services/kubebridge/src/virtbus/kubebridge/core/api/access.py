@@ -1,4 +1,4 @@
-"""Authorizes requests: finds the target, builds the access review, and words the refusal."""
+"""Finds the target of a request, and builds its access review and its refusal."""
 
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELE
 
 
 class SubresourceTarget(NamedTuple):
-    """A subresource of an object. Without `name`, it is a verb of the namespace.
+    """A subresource of an object. Without `name`, it is a subresource of the namespace.
 
-    `subresource` is RBAC's name. `rest` has the remaining parts of the address.
+    `subresource` is its name in RBAC. `rest` has the remaining parts of the path.
     """
 
     version: str
@@ -27,9 +27,9 @@ class SubresourceTarget(NamedTuple):
 
 
 def target_of(path: str) -> SubresourceTarget | None:
-    """Return the target of `/apis/<group>/<version>/…`; None if it is not ours.
+    """Return the target of `/apis/<group>/<version>/…`; None if the path is not of this API.
 
-    A port and its protocol are part of the address, not of the subresource.
+    The port and protocol of `portforward` go into `rest`, not into `subresource`.
     """
     match path.split("/"):
         case ["", "apis", group, version, "namespaces", namespace, resource, *more] if (
@@ -50,7 +50,7 @@ def target_of(path: str) -> SubresourceTarget | None:
 
 
 def review(user: User, method: str, target: SubresourceTarget) -> dict[str, Any]:
-    """Return the SubjectAccessReview."""
+    """Return the SubjectAccessReview for a request of `user`."""
     attributes = {
         "group": GROUP,
         "version": target.version,
@@ -71,7 +71,7 @@ def review(user: User, method: str, target: SubresourceTarget) -> dict[str, Any]
 
 
 def forbidden(user: User, method: str, target: SubresourceTarget, reason: str = "") -> Refusal:
-    """Return a 403 in Kubernetes' words."""
+    """Return a 403 with Kubernetes' wording, and `reason` at its end."""
     what = f"{target.resource}/{target.subresource}" if target.subresource else target.resource
     named = f' "{target.name}"' if target.name else ""
     why = (

@@ -15,7 +15,7 @@ AGGREGATED = f"application/json;g=apidiscovery.k8s.io;v=v2;as={GROUP_LIST}"
 
 
 def version(release: str) -> dict[str, Any]:
-    """Return the body of `/version`, as KubeVirt has it. `release` is the version of virtbus."""
+    """Return the body of `/version` in KubeVirt's format; `release` is the version of virtbus."""
     return {
         "gitVersion": KUBEVIRT,
         "gitCommit": f"virtbus-{release}",
@@ -47,7 +47,7 @@ def api_groups() -> dict[str, Any]:
 def api_resources(version: str) -> dict[str, Any]:
     """Return the body of `GET /apis/subresources.kubevirt.io/<version>`.
 
-    It lists each verb, including those that are not supported yet.
+    It lists all verbs, including those without support.
     """
     return {
         "kind": "APIResourceList",
@@ -89,7 +89,7 @@ def aggregated() -> dict[str, Any]:
 
 
 def _discovered() -> Iterator[dict[str, Any]]:
-    """Yield the resources with their subresources. The resources have no verbs in this group."""
+    """Yield the resources with their subresources. A resource itself has no verbs in this group."""
     yield {"resource": EXPAND, "scope": "Namespaced", "singularResource": "", "verbs": ["update"]}
     by_resource = sorted(VERBS, key=lambda verb: verb.resource)
     for resource, verbs in groupby(by_resource, key=lambda verb: verb.resource):
@@ -188,7 +188,7 @@ def document_v3(version: str) -> dict[str, Any]:
 
 
 def _path(each: _Operation, parameter: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the operation of a path. `parameter` has the type of a part of the path."""
+    """Return the OpenAPI entry of a path; `parameter` is the type of each path parameter."""
     about = {200: "OK", 202: "Accepted", 101: "Switching to a websocket"}[each.code]
     names = [part[1:-1] for part in each.path.split("/") if part.startswith("{")]
     return {

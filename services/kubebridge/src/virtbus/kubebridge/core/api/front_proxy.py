@@ -24,7 +24,7 @@ class User(NamedTuple):
 
 
 class FrontProxy(NamedTuple):
-    """The front proxy. `ca` (PEM) signs its certificate, whose name must be one of `names`.
+    """The front proxy. `ca` (PEM) signs its certificate, whose common name must be in `names`.
 
     If `names` is empty, any certificate that `ca` signed is accepted. Without `ca`, none is.
     """
@@ -49,7 +49,7 @@ class FrontProxy(NamedTuple):
         return not self.names or not named.isdisjoint(self.names)
 
     def user(self, headers: Sequence[tuple[str, str]]) -> User | None:
-        """Return the user in the headers, or None."""
+        """Return the user that the headers name, or None."""
         name = next(iter(_values(headers, self.user_headers)), "")
         if not name:
             return None
@@ -74,9 +74,11 @@ def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[st
 
 
 def of_config_map(found: Object | None) -> FrontProxy:
-    """Read the ConfigMap. Missing or invalid entries have their default.
+    """Return the front proxy that the ConfigMap describes.
 
-    If the list of names is invalid, no certificate is accepted.
+    Missing or invalid entries have defaults.
+
+    Without the ConfigMap, or if its list of names is invalid, no certificate is accepted.
     """
     usual = FrontProxy()
     names = _listed(found, "allowed-names")
@@ -93,7 +95,7 @@ def of_config_map(found: Object | None) -> FrontProxy:
 
 
 def _listed(found: Object | None, name: str) -> tuple[str, ...] | None:
-    """Parse a JSON list of strings. A missing one is empty, an invalid one None."""
+    """Return a JSON list of strings: empty if it is missing, None if it is invalid."""
     said = text(found, "data", f"requestheader-{name}")
     if not said:
         return ()

@@ -1,4 +1,4 @@
-"""Maps the verbs of `subresources.kubevirt.io` to effects, by the tables of all kinds.
+"""Maps the verbs of `subresources.kubevirt.io` to effects, by the verb tables of VMs and VMIs.
 
 Codes and messages are KubeVirt's, because virtctl prints them and waits for them. A verb that is
 not supported yet answers 501 with the name of the missing feature.
@@ -34,7 +34,7 @@ BY_NAME: Mapping[tuple[str, str], Verb] = {(verb.resource, verb.name): verb for 
 
 
 def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
-    """Expand the VM in the body (`expand-vm-spec`)."""
+    """Return the VM in the body of `expand-vm-spec`; refuse instance types and preferences."""
     if not isinstance(given, dict) or not isinstance(given.get("spec"), dict):
         return bad_request("Object is not a valid VirtualMachine")
     if text(given, "metadata", "namespace") not in {"", namespace}:
@@ -45,7 +45,10 @@ def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
 
 
 def answer(call: SubresourceCall) -> Outcome:
-    """Return the effects of a call, or a refusal. Effects run in order, at the versions read."""
+    """Return the effects of a call, in the order to run them, or a refusal.
+
+    For a dry run, only patches and answers are returned.
+    """
     verb = BY_NAME.get((call.resource, call.verb))
     if verb is None:
         return of_http(404, f"there is no subresource {call.verb!r:.60}")

@@ -28,7 +28,7 @@ _DOTS = re.compile(r"[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 
 
 def mac_address(value: str) -> str | None:
-    """Return a MAC address with colons, in any notation of Go's net.ParseMAC, or None."""
+    """Return a MAC address with colons, from any notation of Go's net.ParseMAC; None if empty."""
     if _DASHES.fullmatch(value) or _DOTS.fullmatch(value):
         digits = re.sub("[.-]", "", value)
         return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))

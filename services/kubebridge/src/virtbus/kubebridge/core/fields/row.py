@@ -37,10 +37,9 @@ class Field:
     """A KubeVirt field and its treatment in virtbus.
 
     `path` begins below the spec of a VMI, a VM or a template. `[]` stands for each item of a list.
-    `to` is the path in our VmCreate. `make` converts the value to ours and raises ValueError if it
-    cannot. None counts as missing. Only `values`, or values that match `pattern`, are accepted.
-
-    `why` explains the mapping or the refusal. `instead` says what to write in place of a refused
+    `to` is the path in virtbus' VmCreate. `make` converts the value, and raises ValueError if it
+    cannot. A result of None counts as missing. Only `values`, or values that match `pattern`, are
+    accepted. `why` explains the mapping or the refusal. `instead` is the advice for a refused
     value. If several rows have the same `to`, the first given field counts.
     """
 
@@ -61,7 +60,7 @@ def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] 
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 
 
-def mapped(  # noqa: PLR0913  a row says all of a field
+def mapped(  # noqa: PLR0913  a row has all facts about a field
     path: str,
     kind: FieldType,
     to: str = "",

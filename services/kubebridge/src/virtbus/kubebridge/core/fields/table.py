@@ -11,7 +11,7 @@ class Table:
         self.rows = rows
         self.by_path = {row.path: row for row in rows}
         self.place = {row.path: place for place, row in enumerate(rows)}
-        """Positions. Of two rows for the same field of ours, the earlier counts."""
+        """Position of each row. If several rows have the same `to`, the earliest counts."""
         if len(self.place) != len(rows):
             msg = "a field has two rows"
             raise ValueError(msg)

@@ -32,8 +32,8 @@ _SHAPES: dict[FieldType, tuple[type, ...]] = {
 class Translation:
     """The result of a walk. `ours` is a VmCreate as plain values.
 
-    `origin` has the manifest field from which each of our fields came. `beside` has values that map
-    to none of our fields, such as the name of a Secret.
+    `origin` has the manifest field of each field in `ours`. `beside` has values without a field in
+    `ours`, such as the name of a Secret.
     """
 
     causes: list[Cause] = field(default_factory=list)
@@ -42,13 +42,16 @@ class Translation:
     origin: dict[Path, str] = field(default_factory=dict)
 
     def put(self, path: Path, value: Any, origin: str) -> None:
-        """Set one of our fields, unless it is already set."""
+        """Set a field of `ours`, unless it is already set."""
         if path not in self.origin:
             self.origin[path] = origin
             _put(self.ours, path, value)
 
     def where(self, path: str) -> str:
-        """Return the manifest field that gave ours (`spec.volumes[0].name`), or the nearest."""
+        """Return the manifest's path for a path in `ours`, such as `spec.volumes[0].name`.
+
+        A field without an origin gets its path from its nearest parent that has one.
+        """
         found = re.findall(r"[^.\[\]]+", path)
         parts = tuple(int(part) if part.isdigit() else part for part in found)
         for end in range(len(parts), 0, -1):
@@ -58,7 +61,7 @@ class Translation:
 
 
 def walk(value: Any, table: Table, prefix: str) -> Translation:
-    """Translate `value` by the table. `prefix` is its path."""
+    """Translate `value` by the table. `prefix` is its path in the manifest."""
     walked = Translation()
     steps: list[tuple[int, Path, Any, str]] = []
     for one in _walk(value, "", prefix, (), table):
@@ -162,9 +165,9 @@ def _unknown(pattern: str, path: str, table: Table) -> Cause:
     return Cause(path, f"KubeVirt has no such field{hint}", Reason.NOT_SUPPORTED)
 
 
-# --- our paths ---------------------------------------------------------------------------------
+# --- paths in VmCreate -------------------------------------------------------------------------
 def _ours(to: str, indices: tuple[int, ...]) -> Path:
-    """Return `spec.volumes[].name` with its indices filled in; empty for a field without `to`."""
+    """Return the path `to` with `indices` filled in; empty if `to` is empty."""
     numbers = iter(indices)
     path: list[str | int] = []
     for part in filter(None, to.split(".")):
@@ -175,7 +178,7 @@ def _ours(to: str, indices: tuple[int, ...]) -> Path:
 
 
 def _kubevirts(part: str | int) -> str:
-    """Return a part of our path as KubeVirt writes it: `container_disk` is `.containerDisk`."""
+    """Return a part of a path as KubeVirt writes it: `container_disk` is `.containerDisk`."""
     if isinstance(part, int):
         return f"[{part}]"
     first, *others = part.split("_")

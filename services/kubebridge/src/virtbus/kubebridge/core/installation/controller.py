@@ -30,7 +30,7 @@ class KubeVirt:
 
 
 def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
-    """Return the controller. Each change of the orphans changes all `kubevirt` objects."""
+    """Return the controller. Each change of the orphans reconciles all `kubevirt` objects."""
 
     def run(_: Key, inputs: Inputs) -> list[Action]:
         if inputs.obj is None:

@@ -25,15 +25,15 @@ from virtbus.schemas.node import NodeState, NodeView
 SCHEDULABLE = "kubevirt.io/schedulable"
 HEARTBEAT = "kubevirt.io/heartbeat"
 OURS = "virtbus.io/node"
-"""The label of Nodes that the bridge marked. It touches no others."""
+"""The label that the bridge sets on each Node that it marks."""
 BEAT = timedelta(seconds=60)
 FORGOTTEN = timedelta(minutes=5)
-"""Time after the last heartbeat before the mark is removed. A bus that just came back may list no
-nodes.
-"""
+"""Time after the last heartbeat before the mark is removed. It is this long because a bus that has
+just returned may list no nodes yet."""
 ABSENT_S = 300.0
-"""A missing Node is tried again after this long."""
+"""Seconds before a missing Node is tried again."""
 UNKNOWN_S = 10.0
+"""Seconds before the next attempt while the bus does not answer."""
 SILENT = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
 
 
@@ -46,7 +46,7 @@ def takes(view: NodeView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Kubernetes Node with our mark."""
+    """A Kubernetes Node with the bridge's mark."""
 
     schedulable: str = path("metadata", "labels", SCHEDULABLE)
     heartbeat: datetime | None = path("metadata", "annotations", HEARTBEAT)
@@ -64,7 +64,10 @@ class Nodes(Protocol):
 
 
 def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime) -> list[Action]:
-    """Return the write that is due, or the time until one is. `node` has our mark."""
+    """Return the write that is due, or a Requeue for the time when one is.
+
+    `node` is None if it does not exist or does not have the bridge's mark.
+    """
     if view is None:
         if node is None:
             return []
@@ -101,7 +104,7 @@ def slim(node: Object) -> dict[str, Any]:
 
 
 def controller(nodes: Nodes) -> Controller:
-    """Return the controller of Nodes. Without news from the bus it writes no heartbeat."""
+    """Return the controller of Nodes. While the bus does not answer, it writes no heartbeat."""
 
     def run(key: Key, inputs: Inputs) -> list[Action]:
         if not nodes.current:

@@ -10,7 +10,7 @@ def values_at_most(text: str) -> int:
 
 
 def check_values(text: str, most: int) -> None:
-    """Raise a ValueError if a JSON text may hold more than `most` values."""
+    """Raise a ValueError if a JSON text may contain more than `most` values."""
     if values_at_most(text) > most:
         msg = f"it holds more than {most} values; make the object smaller"
         raise ValueError(msg)

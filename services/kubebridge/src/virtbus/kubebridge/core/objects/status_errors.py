@@ -47,7 +47,7 @@ class Cause(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A refusal as the answer. Its code and reason belong together."""
+    """A refusal to answer with. `reason` is Kubernetes' name for `code`, an HTTP code."""
 
     code: int
     reason: str
@@ -92,7 +92,7 @@ def bad_request(why: str) -> Refusal:
 
 
 def of_http(code: int, why: str) -> Refusal:
-    """Return the refusal of an HTTP code."""
+    """Return the refusal for an HTTP code."""
     return Refusal(code, REASONS.get(code, "Unknown"), why)
 
 

@@ -57,9 +57,12 @@ T = TypeVar("T")
 
 
 def path(*names: str, default: Any = None, make: Callable[[Any], Any] | None = None) -> Any:
-    """Declare a field that is read from the path. Without a path, it is the whole object.
+    """Declare a dataclass field that `read` takes from this path.
 
-    `make` converts a value; without it, the field's type does.
+    An empty path is the whole object.
+
+    `make` converts a value; without it, the type of the field does. `default` replaces an unknown
+    value of an enum.
     """
     return field(metadata={"path": names, "default": default, "make": make})
 
@@ -77,7 +80,7 @@ class Condition:
 
 
 def read(cls: type[T], obj: object) -> T:
-    """Return the object as a dataclass."""
+    """Return the object as the dataclass `cls`, whose fields are declared with `path`."""
     return cls(*(convert(at(obj, *names)) for names, convert in _plan(cast("Hashable", cls))))
 
 
@@ -139,7 +142,7 @@ def micro_stamp(now: datetime) -> str:
 
 
 class Said(NamedTuple):
-    """A condition before it is written."""
+    """A condition to write, still without its transition time."""
 
     type: str
     on: bool
@@ -151,7 +154,10 @@ class Said(NamedTuple):
 def merged(
     said: Iterable[Said], before: Iterable[Condition], now: datetime
 ) -> tuple[list[Any], str]:
-    """Return conditions with times, and the time. An unchanged status keeps its transition time."""
+    """Return the conditions with transition times, and `now` in Kubernetes' format.
+
+    A condition whose status has not changed keeps its transition time.
+    """
     at = stamp(now)
     stored = {one.type: one for one in before}
     result = []

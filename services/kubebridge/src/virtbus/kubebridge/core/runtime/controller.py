@@ -209,7 +209,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Reconcile again if one of these objects changes. It holds until the next reconcile."""
+    """Reconcile again if one of these objects changes. The next reconcile ends the wait."""
 
     references: frozenset[Key]
 
@@ -231,7 +231,7 @@ class Lister(Protocol):
         """Return the uid of the object, or an empty string."""
 
     def ended(self, uid: str) -> bool:
-        """Return True if the end of the object was reported."""
+        """Return True if the deletion of the object with this uid was reported."""
 
     def __iter__(self) -> Iterator[str]:
         """Yield all paths."""
@@ -252,10 +252,10 @@ class Inputs(NamedTuple):
 
 
 class KeyMapping(NamedTuple):
-    """A source of changes. `keys` maps a changed object to keys of the controller's kind.
+    """A kind whose changes cause reconciles. `keys` maps a changed key to the keys to reconcile.
 
-    The name is what counts: the runtime replaces the kind of each key by the controller's. By
-    default, it is the object of the same name.
+    The runtime replaces the kind of the returned keys by the controller's. By default, the object
+    of the same name is reconciled.
     """
 
     source: Kind
@@ -266,7 +266,7 @@ class KeyMapping(NamedTuple):
 class Controller:
     """A controller of one kind.
 
-    Each of `references` is read from the API server before `reconcile`, without a cache.
+    Before `reconcile`, the objects of `references` are read from the API server, without a cache.
     """
 
     kind: Kind

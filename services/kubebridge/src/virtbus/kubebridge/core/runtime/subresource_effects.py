@@ -89,7 +89,10 @@ Decide = Callable[[SubresourceCall], Outcome]
 
 
 class Verb(NamedTuple):
-    """A row. `success` is the code of a success. `missing` names what is not supported yet."""
+    """A verb of a subresource. `success` is the HTTP code of a success.
+
+    `missing` is the text of the refusal if the verb is not supported yet.
+    """
 
     method: str
     resource: str

@@ -26,11 +26,11 @@ from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import VmLister
 
 GATHER_S = 0.5
-"""A hundred guests that start together need one write of a slice."""
+"""Seconds for which changes are collected, so that guests that start together cause one write."""
 
 
 class Services:
-    """The indices: guests by namespace, Services that select, and slices by Service."""
+    """The indices: guests by namespace, Services with a selector, and slices by Service."""
 
     def __init__(self, services: Lister, vmis: Lister, slices: Lister, views: VmLister) -> None:
         self._services = services
@@ -38,9 +38,9 @@ class Services:
         self._slices = slices
         self._views = views
         self._members: dict[str, dict[str, Member]] = {}
-        """Guests by namespace, then by path. Only namespaces with a Service that selects."""
+        """Guests by namespace, then by path. Only namespaces with a Service that has a selector."""
         self._selecting: dict[str, set[Key]] = defaultdict(set)
-        """The Services that select, by namespace."""
+        """The Services that have a selector, by namespace."""
         self._of: dict[str, Key] = {}
         """The Service of each slice. `_slices_of` is the inverse."""
         self._slices_of: dict[Key, set[str]] = defaultdict(set)
@@ -58,7 +58,10 @@ class Services:
 
     # --- changes --------------------------------------------------------------------------
     def service_changed(self, key: Key) -> set[Key]:
-        """Return the Service. Guests are tracked only in namespaces that Services select in."""
+        """Update the indices of a Service; return its key.
+
+        Guests are tracked only in namespaces with a Service that has a selector.
+        """
         space = key.namespace
         if read(KubeService, self._services.get(key.path)).selector:
             self._selecting[space].add(key)
@@ -75,7 +78,7 @@ class Services:
         return {key}
 
     def slice_changed(self, key: Key) -> set[Key]:
-        """Return the Service of a slice, and its Service before."""
+        """Update the indices of a slice; return its Service, now and before."""
         before = self._of.pop(key.path, None)
         if before is not None:
             self._slices_of[before].discard(key.path)
@@ -88,7 +91,7 @@ class Services:
         return {one for one in (before, self._of.get(key.path)) if one is not None}
 
     def guest_changed(self, key: Key) -> set[Key]:
-        """Return the Services that select a guest, or did before its change."""
+        """Update a guest; return the Services that select it, now or before."""
         if key.namespace not in self._members:
             return set()
         changed = self._learn(key.namespace, key.path)
@@ -100,7 +103,7 @@ class Services:
         return found
 
     def _learn(self, space: str, path: str) -> list[Mapping[str, str]]:
-        """Update a guest. Return the labels that it had and has, if it changed for Services."""
+        """Update a guest. Return its labels before and now, or nothing if it has not changed."""
         here, raw, now = self._members[space], self._vmis.get(path), None
         if raw is not None:
             vmi = read(Vmi, raw)

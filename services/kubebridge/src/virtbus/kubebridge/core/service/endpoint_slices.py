@@ -1,7 +1,7 @@
 """Computes the EndpointSlices of guests that Services select, in addition to those of pods.
 
-Kubernetes' own controller (k8s.io/endpointslice) does the same for pods. The bridge does not touch
-the slices of others. A proxy combines all slices of a Service.
+Kubernetes' own controller (k8s.io/endpointslice) does the same for pods. The bridge touches only
+its own slices. A proxy combines all slices of a Service.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -73,7 +73,7 @@ def reconcile(
 def _spread(
     here: Mapping[str, Member], family: str, service: str, existing: Mapping[str, Slice]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield slice names with their uids. Existing endpoints stay, new ones fill gaps."""
+    """Yield slice names with uids of guests. Existing endpoints stay, new ones fill gaps."""
     left = dict.fromkeys(sorted(here))
     stem = f"{service}-virtbus-{family.lower()}-"
     numbers = sorted(

@@ -1,4 +1,4 @@
-"""Declares the fields that rules read of Services and EndpointSlices, and the guests behind them.
+"""Declares the fields of Services and EndpointSlices that rules read, and the guests behind them.
 
 Services select a guest by the labels of KubeVirt's pods. Its addresses come from virtbus.
 """

@@ -1,4 +1,4 @@
-"""Selects annotations: those that rules read, and those of a template that its VMI gets."""
+"""Selects the annotations that rules read, and the annotations of a template that its VMI gets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,8 @@ TEMPLATE_BYTES = 16 * 1024
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """A copy of the whole manifest that only kubectl reads."""
 SIZE = "virtbus.io/annotation-bytes"
-"""The total size of a template's annotations. It is set next to the kept ones if they are too
-large.
-"""
+"""The total size of a template's annotations. `slim_template` adds it to the metadata if they are
+too large."""
 
 
 def read(notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def read(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the annotations of a template that its VMI gets: as many as fit, in their order."""
+    """Return the annotations of a template that its VMI gets: the first that fit."""
     left_bytes, kept = TEMPLATE_BYTES, {}
     for name, value in notes.items():
         left_bytes -= _size_bytes(name, value)

@@ -39,7 +39,7 @@ class Use(Enum):
 class Need(NamedTuple):
     """A reference to an object in the VMI's namespace. `field` is the path of the reference.
 
-    `place` is the index of its volume, or of its credential if it holds keys.
+    `place` is the index of its volume, or for SSH keys the index of its credential.
     """
 
     kind: str
@@ -180,7 +180,7 @@ def _seeds_of(credential: Object) -> tuple[str, ...]:
 
 
 def _keys(walked: Translation, need: Need, data: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield each line of each value, as KubeVirt does."""
+    """Yield each line of each value as an SSH key, as KubeVirt does."""
     for key, value in data.items():
         plain = _text(value)
         if plain is None:

@@ -13,7 +13,8 @@ from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER, VMI_FINALIZER
 from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, pointer, text
 
 FIRMWARE_NAMESPACE = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
-"""KubeVirt's namespace. A VM of the same name gets the same firmware uuid from both."""
+"""KubeVirt's UUID namespace. So a VM's name gives the same firmware uuid in KubeVirt and
+virtbus."""
 
 DEFAULT_BUS = "sata"
 """KubeVirt's default on amd64 (pkg/defaults, setDefaultAmd64DisksBus)."""
@@ -168,7 +169,7 @@ SPEC_DEFAULTS = (
 
 
 def of_vmi(vmi: Object) -> Plain:
-    """Return the VMI as it is stored: with defaults, and with the finalizer of its guest.
+    """Return the VMI as it is stored: with defaults, and with its finalizer.
 
     It has no status. Its phase Pending comes with the first status update.
     """
@@ -209,7 +210,7 @@ def _finalizer(whole: Plain, name: str) -> None:
 
 
 def json_patch(before: Object, after: Object) -> list[dict[str, Any]]:
-    """Return a mutating webhook's answer: RFC 6902 operations, none if nothing was missing."""
+    """Return the RFC 6902 operations from `before` to `after`, for a mutating webhook's answer."""
     return list(_patch(before, after, ""))
 
 

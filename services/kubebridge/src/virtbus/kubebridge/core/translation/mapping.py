@@ -73,7 +73,7 @@ def vm_field_causes(vm: Object) -> list[Cause]:
 
 
 def translate(vmi: Object, given: Given, cluster: str) -> Translated:
-    """Translate a VMI whose references (`needs`) were read."""
+    """Translate a VMI. `given` has the contents of its references (`needs`)."""
     vmi = of_vmi(vmi)
     walked = walk(part(vmi, "spec"), VMI, "spec")
     _finish(walked, vmi, given, "spec")
@@ -94,9 +94,9 @@ def _named(walked: Translation, vmi: Object, meta: str) -> None:
 
 
 def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
-    """Validate our model, and report its errors under the manifest's fields.
+    """Validate `walked.ours` as a VmCreate, and report its errors under the manifest's fields.
 
-    A field of ours that is missing because the manifest's field was refused is not reported.
+    An error is not reported if the same field, or one below it, already has a cause.
     """
     try:
         return VmCreate.model_validate(walked.ours), ()
@@ -132,7 +132,10 @@ def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
 
 # --- fields that depend on others --------------------------------------------------------------
 def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) -> None:
-    """Add node affinity, and seeds with host name and keys. `given` None leaves out references."""
+    """Add the node affinity, and seeds with host name and keys.
+
+    Without `given`, the contents of references are left out.
+    """
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)

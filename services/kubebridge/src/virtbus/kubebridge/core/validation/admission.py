@@ -41,7 +41,10 @@ class AdmittedKind(NamedTuple):
 
 
 def _vmi_filled(vmi: Object, old: Object) -> Plain:
-    """Fill in a VMI. A user's status is ignored, as in KubeVirt: it is not a subresource."""
+    """Fill in a VMI. As in KubeVirt, the status that a user sends is ignored.
+
+    Kubernetes does not drop it, because VMIs have no status subresource.
+    """
     whole = dict(vmi) if old else of_vmi(vmi)
     whole.pop("status", None)
     return whole | {"status": old["status"]} if "status" in old else whole
@@ -86,8 +89,8 @@ KINDS = {
 def answer(review: Any, *, mutating: bool) -> Plain:
     """Return the answer to a review.
 
-    The mutating webhook refuses, too. The API server checks schema and CEL after it and before the
-    validating webhook, but an object's problems should be reported together.
+    The mutating webhook also refuses objects. The API server checks schema and CEL only after it,
+    so the webhook can report all problems of an object together.
 
     Raises:
         ValueError: it is not an AdmissionReview.

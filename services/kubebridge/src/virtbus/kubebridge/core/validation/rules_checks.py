@@ -1,4 +1,7 @@
-"""Checks of the rules: each returns violations, a path and the values for the message."""
+"""Defines the checks of the rules.
+
+Each returns its violations: a path, and the values for the message.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -106,7 +109,7 @@ def device_types(disk: Object) -> list[Found]:
 
 
 def readonly_sata(disk: Object) -> list[Found]:
-    """Find a read-only disk on a bus that has none."""
+    """Find a read-only disk on the SATA bus, which supports none."""
     sata, readonly = at(disk, "disk", "bus") == "sata", at(disk, "disk", "readonly") is True
     return when(sata and readonly, ".disk.readonly")
 
@@ -144,7 +147,7 @@ def pod_networks(spec: Object) -> list[Found]:
 
 # --- nodes -------------------------------------------------------------------------------------
 def affinity_values(spec: Object) -> list[Found]:
-    """Find expressions with other than one value."""
+    """Find expressions without exactly one value."""
     found = placement.expressions(spec)
     return [(f"{path}.values",) for path, one in found if placement.value_of(one) is None]
 
@@ -204,13 +207,13 @@ def inline_size(seed: Object) -> list[Found]:
 
 
 def answers(sysprep: Object) -> list[Found]:
-    """Find a volume of answers with other than one source."""
+    """Find a sysprep volume without exactly one source."""
     named = [kind for kind in ("configMap", "secret") if text(sysprep, kind, "name")]
     return other_than_one(named, " and ")
 
 
 def ways_of_keys(keys: Object) -> list[Found]:
-    """Find keys with other than one propagation method."""
+    """Find keys without exactly one propagation method."""
     ways = part(keys, "propagationMethod")
     found = other_than_one(given(ways, *ways), " and ")
     return [(".propagationMethod", *shown) for _, *shown in found]

@@ -12,7 +12,7 @@ from virtbus.schemas.vm import RunStrategy
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A requested start or stop. `raw` is written back while it is unmet."""
+    """A requested start or stop. `raw` is written back while the request is unmet."""
 
     raw: Object = path()
     action: str = path("action")
@@ -31,7 +31,7 @@ def _strategy(spec: Any) -> RunStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Vm:
-    """A VM. `raw` is the whole object, of which its VMI is made."""
+    """A VM. `raw` is the whole object, from which its VMI is made."""
 
     raw: Object = path()
     name: str = path("metadata", "name")

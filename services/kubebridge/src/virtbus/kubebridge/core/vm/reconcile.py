@@ -45,18 +45,18 @@ ORPHAN = "orphan"
 
 
 YOUNG_S = 1.0
-"""Seconds after which most guests run. A status that waits for it saves a write."""
+"""Seconds after which most guests run. A new VM's status waits for this time, which saves a
+write."""
 REFUSED_S = 10.0
-"""Seconds before a retry after a refused create (a quota, an absent webhook). No event reports the
-end of such a cause.
-"""
+"""Seconds before a retry after a refused create (a quota, an absent webhook). No event reports that
+such a cause has ended."""
 
 
 def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[Action]:
     """Return the actions for a VM; none if all is done and reported.
 
-    `vmi` has the VM's name. A VMI of another owner is not touched. `failed` is the reason why the
-    last create of a VMI was refused.
+    `vmi` is the VMI of the same name. A VMI of another owner is not touched. `failed` is the reason
+    why the last create of a VMI was refused.
     """
     own = vmi if vmi is not None and any(one.uid == vm.uid for one in vmi.owners) else None
     if vm.deleting:
@@ -99,12 +99,13 @@ def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
 
 
 def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> list[Action]:
-    """Create a VMI once the backoff is over. Its appearance triggers the status."""
+    """Create a VMI once the backoff is over. The new VMI causes the next status update."""
     if vm.retry_at is not None and vm.retry_at > now and start_failure(vm, None, now):
         left_s = (vm.retry_at - now).total_seconds()
         return [*_report(Pair(vm, None), requests, now), Requeue(left_s)]
     vmi = vmi_of(vm, paused=bool(requests) and requests[0].paused == "true")
-    vmi["status"] = vmi_status.status(read(Vmi, vmi), vmi_status.Seen(), now)  # saves a write
+    # The create contains the first status, which saves a write.
+    vmi["status"] = vmi_status.status(read(Vmi, vmi), vmi_status.Seen(), now)
     create: list[Action] = [Create(VMI, vmi)]
     if failed:
         report = _report(Pair(vm, None, starts=True), requests, now, failed=failed)
@@ -117,7 +118,7 @@ def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> l
 
 
 def _stop(vm: Vm, vmi: Vmi, requests: list[StateChange], now: datetime) -> list[Action]:
-    """Stop the VMI. The requests that follow are written first, so that they survive a crash."""
+    """Delete the VMI. The open requests are written first, so that they survive a crash."""
     message = f"Stopped the virtual machine by deleting the virtual machine instance {vmi.name}"
     return [
         *_report(Pair(vm, vmi, stops=True), requests, now, observed=str(vm.strategy)),
@@ -188,7 +189,7 @@ def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
 
 
 def controller(vmis: Lister) -> Controller:
-    """Return the controller of VMs. A VM's VMI has its name."""
+    """Return the controller of VMs. A VM and its VMI have the same name."""
 
     def run(key: Key, inputs: Inputs) -> list[Action]:
         if inputs.obj is None:

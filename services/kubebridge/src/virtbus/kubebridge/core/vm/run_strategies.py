@@ -1,7 +1,7 @@
 """Decides by run strategy: one table from a VM's strategy, VMI and requests to an action.
 
-It follows KubeVirt's behaviour. A finished VMI is deleted if its strategy continues; the next step
-follows from its absence.
+It follows KubeVirt's behaviour. If the strategy continues after a VMI has finished, the VMI is
+deleted. The next reconcile finds no VMI, and decides about a new one.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ def has_of(vmi: Vmi | None) -> VmiPresence:
 def plan(vm: Vm, vmi: Vmi | None) -> tuple[Decision, list[StateChange]]:
     """Return the next step, and the requests that are still open.
 
-    A halt ends the requests before it: a restart must not undo it.
+    A change to Halted drops all earlier requests, because a restart must not undo it.
     """
     halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
     has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)

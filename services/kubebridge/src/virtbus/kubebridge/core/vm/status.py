@@ -168,7 +168,7 @@ def _conditions(pair: Pair, failed: str) -> list[Said]:
             said.append(Said(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
         said.append(Said(FAILURE, True, "FailedCreate", failed))
-    if pair.vm.annotation_bytes:  # the VM was written while the webhooks were away
+    if pair.vm.annotation_bytes:  # the webhooks were unreachable when the VM was written
         (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"
         said.append(Said(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))

@@ -1,9 +1,9 @@
 """Decides about the verbs of a VM.
 
-It starts, stops and restarts a VM by a change of its run strategy or a request in its status.
-
-The effects on the bus follow from the VMI that is created or deleted (`reconcile.py`). A verb never
-both writes here and sends to the bus, so it can be repeated if its answer was lost.
+A VM is started, stopped and restarted by a change of its run strategy, or by a request in its
+status. The effects on the bus follow from the VMI that is created or deleted (`reconcile.py`). A
+verb never both writes to Kubernetes and sends to the bus, so it can be repeated if its answer was
+lost.
 """
 
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from virtbus.schemas.vm import RunStrategy as R
 NOT_RUNNING = "VM is not running"
 UNDERWAY = "unable to complete request: stop/start already underway"
 BY_STATUS = frozenset({R.MANUAL, R.RERUN_ON_FAILURE})
-"""Strategies whose starts and stops are requests in the status: the spec does not change."""
+"""Strategies whose starts and stops are requests in the status. Their spec does not change."""
 
 
 def _no(call: SubresourceCall, why: str) -> Refusal:
@@ -149,7 +149,10 @@ def _changed(
     value: Any,
     test: dict[str, Any] | None = None,
 ) -> JsonPatch:
-    """Set a field. A concurrent change of it is a conflict, unless another test is given."""
+    """Return the patch that sets a field.
+
+    A concurrent change of the field is a conflict, unless `test` is given instead.
+    """
     pointer, before = "/" + "/".join(path), at(obj, *path)
     change = {"op": "add" if before is None else "replace", "path": pointer, "value": value}
     return JsonPatch(of, (test or {"op": "test", "path": pointer, "value": before}, change))

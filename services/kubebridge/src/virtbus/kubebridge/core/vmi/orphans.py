@@ -47,9 +47,9 @@ HELD = (
 def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusCall | None:
     """Return the action for a VM on the bus. `there` is the uid of the VMI with its name, or "".
 
-    `ended` is True if the end of the VM's own VMI was seen. A slow bridge may create a VM after
-    that. Otherwise the VMI is only absent, for example after the API server was restored to an
-    older state. Absence ends nothing (ADR 0033).
+    `ended` is True if the end of the VM's own VMI was reported. Such a VM is deleted; a slow bridge
+    may have created it after that end. Otherwise the VMI is only absent, for example after the API
+    server was restored to an older state. Absence ends nothing (ADR 0033).
     """
     if view.labels.get(CLUSTER) != cluster or view.deleting:
         return None

@@ -46,7 +46,7 @@ def phase_of(before: VmiPhase, view: VmView | None, *, gone: bool) -> VmiPhase:
     if after is None:
         return before
     if before in RANK and after in RANK and RANK[after] < RANK[before]:
-        return before  # stale, or restarting after its node was away
+        return before  # the view is stale, or the guest restarts after its node was down
     return after
 
 

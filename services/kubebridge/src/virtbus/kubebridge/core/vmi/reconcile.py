@@ -55,7 +55,7 @@ UID_TAKEN = "uid_taken"
 REFERRED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
 """Kinds of objects that a VMI can refer to."""
 LIVES = frozenset({VmiPhase.SCHEDULING, VmiPhase.SCHEDULED, VmiPhase.RUNNING, VmiPhase.UNKNOWN})
-"""Phases in which the VM was seen and its end was not."""
+"""Phases of a VMI whose VM was seen, but not its end."""
 
 
 def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
@@ -84,17 +84,17 @@ def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -
 
 
 def _unseen(seen: Seen) -> bool:
-    """Return True if the VM is missing in our view of the bus without a reason. The status stays.
+    """Return True if no VM is seen for the VMI, without a known reason. The status then stays.
 
-    A lagging controller may have listed without it; a repeated create gives the answer. That answer
-    may be `uid_taken` because a Secret changed since the VM was created.
+    A controller that lags behind may have listed the VMs without it. A repeated create shows if the
+    VM exists. Its answer can be `uid_taken`, because a Secret changed since the VM was created.
     """
     there = seen.refused is None or seen.refused.reason == UID_TAKEN
     return seen.view is None and not seen.gone and not seen.waits and there
 
 
 def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
-    """Create the VM while none is seen, or note why the create has to wait."""
+    """Create the VM if none is seen. Return `seen`, or the reason why the create has to wait."""
     if seen.view is not None or seen.gone or vmi.phase in FINAL:
         return seen
     translated = translate(vmi.raw, given, cluster)
@@ -149,7 +149,7 @@ def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
 
 
 def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
-    """Write the status, the node's label and the finalizer in one write, if anything is new."""
+    """Write the status and the node's label in one write, if anything is new."""
     said = status(vmi, seen, now, retried)
     patch: dict[str, Any] = {}
     if said != vmi.status:
@@ -239,7 +239,10 @@ class Instances(NamedTuple):
         return () if vmi.deleting or vmi.phase in FINAL else references(vmi)
 
     def _by_an_orphan(self, key: Key, uid: str, refused: Refused | None) -> Refused | None:
-        """Name the orphaned VM that holds the name, so that a person can decide."""
+        """Return a refusal that names the orphaned VM with this name, if there is one.
+
+        Otherwise return `refused`. A person must decide about the orphaned VM.
+        """
         if refused is None or refused.code != Code.CONFLICT:
             return refused
         for other in self.views.named(key.path):

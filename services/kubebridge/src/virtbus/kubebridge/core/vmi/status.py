@@ -174,7 +174,7 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
     if not seen.asked and "interfaceName" in before:
         return dict(before)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
-    # Ours come first: they are certain.
+    # The addresses from virtbus come first, because they are certain.
     reported = (*one.addresses, *(inside.addresses if inside else ()))
     addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
     said: dict[str, Any] = {

@@ -50,9 +50,9 @@ def _agent(call: SubresourceCall) -> bool:
 def _if(
     make: Callable[[str], Deed], *needs: tuple[Callable[[SubresourceCall], bool], str]
 ) -> Decide:
-    """Return the function that decides a verb: one effect on the VM, if it is in these states.
+    """Return the function that decides a verb: one effect, or a conflict if a need is not met.
 
-    A state comes with the message for its absence.
+    A need is a condition on the call, with the message if it is False.
     """
 
     def decide(call: SubresourceCall) -> Outcome:
@@ -145,7 +145,7 @@ VERBS = (
         _bus("unpause", (_runs, VMI_NOT_RUNNING), (_paused, "VMI is not paused")),
     ),
     Verb("PUT", VMI, "reset", _bus("reset", (_runs, VMI_NOT_RUNNING))),
-    Verb(  # every guest has ACPI
+    Verb(  # it needs ACPI, which every guest has
         "PUT",
         VMI,
         "softreboot",

@@ -89,7 +89,7 @@ class EventRecorder:
         await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
 
     async def _counted(self, sent: _SentEvent, about: Json, now_s: float) -> bool:
-        """Count a repeat. Return False if the event is gone: they expire after an hour."""
+        """Count a repeat. Return False if the event no longer exists: it expires after an hour."""
         sent.count += 1
         if now_s - sent.written_s < COUNTED_S:
             return True

@@ -1,7 +1,7 @@
-"""Executes the actions of a reconcile in order (`core/runtime/actions.py` documents each).
+"""Executes the actions of a reconcile in order (`core/runtime/controller.py` documents each).
 
 A write is made at the version that was read. A conflict or a refusal ends the actions. Temporary
-errors are raised, and retried.
+errors are raised, and the work queue retries them.
 """
 
 import logging
@@ -122,7 +122,7 @@ class Executor:
         except StatusError as answer:
             if answer.passing:
                 raise
-            if answer.code == 409 and answer.reason != THERE:  # a quota that others change, too
+            if answer.code == 409 and answer.reason != THERE:  # a quota changed meanwhile
                 raise EndedError(CONFLICT_S) from None
             if answer.code != 409:
                 self._report(key, read, Refused(answer.code, answer.reason, answer.message))

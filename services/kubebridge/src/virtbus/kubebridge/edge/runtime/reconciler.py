@@ -70,7 +70,7 @@ class Reconciler:
 
     # --- wiring ---------------------------------------------------------------------------
     def store(self, kind: Kind, scope: Scope = EVERYTHING, slim: Slim | None = None) -> ObjectStore:
-        """Return the store of a kind of Kubernetes, kept by a reflector."""
+        """Return the store of a Kubernetes kind. A reflector keeps it in sync."""
         if kind not in self.stores:
             store = self.stores[kind] = ObjectStore(slim)
             store.notify = partial(self._changed, kind)
@@ -88,7 +88,7 @@ class Reconciler:
             self._synced[kind] = synced
 
     def add(self, controller: Controller) -> None:
-        """Add a controller. The sources of its watches are there."""
+        """Add a controller. The sources of its watches must have been added before."""
         watched = {watch.source for watch in controller.watches}
 
         async def handle(key: Key) -> float:
@@ -105,9 +105,9 @@ class Reconciler:
             self._watches[watch.source].append((kind, watch))
 
     def _changed(self, source: Kind, path: str, *, own: bool = False) -> None:
-        """Queue the keys of a changed object. An error in a map of one kind stops no other.
+        """Queue the keys of a changed object. An error in the mapping of one kind stops no other.
 
-        An `own` write is no change for the controller of its kind, which made it.
+        An `own` write queues no key of its own kind, because the controller of that kind made it.
         """
         for kind, watch in self._watches[source]:
             if own and kind == source:
@@ -166,7 +166,7 @@ class Reconciler:
         self.references.wait(key, frozenset().union(*awaited))
         try:
             return await self.executor.execute(actions, key, read)
-        finally:  # what was written before a failure took effect, too
+        finally:  # writes before a failure have taken effect, too
             for kind, written in self.stores.items():
                 while written.writes:
                     self._changed(kind, written.writes.pop(), own=True)

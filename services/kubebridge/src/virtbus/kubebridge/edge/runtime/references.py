@@ -1,7 +1,8 @@
 """Watches the objects that a reconcile waits for, and queues its key when one changes.
 
-A watch covers one kind in one namespace, and runs while somebody waits there. It gets metadata only
-(ADR 0039). Without permission to watch, the objects are read again after growing delays.
+A watch covers one kind in one namespace, and runs while a key waits for an object there. It gets
+metadata only (ADR 0039). Without permission to watch, the objects are read again after growing
+delays.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""A reflector: list and watch without losses.
+"""Lists and watches objects without losses.
 
 It lists, then watches from that version on, with bookmarks to keep the version recent. A watch that
-ends is resumed. Only if the API server no longer knows the version (410), everything is listed
-again, and missing objects are gone. It retries after 429, 5xx and timeouts.
+ends is resumed. If the API server no longer knows the version (410), everything is listed again,
+and objects that are missing in the list are removed. It retries after 429, 5xx and timeouts.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class Reflector:
                 await asyncio.sleep(pause_s)
 
     async def _list(self) -> None:
-        """List all objects, and remove the missing ones."""
+        """List all objects, and remove those that are missing in the list."""
         seen: set[str] = set()
         version = ""
         async for page in self._cluster.pages(self._kind, self._scope):

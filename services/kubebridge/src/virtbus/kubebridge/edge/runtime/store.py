@@ -1,7 +1,7 @@
 """Caches the objects of one kind, as JSON of the fields that the rules read.
 
-They are bytes, because a parsed object takes five times as much memory (ADR 0024). Parsing takes
-microseconds.
+Objects are kept as bytes, because a parsed object takes five times as much memory (ADR 0024).
+Parsing takes microseconds.
 """
 
 import json
@@ -17,7 +17,8 @@ Slim = Callable[[Object], dict[str, Any]]
 """Removes the fields that no rule reads."""
 
 ENDED_MAX = 10_000
-"""Ends that are remembered. If one is forgotten, the VM is kept for a person to decide."""
+"""Number of deleted objects that are remembered by uid. If one is forgotten, its VM is kept until a
+person decides."""
 
 
 class _Stored(NamedTuple):
@@ -58,13 +59,13 @@ class ObjectStore:
         if at(obj, "metadata", "deletionTimestamp"):
             self._ended[stored.uid] = None
         if before is not None and before.uid == stored.uid and stored.version < before.version:
-            return  # a newer write of our own is already stored
+            return  # a newer write of the bridge is already stored
         self._stored[name] = stored
         if before != stored:
             self.notify(name)
 
     def wrote(self, obj: Object) -> None:
-        """Store the answer of our own write before the watch delivers it.
+        """Store the answer of the bridge's own write before the watch delivers it.
 
         A removed object does not come back this way.
         """
@@ -75,7 +76,7 @@ class ObjectStore:
             self.writes.add(name)
 
     def ended(self, uid: str) -> bool:
-        """Return True if its end was reported: by a deletion timestamp or a watch's DELETED.
+        """Return True if the object's end was reported: by a deletion timestamp or a DELETED event.
 
         An object that is only missing in a list does not count: an API server may be restored to an
         older state.

@@ -45,7 +45,7 @@ class VmInformer:
         self._views: dict[str, tuple[str, bytes]] = {}
         self._named: dict[str, set[str]] = {}
         """The uids of each `namespace/name`."""
-        self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request finds a forgotten end
+        self._gone: Recent[str, None] = Recent(ENDED_MAX)  # a request shows a forgotten end again
         self._pauses = delays(*PAUSE_S, bus.sources)
         self.notify: Notify = lambda _: None
         self.synced = asyncio.Event()

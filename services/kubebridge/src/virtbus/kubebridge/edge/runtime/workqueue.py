@@ -1,7 +1,7 @@
-"""A work queue: merges changes of a key, serialises its reconciles, and retries failures.
+"""Implements a work queue: merges changes of a key, serialises its reconciles, retries failures.
 
-Each kind has a lane with its own workers. A queue that does not lead drops what it gets, because
-the next leader reconciles every object.
+Each kind has a lane with its own workers. While the bridge does not lead, its queue drops new keys,
+because the next leader reconciles every object.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from virtbus.schemas.version import VERSION
 
 
 class Application:
-    """The port. It accepts connections once `door` has a certificate."""
+    """The HTTPS port. It accepts connections once `door`, its TLS listener, has a certificate."""
 
     def __init__(self, bus: Bus, cluster: KubernetesApi, listen: str) -> None:
         self.door = TlsListener()

@@ -42,7 +42,10 @@ class Authorization:
             await asyncio.sleep(LOOK_S if found else AGAIN_S)
 
     async def look(self) -> bool:
-        """Read the configuration now. Return False if that fails; the old one stays."""
+        """Read the configuration now. If that fails, the old one stays.
+
+        Return False if the read failed, or if the configuration has no CA.
+        """
         try:
             found = of_config_map(await self._cluster.get(CONFIG_MAP, NAME, NAMESPACE))
             if found.ca != self._proxy.ca:
@@ -71,11 +74,11 @@ class Authorization:
         return self._proxy.is_it(request.get_extra_info("peercert"))
 
     async def may(self, user: User, method: str, target: SubresourceTarget) -> None:
-        """Return if the user may send the request.
+        """Check that the user may send the request.
 
         Raises:
             RefusedError: 403.
-            Answer: the API server could not decide.
+            StatusError: the API server could not decide.
         """
         asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()
         if self._allowed.get(asked, now) > now:

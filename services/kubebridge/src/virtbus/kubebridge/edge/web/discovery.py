@@ -43,7 +43,10 @@ def documents(asking: Authorization, release: str) -> list[web.RouteDef]:
 
 
 def health(ready: Callable[[], str]) -> list[web.RouteDef]:
-    """Return `/healthz`, which always succeeds, and `/readyz`, which asks `ready` for a reason."""
+    """Return the routes of `/healthz`, which always succeeds, and `/readyz`.
+
+    `ready` returns the reason why the bridge is not ready, or an empty string.
+    """
 
     async def is_ready(_request: web.Request) -> web.Response:
         why = ready()

@@ -41,12 +41,12 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _said(error: Exception) -> Refusal | None:
-    """Return the refusal for an error, or None. Overload and failed logins are temporary."""
+    """Return the refusal for an error, or None. Overload and failed logins become 503."""
     match error:
         case RefusedError():
             return error.refusal
         case StatusError():
-            passing = error.passing or error.code == 401  # our own login failed
+            passing = error.passing or error.code == 401  # the bridge's own login failed
             code, reason = (503, REASONS[503]) if passing else (error.code, error.reason)
             return Refusal(code, reason or "InternalError", error.message)
         case VirtbusError():

@@ -39,7 +39,7 @@ class Guests:
         self._open = 0
 
     async def ask(self, verb: str, uid: str) -> Any:
-        """Send a verb of virtbus' API for VMs, such as `pause`."""
+        """Send a verb of virtbus' API for VMs, such as `pause`; return the answer."""
         subject = subjects.api("vm", verb)
         return await self._bus.request(subject, VmRef(uid=uid), timeout_s=ANSWER_S)
 
@@ -53,7 +53,7 @@ class Guests:
     async def stream(
         self, request: web.Request, deed: deeds.GuestStream, owner: str
     ) -> web.StreamResponse:
-        """Answer with a websocket or a picture. Return when it is over."""
+        """Answer with a websocket or a picture. Return when the stream has ended."""
         if deed.what == "screenshot":
             async with self._opened(deed, owner) as stream:
                 return await _picture(request, stream)

@@ -42,7 +42,8 @@ OPTIONS_VALUES_MAX = 256
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """Largest object, as in the API server."""
 OBJECT_VALUES_MAX = 20_000
-"""Most values of an object, as in a bus message; a larger one makes no VM. It costs 0.1 s."""
+"""Most JSON values of an object, as in a bus message: no VM can be made from a larger one. Parsing
+takes 0.1 s at most."""
 MEANWHILE = "the object has been modified; please apply your changes to the latest version"
 PLACES: dict[str, tuple[kinds.Kind, str]] = {
     "vm": (kinds.VM, ""),
@@ -65,7 +66,7 @@ class Subresources:
         self._asking = asking
 
     def routes(self) -> list[web.RouteDef]:
-        """Return one route for all verbs. The core has their table."""
+        """Return one route for all verbs. `core/api/subresources.py` has their table."""
         return [web.route("*", "/apis/{rest:.*}", self._handle)]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -94,7 +95,7 @@ class Subresources:
 
         Raises:
             RefusedError: the object is gone, or was changed since it was read.
-            Answer, VirtbusError, BusError: the effect was refused.
+            StatusError, VirtbusError, BusError: the effect was refused.
         """
         match deed:
             case JsonPatch():

@@ -1,4 +1,4 @@
-"""TLS listener. Its certificates can be replaced while it is open."""
+"""Implements the TLS listener, whose certificates can be replaced while it is open."""
 
 import os
 import socket
@@ -21,9 +21,9 @@ SHUTDOWN_S = 1.0
 class TlsListener:
     """The port's certificate, and the CA of its clients.
 
-    Without a certificate, no client can connect. A client need not show one; the caller of webhooks
-    shows none. A certificate that the CA did not sign fails the handshake. A connection keeps the
-    settings with which it was made.
+    Without a certificate, no client can connect. A client need not show one; API servers that call
+    webhooks show none. A certificate that the CA did not sign fails the handshake. A connection
+    keeps the settings with which it was made.
     """
 
     def __init__(self) -> None:

@@ -78,9 +78,9 @@ async def _back(stream: ByteStream, socket: web.WebSocketResponse, *, datagrams:
 
 
 async def _knock(socket: web.WebSocketResponse) -> None:
-    """Detect a client that left while its guest accepts no data and its socket is unread.
+    """Detect a client that left while the guest accepts no data, so that its socket is not read.
 
-    A ping breaks the connection (OSError), which ends the stream.
+    A ping to it breaks the connection (OSError), which ends the stream.
     """
     while True:
         await asyncio.sleep(ALIVE_S)
