@@ -64,7 +64,7 @@ class Objects:
         )
 
     def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> NetlinkCall:
-        """Return the call that deletes an object; `gone` is the tolerated errno of a missing one."""
+        """Return the call that deletes an object. It tolerates the errno `gone`: no such object."""
         return NetlinkCall(
             f"delete {name}", self.new + 1, 0, self._body(attributes, fields), tolerated=(gone,)
         )
