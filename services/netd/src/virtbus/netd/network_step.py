@@ -31,7 +31,7 @@ class NetworkStep:
         """Do nothing: networks are removed only on a `release` request."""
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[NetReady]:
-        """Attach the network; return the addresses if it was not ready before.
+        """Attach the network; return its ready event, and its addresses if it was not ready before.
 
         Raises as `Attachments.ensure`.
         """

@@ -150,7 +150,7 @@ class Ownership:
         try:
             return read(HostRecord, entry.value)
         except VirtbusError as error:
-            message = f"bad host record ({error}); `virtbus node takeover {self._node}` repairs it"
+            message = f"bad host record ({error}); `virtbus node approve {self._node}` repairs it"
             raise UnavailableError(message) from error
 
     async def _heard(self, holder: Instance) -> bool:

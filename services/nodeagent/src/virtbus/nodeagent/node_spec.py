@@ -28,7 +28,7 @@ class JoinCheck:
         self.nonce = ""
         """The nonce in the join record of the listed bus; empty without one."""
         self.trusted = False
-        """True if the bus is the joined one and was listed completely. Only then holds end."""
+        """True if the bus is the joined one and was listed completely. Otherwise VMs are held."""
 
     def take(self, entry: Entry) -> None:
         """Read the join record; raises VirtbusError if it is unreadable."""

@@ -1,7 +1,8 @@
 """Builds and checks the parts in a VM's namespace: links, inner bridge, tap, filter, DHCP socket.
 
 All methods block, and most leave their thread in the VM's namespace: call each in `in_thread`. All
-are idempotent, so one path builds a network, completes a partial one and adopts a running one.
+are idempotent, so one path builds a network, completes a partial one and adopts a running one. A
+host end is the end of a VM's veth pair in the host's namespace.
 """
 
 import socket
@@ -140,7 +141,7 @@ class GuestLinks:
             return link
 
     def give_address_back(self, attachment: Attachment) -> None:
-        """Restore CNI interfaces as ADD left them, because plugins need their addresses on DEL.
+        """Restore CNI interfaces as ADD left them, because plugins read their addresses on DEL.
 
         A missing namespace is replaced by an empty one, and a missing link by an empty bridge.
         """
@@ -155,12 +156,12 @@ class GuestLinks:
                     _restore(inside, nic)
 
     def delete_host_links(self, host_links: Collection[str]) -> None:
-        """Delete these host ends of veth pairs, even if their namespace is kept alive."""
+        """Delete these host ends, even if something keeps their namespace alive."""
         with Netlink() as host:
             _delete(host, host_links)
 
     def delete_orphans(self, kept: Collection[str]) -> None:
-        """Delete host ends of veth pairs on our own bridge that are not in `kept`: once at start.
+        """Delete host ends on our own bridge that are not in `kept`. Used once at start.
 
         Host ends that are not on our bridge may belong to another netd, so they stay.
         """

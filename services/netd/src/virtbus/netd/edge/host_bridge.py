@@ -72,7 +72,7 @@ class HostBridge:
             self._owned(host)
 
     def ports(self, host: Netlink) -> dict[str, str]:
-        """Return the VMs' host ends on this netd's own bridge, as name to uid. Lists all links."""
+        """Return the VMs' veth ends on this netd's bridge, as name to uid. Lists all links."""
         link = self._owned(host)
         if link is None:
             return {}
@@ -164,7 +164,7 @@ class HostBridge:
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
     def close(self, reach: ReachRules) -> None:
-        """Apply other reach rules to an existing bridge. A later bridge has them from the start."""
+        """Apply other reach rules to an existing bridge. A bridge made later has them at once."""
         with self._lock:
             self.reach = reach
             if self._applied == reach or not self.made:

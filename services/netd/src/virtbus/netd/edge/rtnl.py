@@ -48,7 +48,7 @@ def nest(*attributes: Attribute) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A kind of kernel object. `new` is its RTM_NEW number; delete, get and set follow it."""
+    """A kind of kernel object. `new` is its RTM_NEW number; those of delete, get and set follow."""
 
     message: type[Message]
     new: int

@@ -32,9 +32,9 @@ def install(
 ) -> Path:
     """Ensure the wrapper in `target_dir`, and return its path.
 
-    When the ctime of its emulator changes, libvirt reads QEMU's capabilities again, which takes 300
-    ms. So the file is rewritten only if its source or its built-in values changed. If only QEMU's
-    ctime changed, the file's ctime is updated.
+    libvirt treats the wrapper as its emulator. When the emulator's ctime changes, libvirt reads
+    QEMU's capabilities again, which takes 300 ms. So the wrapper is rewritten only if its source or
+    its built-in values changed. If only QEMU's ctime changed, the wrapper's ctime is updated.
 
     `memo` is the file that stores these values of the last install, by default next to the wrapper.
     `compiler` None selects the Python version.

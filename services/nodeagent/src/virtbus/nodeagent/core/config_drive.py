@@ -1,8 +1,8 @@
 """Renders a config drive's files in OpenStack's layout.
 
-See cloud-init: reference/datasources/configdrive. Unlike a NoCloud seed, it works for any guest:
-Windows' cloudbase-init reads it, too. The user's data is unchanged, and the platform's data is only
-in the metadata.
+See cloud-init: reference/datasources/configdrive. Unlike a NoCloud seed, a config drive works for
+any guest: Windows' cloudbase-init reads it, too. The user's data is unchanged, and the platform's
+data is only in the metadata.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Renders a guest's display, and the devices that report a failed guest.
 
-The display is a VGA device with 16 MiB and one head, as in KubeVirt, and VNC. libvirt connects the
-agent to VNC (virDomainOpenGraphicsFD). So there is no port and no socket file that others could
+The display has a VGA device as in KubeVirt (16 MiB, one head) and a VNC server. libvirt connects
+the agent to VNC (virDomainOpenGraphicsFD). So there is no port and no socket file that others could
 reach (CON-03, CON-04).
 """
 
@@ -14,7 +14,7 @@ VIDEO_KIB = 16 * 1024
 
 
 def display_elements(spec: VmSpec) -> list[Element]:
-    """Return the VNC and video devices; nothing for a VM without a display.
+    """Return the VNC server and the video device; nothing for a VM without a display.
 
     The video device is not PCI Express. It is on the root bus, where libvirt reserves the first
     slot for it, and uses no root port.

@@ -102,7 +102,7 @@ def _backing(file: DiskSource) -> Element:
 
 
 def disk_controllers(disks: tuple[Disk, ...], slots: PcieAllocator) -> list[Element]:
-    """Return a virtio-scsi controller if a disk needs one, and SATA ones beyond q35's own."""
+    """Return a virtio-scsi controller if needed, and SATA ones for disks beyond q35's six ports."""
     controllers = []
     if any(disk.bus is DiskBus.SCSI for disk in disks):
         controllers.append(

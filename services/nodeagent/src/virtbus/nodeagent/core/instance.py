@@ -55,8 +55,9 @@ class InstanceSignals(NamedTuple):
     def damaged(self) -> bool:
         """Return True if this instance held the key, and its value became unreadable.
 
-        No other agent writes such a value, so this instance may write the key again. A takeover for
-        another instance prevents that, even a void one: then a person decides again.
+        No other agent writes such a value, so this instance may write the key again. A person's
+        takeover for another instance prevents that, even if it is void. Then a person decides
+        again.
         """
         word = self.record.takeover if self.record is not None else None
         own = {self.me.instance, *self.me.earlier_lives}

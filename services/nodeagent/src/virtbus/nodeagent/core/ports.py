@@ -16,7 +16,7 @@ from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
 class DomainState(StrEnum):
-    """Libvirt's state, reduced to the differences that matter to the agent."""
+    """libvirt's state, reduced to the differences that matter to the agent."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -254,7 +254,7 @@ class DiskFiles(Protocol):
 
 
 class Readiness(Protocol):
-    """Detection of a ready guest."""
+    """Detects ready guests."""
 
     async def answers(
         self,
@@ -298,7 +298,7 @@ class Console(Protocol):
     def attach(
         self, uid: str, *, write: bool, tail_bytes: int, owner: str
     ) -> AbstractAsyncContextManager[ConsoleViewer]:
-        """Attach a viewer beside others; raise VirtbusError 409 if no guest runs."""
+        """Attach one more viewer; raise VirtbusError 409 if no guest runs."""
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         """Return the last `tail_bytes` of the log, then new output if `follow`."""

@@ -40,7 +40,7 @@ Word = Literal[
     "complete",  # a list of the joined bus is complete
     "other bus",  # a list of another bus is complete
     "gone",  # the actor has ended
-    "restored",  # a person brought it back from the quarantine
+    "restored",  # a person brought the VM back from the quarantine
 ]
 """A message about one uid, or about all of them."""
 

@@ -50,7 +50,7 @@ class HostDiskFiles:
         """Return every disk of the record, checked now, under names that only we can change.
 
         Raises:
-            VirtbusError: 409 `disk_refused`: it is not a regular file with a single name, or its
+            VirtbusError: 409 `disk_refused`: a file is not regular or has several names, or its
                 header names another file.
         """
         wanted = disk_sources(self._state, record, made)

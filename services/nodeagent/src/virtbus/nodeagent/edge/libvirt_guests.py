@@ -36,7 +36,7 @@ _MOST_S = 10
 QUICK_S = 1
 """The seconds that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
-"""The seconds that a guest counts as slow. If it were short, it would often delay the others."""
+"""The seconds that a guest counts as slow. If they were few, slow guests would delay others."""
 
 _Answers = Mapping[str, object]
 

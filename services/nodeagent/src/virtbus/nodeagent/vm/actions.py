@@ -80,7 +80,7 @@ class Tasks:
                 self._tasks[name].cancel()
 
     def set_timer(self, after_s: float, then: Callable[[], None] | None) -> None:
-        """Set the VM's only timer: call `then` after `after_s`. None only cancels it."""
+        """Set the VM's only timer: call `then` after `after_s`. With None, only cancel it."""
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()

@@ -79,7 +79,7 @@ class Applied:
 def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord) -> Applied:
     """Return the requests that an existing domain shows as applied. `first` is the domain's event.
 
-    If the domain has ended, only starts up to its own definition count as applied.
+    If the domain has ended, later start requests than the one it was defined for are not applied.
     """
     metadata = facts.metadata if facts is not None else None
     defined_for = -1 if metadata is None else metadata.power_epoch

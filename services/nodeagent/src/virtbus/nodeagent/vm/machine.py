@@ -193,7 +193,7 @@ SETTLED = frozenset[VmPhase]({"stopped", "succeeded", "failed", *UP})
 START_LATER = frozenset[VmPhase]({"stopping", "running", "paused"})
 """In these phases a start is deferred until the guest has stopped or is confirmed running."""
 REQUESTS = frozenset[MachineEvent]({"run", "halt", "restart", "pause", "unpause", "delete"})
-"""Events that a record asks for."""
+"""Events that a record requests."""
 
 ENTRY: dict[VmPhase, tuple[Action, ...]] = {"running": ("watch",)}
 EXIT: dict[tuple[VmPhase, VmPhase], tuple[Action, ...]] = {
