@@ -1,4 +1,4 @@
-"""Checks that a VM that is new to this node fits beside its other VMs.
+"""Checks that a VM that is new to this node fits next to its other VMs.
 
 Controllers place VMs by their cache. Two controllers, or one with an old cache, may assign too
 much. So the node checks again before it makes anything of the VM.

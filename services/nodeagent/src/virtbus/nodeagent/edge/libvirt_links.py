@@ -3,7 +3,7 @@
 A blocking call delays others on its connection. libvirtd serves only five calls of a connection at
 once (`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the thread that
 owns the socket. Then a second call waits until the first returns. On 9.0 this happened to every
-other call beside a hanging one ("rpc: fix race in waking up client event loop").
+other call next to a hanging one ("rpc: fix race in waking up client event loop").
 """
 
 import asyncio
