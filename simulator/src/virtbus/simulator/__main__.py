@@ -1,4 +1,4 @@
-"""`virtbus-simulator`: connects settings, bus and real agents with simulated hosts.
+"""Starts `virtbus-simulator`: real agents on simulated hosts.
 
 It runs one node with its state on disk, or many nodes whose state ends with the process. Each node
 is a real agent with its own credentials, connection, watch and libvirt test host.
@@ -51,7 +51,7 @@ async def serve(settings: SimulatorSettings) -> None:
 
 
 async def _one(settings: SimulatorSettings) -> None:
-    """Run one node; its state on disk and its key on the bus are those of a real agent."""
+    """Run one node with the state folder and the instance key of a real agent."""
     files = AgentFiles(settings.state_dir, settings.run_dir)
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
     async with AsyncExitStack() as stack:
@@ -116,7 +116,7 @@ def _ports(
 
 
 class Fleet:
-    """Many nodes on one loop; the supervisor is notified once all are up."""
+    """Runs many nodes on one loop. systemd is notified once all are up."""
 
     def __init__(self, settings: SimulatorSettings) -> None:
         self._settings = settings
@@ -140,7 +140,7 @@ class Fleet:
             process.notify("READY=1")
 
     async def node(self, node: str, description: Path) -> None:
-        """Run one node until cancelled; the bus wrote its credentials."""
+        """Run one node until cancelled. `description` is the file of its libvirt test host."""
         settings, files = self._settings.model_copy(update={"node": node}), MemoryFiles()
         async with AsyncExitStack() as stack:
             async with self._joining:
@@ -163,7 +163,7 @@ class Fleet:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     settings = load(SimulatorSettings)
     raise SystemExit(process.run(settings, lambda: serve(settings)))
 

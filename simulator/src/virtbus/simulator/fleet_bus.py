@@ -1,4 +1,4 @@
-"""The bus of one of many nodes on a loop: it calls its own services without a server, in turns."""
+"""Wraps the bus of one of many nodes on a loop: it paces work and calls own services directly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ class LoopTurns:
         self._places = asyncio.Semaphore(EACH_TURN)
 
     async def come(self) -> None:
-        """Return in turn."""
+        """Wait until this turn of the loop has a free place."""
         async with self._places:
             await asyncio.sleep(0)
 
@@ -45,10 +45,10 @@ class _PacedWatch:
 
 
 class FleetBus:
-    """A node's bus that calls its own imaged and netd in the same process.
+    """A node's bus that calls the node's imaged and netd in the same process.
 
-    On one loop, hundreds of nodes may answer late. Over the bus each would be asked again before it
-    answered, which adds work without effect.
+    On one loop, services of hundreds of nodes may answer late. Over the bus, an agent would repeat
+    its request before the answer, which adds work without effect.
     """
 
     def __init__(self, bus: Bus, simulated: SimulatedNode, node: str, turns: LoopTurns) -> None:
@@ -68,7 +68,7 @@ class FleetBus:
     async def node_watch(
         self, node: str, service: str, gate: Gate | None = None
     ) -> AsyncIterator[_PacedWatch]:
-        """Watch as the bus does, in turns."""
+        """Open the bus' watch. Its entries are returned in turns."""
         async with self._bus.node_watch(node, service, gate) as watch:
             yield _PacedWatch(watch, self._turns)
 

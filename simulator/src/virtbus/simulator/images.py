@@ -1,4 +1,4 @@
-"""The image store of a simulated imaged: names and digests, no bytes."""
+"""Simulates imaged's image store, with names and digests but no bytes."""
 
 import functools
 import hashlib
@@ -15,12 +15,12 @@ class SimulatedImages:
 
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
-        """By name or URL."""
+        """The digests of the images, by name or URL."""
         self._disks: dict[str, frozenset[str]] = {}
-        """The digests of the images of a VM's disks."""
+        """The digests of the images that a VM's disks use, by uid."""
 
     def pull(self, ref: str) -> ImageInfo:
-        """Add an image; raise VirtbusError 400 for an invalid reference."""
+        """Add an image and return it; raise VirtbusError 400 for an invalid reference."""
         return self._info(self._add(ref))
 
     def _add(self, ref: str) -> str:
@@ -34,7 +34,7 @@ class SimulatedImages:
         return tuple(self._info(digest) for digest in sorted(set(self._digests.values())))
 
     def make_disks(self, record: VmRecord) -> dict[str, MadeDisk]:
-        """Add the images of a VM's disks; return the disks by volume."""
+        """Add the images of a VM's disks; return the disks by volume name."""
         made = {}
         for volume in record.spec.volumes:
             if not volume.is_iso:
@@ -51,7 +51,7 @@ class SimulatedImages:
         self._disks.pop(uid, None)
 
     def forget(self, ref: str) -> ForgottenImage:
-        """Remove a name, or all names of a digest.
+        """Remove a name, or all names of a digest; return them, and the VMs that use the image.
 
         Raises:
             VirtbusError: 404 `image_unknown`.

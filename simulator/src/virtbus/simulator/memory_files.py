@@ -1,4 +1,4 @@
-"""Ports of the agent without a host: files in memory, no seeds and no disks."""
+"""Implements ports of the agent without a host: files in memory, no seeds and no disks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from virtbus.schemas.vm import VmRecord, VmSecrets
 class MemoryFiles:
     """The `RecordFiles` port without a disk: a simulated node's state ends with its process.
 
-    Its guests end, too; the node that comes back is a reinstalled one (F26).
+    Its guests end, too. After a restart, the node is like a reinstalled one (F26).
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class NoSeeds:
         """Do nothing."""
 
     def stand(self, record: VmRecord) -> bool:
-        """Return True: none is missing."""
+        """Return True, because no seed is missing."""
         del record
         return True
 

@@ -1,6 +1,6 @@
-"""imaged, netd and the admin socket of a simulated node.
+"""Simulates imaged, netd and netd's admin socket on one node.
 
-They answer on the bus like the real ones, and record requests for tests.
+They answer on the bus like the real services, and record requests for tests.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from virtbus.schemas.wire import validate
 from virtbus.simulator.images import SimulatedImages
 
 REPORT_S = (0.5, 5.0)
-"""Intervals: soon again, because the agent may not listen yet; then every 5 s of the allowed 12."""
+"""Intervals of reports: short at first, because the agent may not listen yet, then 5 s."""
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 DEFAULT = NetworkInfo(name="default", kind="builtin")
 Answer = tuple[type[Model], Callable[[Any], Model]]
@@ -53,7 +53,7 @@ Answer = tuple[type[Model], Callable[[Any], Model]]
 
 
 class SimulatedNode:
-    """imaged, netd and the admin socket of one simulated node."""
+    """imaged, netd and the admin socket of one simulated node; also the `Readiness` port."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
@@ -63,7 +63,7 @@ class SimulatedNode:
         self.armed: list[str] = []
         self.disks: set[str] = set()
         self.kept: dict[str, QuarantineRequest] = {}
-        """Quarantine by entry; a disk counts as written once its guest was started."""
+        """The entries of the quarantine. Only disks of a guest that was started are put there."""
 
     def answers_of(self, service: str) -> Mapping[str, Answer]:
         """Return the answers of imaged or netd, by verb."""
@@ -101,7 +101,7 @@ class SimulatedNode:
             yield
 
     async def report(self) -> None:
-        """Report imaged and netd as ready, like the real ones; never returns by itself."""
+        """Report imaged and netd as ready, periodically; never returns by itself."""
         reports = [
             ServiceReport(service="imaged", state=READY),
             ServiceReport(service="netd", state=READY, networks=(DEFAULT,)),
@@ -138,7 +138,7 @@ class SimulatedNode:
         self.images.release(uid)
 
     def release_disks(self, want: Release) -> ReleaseReply:
-        """Release the VM's disks, except those to keep."""
+        """Release the VM's disks; put them into the quarantine if the request says so."""
         existed, entry = want.uid in self.disks, want.uid
         while entry in self.kept:
             entry = f"{want.uid}.{int(entry.partition('.')[2] or 1) + 1}"
@@ -150,7 +150,7 @@ class SimulatedNode:
         return ReleaseReply(uid=want.uid, kept=entry)
 
     def quarantine(self, want: QuarantineWork) -> Quarantine:
-        """Return imaged's answer about its quarantine."""
+        """Carry out a request about the quarantine; return the entries that it concerns."""
         if want.do == "list":
             entries = tuple(_kept(entry, keep) for entry, keep in sorted(self.kept.items()))
             return Quarantine(entries=entries, total=len(entries))
@@ -168,7 +168,7 @@ class SimulatedNode:
         return Quarantine(entries=(_kept(entry, keep),), total=1, record=keep.record)
 
     def inspect(self, _want: Inspect) -> HeldResources:
-        """Return the VMs with resources."""
+        """Return the uids of VMs with resources."""
         return HeldResources(things=dict.fromkeys(self.held, ("simulated",)))
 
     def _list(self, want: ListImages) -> HeldImages:

@@ -1,4 +1,4 @@
-"""The simulator's settings: those of a nodeagent, and the number and size of the nodes."""
+"""Defines the simulator's settings: those of a nodeagent, and the number and size of nodes."""
 
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ class SimulatorSettings(Settings):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the ids of many nodes."""
+        """Return the ids of the nodes; none if `count` is 0."""
         return tuple(f"{self.node}-{self.first + i:03d}" for i in range(self.count))
 
     @property

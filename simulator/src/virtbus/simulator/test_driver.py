@@ -1,4 +1,4 @@
-"""libvirt's test driver: hosts that exist only in this process, and calls that never block."""
+"""Connects to libvirt's test driver, whose hosts exist only in this process and never block."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +13,13 @@ STARTS_AT_ONCE = 8
 
 
 def empty_host(path: Path) -> str:
-    """Return the URI of an empty host; `path` is the file that describes it."""
+    """Write the description of an empty host to `path`; return the host's libvirt URI."""
     path.write_text(EMPTY)
     return f"test://{path.absolute()}"
 
 
 def hypervisor(path: Path) -> LibvirtHypervisor:
-    """Return the hypervisor of an empty host."""
+    """Return the hypervisor of an empty host, whose description is written to `path`."""
     return LibvirtHypervisor(
         empty_host(path), starts_at_once=STARTS_AT_ONCE, calls=InlineCalls("libvirt")
     )
@@ -36,7 +36,7 @@ class InlineCalls(Threads):
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """Return the result of `work`, or its exception; `settled` and `ended` run after it."""
+        """Return the result of `work`, or its exception. `settled` and `ended` run after it."""
         del timeout_s
         try:
             return work()

@@ -1,4 +1,4 @@
-"""Keeps the guests' forbidden addresses current: hosts of the fleet, and bus servers."""
+"""Closes the addresses of the fleet's hosts and of bus servers to this host's guests."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ from virtbus.schemas.records import read_stored
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Interval of look-ups of the bus servers' names, whose addresses may change."""
+"""The interval of DNS lookups of the bus servers' names, whose addresses may change."""
 
 
 class ForbiddenAddresses:
-    """Closes the addresses in `_hosts`, and those of the bus' servers, for guests."""
+    """Closes the addresses in the node's `_hosts` key, and those of the bus servers."""
 
     def __init__(self, bridge: HostBridge, settings: Settings) -> None:
         self._bridge = bridge
@@ -32,9 +32,10 @@ class ForbiddenAddresses:
         self._changed = asyncio.Event()
 
     def see(self, entry: Entry) -> None:
-        """Apply the node's `_hosts`; another key or an unreadable value changes nothing.
+        """Take a new value of the `_hosts` key for `run` to apply.
 
-        The guests of a forgotten node keep the closed addresses.
+        Other keys, deletes and unreadable values change nothing. So the addresses stay closed after
+        the node was removed from the fleet.
         """
         if entry.kind is not EntryKind.PUT or not entry.key.endswith(f".{subjects.HOSTS_KEY}"):
             return
@@ -48,7 +49,7 @@ class ForbiddenAddresses:
         self._changed.set()
 
     async def run(self) -> None:
-        """Apply each change; never returns by itself."""
+        """Apply each change, and repeat the DNS lookups. Never returns by itself."""
         while True:
             self._changed.clear()
             try:
@@ -60,7 +61,7 @@ class ForbiddenAddresses:
             await wait_for_event(self._changed, LOOK_S)
 
     def _apply(self) -> None:
-        """Resolve names and update nftables on change. Blocks."""
+        """Resolve the servers' names, and update nftables if an address changed. Blocks."""
         addresses = [*self._hosts, *server_addresses(self._settings.bus())]
         hosts = usable(addresses, self._bridge.gateway.network)
         self._bridge.close(replace(self._settings.reach(), hosts=hosts))

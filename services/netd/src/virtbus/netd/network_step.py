@@ -1,4 +1,4 @@
-"""netd's step in a create: the VM's network."""
+"""Attaches the network of each VM record, as netd's step in the create of a VM."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,13 @@ from virtbus.schemas.vm import RunStrategy, VmRecord
 
 
 class NetworkStep:
-    """`record_worker.Step`: the network is made once, and later only checked."""
+    """Implements `record_worker.Step`: makes a network once, and later only checks it."""
 
     name = "attach the network"
     span = "virtbus attach network"
     first_retry_s = 0.5
     interrupts = False
-    """A start may wait for the taps of the attempt."""
+    """A newer record does not cancel an attempt: a VM's start may wait for its taps."""
 
     def __init__(self, attachments: Attachments, reporter: NetworkReporter) -> None:
         self._attachments = attachments
@@ -28,10 +28,13 @@ class NetworkStep:
         return record.spec.run_strategy is not RunStrategy.HALTED
 
     def forgets(self, uid: str) -> None:
-        """Do nothing: a network is removed by request."""
+        """Do nothing: networks are removed only on a `release` request."""
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[NetReady]:
-        """Attach the network; errors as `Attachments.ensure`."""
+        """Attach the network; return its ready event, and its addresses if it was not ready before.
+
+        Raises as `Attachments.ensure`.
+        """
         del logins
         before = self._attachments.state_of(record.uid)
         ready = await self._attachments.ensure(record, self._reporter.ready)
@@ -41,7 +44,7 @@ class NetworkStep:
         return Ensured(ready, {"addresses": addresses})
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> NetReady:
-        """Return the outcome of a failure."""
+        """Return the message that the network of `record` failed with `error`."""
         return NetReady(
             uid=record.uid,
             epoch=record.epoch,

@@ -1,7 +1,7 @@
-"""Finds orphans of the host's network, and missing parts: for audits.
+"""Finds orphans and missing parts of networks on this host, for audits by the agent.
 
-It considers only resources with this netd's mark: its own bridge and its ports, and namespaces
-whose `lo` names their owner. Another instance on the host has other marks.
+It considers only resources with this netd's mark: its own bridge, that bridge's ports, and
+namespaces whose `lo` has the mark. Another netd on the host has another mark.
 """
 
 from functools import partial
@@ -16,11 +16,11 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import VirtbusError
 
 HOST = ""
-"""Stands for the host's own resources instead of a uid."""
+"""The key for the host side, which has no uid."""
 
 
 class OrphanAudit:
-    """Inspects the host; returns nothing while netd recovers."""
+    """Inspects the host. It reports no orphans and no faults while netd recovers."""
 
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._doors = doors
@@ -28,7 +28,7 @@ class OrphanAudit:
         self._links = GuestLinks(doors.namespaces, doors.bridge)
 
     async def held(self) -> dict[str, tuple[str, ...]]:
-        """Return all resources by uid: known ones, and orphans."""
+        """Return all network resources by uid: those of known VMs, and orphans."""
         found = self._attachments.resources()
         for uid, things in (await self.strays()).items():
             found[uid] = (*found.get(uid, ()), *things)
@@ -55,7 +55,7 @@ class OrphanAudit:
         return bool(things)
 
     async def faults(self) -> dict[str, tuple[str, ...]]:
-        """Return missing parts of networks by uid, and of the host's side."""
+        """Return messages about missing parts by uid, and about the host side under `HOST`."""
         if self._attachments.recovering:
             return {}
         found = {HOST: await in_thread(self._of_host)}
@@ -65,7 +65,7 @@ class OrphanAudit:
         return {uid: tuple(faults) for uid, faults in found.items() if faults}
 
     async def mend(self) -> None:
-        """Restore missing parts, and remove unneeded ones of the host's side."""
+        """Restore missing parts of networks, and remove bridges that no VM needs."""
         await self._attachments.replug()
         await self._attachments.compare()
         if self._attachments.recovering:
@@ -100,7 +100,7 @@ class OrphanAudit:
     def _of_host(self) -> list[str]:
         faults = [f"bridge {name}: of earlier settings" for name in self._former()]
         needed = self._attachments.built_in()
-        if needed or not self._attachments.untidy.is_set():  # otherwise netd is about to do it
+        if needed or not self._attachments.untidy.is_set():  # if untidy, netd is about to remove it
             faults += self._doors.bridge.faults(needed=needed)
         return faults
 

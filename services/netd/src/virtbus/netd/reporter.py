@@ -1,4 +1,4 @@
-"""Publishes netd's ready events and events."""
+"""Publishes events about networks, and sends ready events to the agent."""
 
 import logging
 import time
@@ -19,13 +19,16 @@ EVENTS = StepEvents(
 
 
 class NetworkReporter(StepReporter):
-    """Publishes what comparisons find, and the wrapper's span, too."""
+    """Also reports the findings of comparisons, and the span of vmwrapper."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         super().__init__(bus, "netd", node, EVENTS)
 
     async def found(self, finding: NetworkFinding) -> None:
-        """Emit that a network differed from its state file."""
+        """Emit an event that a network on the host differed from its state file.
+
+        A network that cannot be repaired is also reported as failed to the agent.
+        """
         attachment = finding.attachment
         extra = {"code": finding.reason, "uid": attachment.uid}
         log.warning("%s", finding.message, extra=extra)
@@ -52,7 +55,7 @@ class NetworkReporter(StepReporter):
             )
 
     def wrapped(self, done: Handover) -> None:
-        """Record the wrapper's span, which it cannot report itself: it has become QEMU."""
+        """Record the span of vmwrapper, which cannot report it because it has become QEMU."""
         if done.traceparent is None or not done.entered_ns:
             return
         offset_ns = self._bus.sources.time_ns() - time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""netd's loop: handles records and requests, publishes networks and ready events."""
+"""Runs netd: handles records and requests, and reports networks and ready events."""
 
 import asyncio
 import contextlib
@@ -41,11 +41,11 @@ from virtbus.schemas.wire import valid_uid, validate
 log = logging.getLogger(__name__)
 
 COMPILER: str | None = "gcc"
-"""Builds vmwrapper, which saves 10 ms of CPU a start; None: the Python version."""
+"""Compiles vmwrapper. With None, the slower Python version is installed."""
 
 
 class Netd:
-    """The service on one node."""
+    """The netd service of one node."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Netd:
         self._reporter.wrapped(done)
 
     async def _compare(self) -> None:
-        """Compare the networks with the host."""
+        """Check all networks on the host, repair them, and report each difference."""
         try:
             await self._attachments.replug()
             for finding in await self._attachments.compare():
@@ -163,7 +163,10 @@ class Netd:
         return HeldResources(things=held, faults=await self._leftovers.faults())
 
     async def _release(self, uid: str, epoch: int) -> bool:
-        """Return True if there was something; an audit's release also removes orphans."""
+        """Remove the network of `uid`; return True if there was one.
+
+        With `ANY_EPOCH`, which audits send, orphans are removed, too.
+        """
         if await self._attachments.release(uid, epoch):
             return True
         return epoch >= ANY_EPOCH and await self._leftovers.remove(uid)
@@ -191,7 +194,7 @@ class Netd:
         )
 
     async def _tidy(self) -> None:
-        """Remove leftovers after releases, and the bridge after the last one."""
+        """Remove leftovers after each release, and the bridge once no VM needs it."""
         while True:
             await self._attachments.untidy.wait()
             await asyncio.sleep(self._settings.bridge_linger_s)
@@ -203,10 +206,10 @@ class Netd:
 
 
 async def teardown(settings: Settings, ports: HostPorts) -> None:
-    """Remove every network of this host, attached or not; for an uninstall.
+    """Remove every network of this host, even of running guests; for an uninstall.
 
     Raises:
-        VirtbusError: 409 `netd_running`; the error of a CNI plugin.
+        VirtbusError: 409 `netd_running` while a netd runs here; the error of a CNI plugin.
     """
     attachments = Attachments(ports, settings.site())
     try:

@@ -1,4 +1,4 @@
-"""netd's settings."""
+"""Defines netd's settings."""
 
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
@@ -93,13 +93,13 @@ class Settings(ServiceSettings):
         return value
 
     def reach(self) -> ReachRules:
-        """Return the closed addresses before any other host is known."""
+        """Return the reach rules that the settings give, without addresses of hosts and servers."""
         return ReachRules(
             closed=self.guests_may_not_reach, opened=self.guests_may_reach, dns=self.site().dns
         )
 
     def site(self) -> DhcpSettings:
-        """Return the DHCP settings of every guest."""
+        """Return the DHCP settings that all guests share."""
         return DhcpSettings(
             dns=self.dns or host_dns(RESOLV_CONF),
             domain=self.domain,
@@ -109,7 +109,7 @@ class Settings(ServiceSettings):
 
 
 def host_dns(path: Path) -> tuple[IPv4Address, ...]:
-    """Return the host's IPv4 DNS servers that a guest can reach; a stub on loopback is excluded."""
+    """Return up to 3 IPv4 name servers of a resolv.conf, without those on loopback."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

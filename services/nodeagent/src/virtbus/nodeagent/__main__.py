@@ -1,4 +1,4 @@
-"""`virtbus-nodeagent`: connects settings, bus, hypervisor and service."""
+"""Starts `virtbus-nodeagent`: builds its parts from the settings, and serves."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ QEMU = Path("/usr/bin/qemu-system-x86_64")
 
 
 async def _accelerators(settings: Settings) -> tuple[str, ...]:
-    """Return the accelerators of this host, best first."""
+    """Return the accelerators of this host, best first: `kvm`, `tcg`."""
     if settings.accelerator == "tcg":
         return ("tcg",)
     if settings.accelerator == "kvm" or await usable(QEMU):
@@ -48,7 +48,7 @@ async def _accelerators(settings: Settings) -> tuple[str, ...]:
 
 
 def _chosen(accelerators: tuple[str, ...], record: VmRecord) -> str:
-    """Return the accelerator of a VM."""
+    """Return the accelerator of a VM: the host's best one if the spec says `auto`."""
     wanted = record.spec.domain.accelerator
     return accelerators[0] if wanted == "auto" else wanted
 
@@ -99,11 +99,11 @@ async def serve(settings: Settings) -> None:
 
 
 async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:
-    """Return the holder of the node's key for this life of the agent."""
+    """Take the node's instance key for this agent, and return its `Ownership`."""
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
 
     async def end_guests() -> None:
-        """End all guests: the node belongs to another host, so each would be a second runner."""
+        """End all guests. The node belongs to another host, which may run the same VMs."""
         for domain in await hypervisor.list_domains():
             if domain.active and await hypervisor.uses(domain.uid, settings.state_dir):
                 log.warning(
@@ -120,13 +120,13 @@ async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor
 async def _host(
     settings: Settings, hypervisor: LibvirtHypervisor, accelerators: tuple[str, ...]
 ) -> Callable[[], HostFacts]:
-    """Return a function for the facts of the host; versions are read once, free disk each time."""
+    """Return a function that reads the host's facts. libvirt's versions are read only once."""
     versions: dict[str, str] = {}
     max_vcpus = 0
     try:
         async with asyncio.timeout(10):
             versions, max_vcpus = await hypervisor.versions(), await hypervisor.max_vcpus()
-    except Exception as error:  # noqa: BLE001  libvirt may still come: the agent waits for it
+    except Exception as error:  # noqa: BLE001  libvirt may start later: the agent waits for it
         log.warning("versions unknown: %s", error, extra={"code": "libvirt_down"})
     return lambda: host_facts(
         settings.state_dir,
@@ -138,7 +138,7 @@ async def _host(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     settings = load(Settings)
     raise SystemExit(process.run(settings, lambda: serve(settings)))
 

@@ -1,4 +1,4 @@
-"""The ports of a VM's actor, created once by the service."""
+"""Bundles the ports that all VM actors of an agent use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class AgentEvents:
-    """The agent's events; each is one of its own."""
+    """Emits the agent's events. No event is dropped as the duplicate of another."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._events = EventRecorder(bus, "nodeagent", node)
@@ -28,7 +28,7 @@ class AgentEvents:
         self._run = bus.sources.time_ns()
 
     def emit(self, kind: EventKind, record: VmRecord, **fields: Any) -> None:
-        """Emit an event after the step; `fields` are reason, message and took_ms."""
+        """Emit an event about `record`; `fields` are reason, message and took_ms."""
         self._count += 1
         self._events.emit(self._events.about(kind, record, **fields), f"{self._run}:{self._count}")
 
@@ -48,4 +48,4 @@ class AgentPorts:
     events: AgentEvents
     accelerator: Callable[[VmRecord], str]
     gate: Gate | None = None
-    """Awaited before each list: this agent acts for the node."""
+    """Awaited before each list of records. Raises if this agent no longer acts for the node."""

@@ -1,4 +1,7 @@
-"""Keeps an actor for each VM of the node, as the bus' list and the tables of a uid say."""
+"""Keeps an actor for each VM of the node.
+
+The tables in `core.uid_table` decide the reaction to each record, purge and list of the bus.
+"""
 
 import asyncio
 import logging
@@ -42,7 +45,7 @@ NO_RECORD = (
 
 
 class Assignments:
-    """The VMs of one node: an actor for each, as the tables say."""
+    """The VMs of one node, each with its actor."""
 
     def __init__(self, tools: AgentPorts, host: Callable[[], HostFacts]) -> None:
         self._tools = tools
@@ -53,10 +56,10 @@ class Assignments:
         self.listings = Listings()
         self.join = JoinCheck(tools.files)
         self.listed = False
-        """A list was complete since the start of the agent."""
+        """True once a list was complete since the start of the agent."""
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()
-        """A record was purged that has no actor: its resources are orphans."""
+        """Set when a purged record may have left orphans on this host."""
         self.group: asyncio.TaskGroup | None = None
         self.relist: Callable[[], None] = lambda: None
         self._next: dict[str, VmRecord] = {}
@@ -99,7 +102,7 @@ class Assignments:
             try:
                 self._take_entry(uid, item)
             except VirtbusError as error:
-                # The last good record stays in force (MSG-16).
+                # The last readable record stays in force (MSG-16).
                 log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
                 if is_uid(uid):
                     self.listings.hear(uid, "unreadable")
@@ -110,7 +113,7 @@ class Assignments:
         elif uid == subjects.NODE_SPEC_KEY:
             self._take_wish(entry)
         elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
-            return  # for controllers and netd
+            return  # keys for controllers and netd
         elif entry.kind is EntryKind.PURGE:
             self._take_purge(uid, "deleted" if entry.why == DELETED else "moved")
         else:
@@ -119,7 +122,7 @@ class Assignments:
                 self._take_record(uid, record)
 
     def _take_wish(self, entry: Entry) -> None:
-        """Handle the desired state of this node: a fenced node starts nothing."""
+        """Handle the desired state of this node. A fenced node starts nothing."""
         self._node_spec.take(entry)
         if self.join.trusted:
             self._node_spec.keep()
@@ -153,14 +156,18 @@ class Assignments:
         return "successor" if successor else "record"
 
     def _take_purge(self, uid: str, purge: Word) -> None:
-        """Handle a delete or a move: release the VM, and start nothing."""
+        """Handle the purge of a record after a delete or a move: end the VM, and start nothing."""
         self.listings.hear(uid, purge)
         self._early.take(uid)
         for reaction in REACTIONS[self._holding(uid), purge]:
             self._of_uid[reaction](uid)
 
     def _synced(self) -> None:
-        """Handle the end of a list: adopt VMs of the host only, hold those that the bus lost."""
+        """Handle the end of a list.
+
+        VMs that only this host knows get an actor, too. If the joined bus has no record of a VM,
+        its actor is held. On another bus all actors are held.
+        """
         trusted = self.join.synced()
         self._node_spec.synced()
         if trusted:
@@ -182,14 +189,14 @@ class Assignments:
         self.listed = True
 
     async def _look_again(self) -> None:
-        """List again if there is no join record: the server probably still reads its store."""
+        """List again after 2 s: the bus has no join record, or its server still reads its store."""
         await asyncio.sleep(LOOK_AGAIN_S)
         self._looking = False
         self.relist()
 
     # --- reactions -------------------------------------------------------------------------------
     def _reject(self, uid: str, _: VmRecord) -> None:
-        """Start nothing: an empty disk must not replace the one that left."""
+        """Start nothing. The VM's disk has left this host, and an empty one must not replace it."""
         extra = {"code": "left_before", "uid": uid}
         log.warning("rejected: it left this host already", extra=extra)
 
@@ -199,7 +206,7 @@ class Assignments:
             self._resume(self.actors[uid])
 
     def _queue(self, uid: str, record: VmRecord) -> None:
-        """Start it as new once the old one is released."""
+        """Release the VM's previous copy, and then start the VM from `record`."""
         self._next[uid] = record
         self.actors[uid].post("purged")
 
@@ -211,20 +218,20 @@ class Assignments:
             actor.terminate(MOVED, at_once=True, deleted=bool(self.listings.purged(uid)))
 
     def _resume(self, actor: VmActor) -> None:
-        """End the hold of the comparison; a fence may still apply."""
+        """End the hold of an actor. On a fenced node, only VMs that end are resumed."""
         if self._node_spec.fence and not actor.vm.record.ending:
             actor.hold(self._node_spec.fence)
         else:
             actor.resume()
 
     def restore(self, record: VmRecord) -> None:
-        """Create an actor for a VM from the quarantine: on hold until the bus has its record."""
+        """Create an actor for a VM from the quarantine. It is held until the bus has its record."""
         self.listings.hear(record.uid, "restored")
         self.on_disk[record.uid] = record
         self._adopt(record, held=NO_RECORD)
 
     def _adopt(self, record: VmRecord, held: str = "") -> None:
-        """Create an actor for a VM, and pass the existing domain to it."""
+        """Create an actor for a VM, and give it the existing domain. A new VM may be refused."""
         assert self.group is not None  # noqa: S101  set before the watch begins
         facts = self.domains.pop(record.uid, None)
         was_on_disk = self.on_disk.pop(record.uid, None) is not None
@@ -244,12 +251,15 @@ class Assignments:
         self.group.create_task(self._live(actor))
 
     def _cannot_take(self, record: VmRecord) -> str:
-        """Return why a new VM is rejected: the controller's cache was outdated."""
+        """Return why this node refuses a new VM, which a controller placed by an old cache.
+
+        Empty if the node takes the VM.
+        """
         files = self._tools.files
         refused = files.refused(record.uid)
         if record.ending or files.epoch(record.uid) > refused:
             return ""
-        # already rejected under this epoch; a controller may be reassigning it now
+        # already refused under this epoch; a controller may be reassigning it now
         if record.epoch <= refused:
             return "refused it before"
         others = [one.vm.record for uid, one in self.actors.items() if uid != record.uid]

@@ -1,10 +1,11 @@
 """Compares the host with the records, and removes orphans.
 
-A finding counts only if two scans see it, and only while the bus is the joined one and was listed
-completely. Removal has the order of a delete: guest, then network and disks, then files. netd and
-imaged release only on request, and resources of another instance on this host are ignored. Absence
-is no command (ADR 0033): a running guest is left alone with all its resources, and disks go to the
-quarantine.
+A finding counts only if two scans have it. Nothing is an orphan without a complete list of the
+joined bus. Orphans are removed in the order of a delete: guest, then network and disks, then files.
+Resources of another agent on this host are ignored.
+
+A missing record is no command (ADR 0033). So a running guest keeps all its resources, and disks go
+to the quarantine.
 """
 
 import asyncio
@@ -53,14 +54,14 @@ REPAIRS = {
 
 
 class Auditor:
-    """`rpc.agent.audit`, and the sweep that removes findings that persist for the grace."""
+    """Answers `rpc.agent.audit`, and removes orphans that persist for `orphan_grace_s`."""
 
     def __init__(self, tools: AgentPorts, vms: Assignments) -> None:
         self._tools = tools
         self._vms = vms
 
     async def answer(self, request: Request) -> Audited:
-        """Answer a request for findings, and repair them if it asks for that."""
+        """Return the findings; repair them if the request says so."""
         want = validate(Audit, request.data)
         found = await self.look(want.statuses)
         if want.repair and found:
@@ -68,9 +69,9 @@ class Auditor:
         return Audited(findings=tuple(found))
 
     async def sweep(self) -> None:
-        """Repair findings that persist for the grace, or belong to a purged record; never returns.
+        """Remove orphans that persist for `orphan_grace_s`, or whose record was purged.
 
-        A failed scan or repair is retried soon.
+        Never returns. A failed scan or repair is retried soon.
         """
         loop, settings = asyncio.get_running_loop(), self._tools.settings
         interval_s, grace_s = settings.resync_s, settings.orphan_grace_s
@@ -79,7 +80,7 @@ class Auditor:
         wait_s = interval_s
         while True:
             if await wait_for_event(self._vms.sweep_due, wait_s):
-                await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
+                await asyncio.sleep(LOOK_AGAIN_S)  # imaged and netd see the purge meanwhile
             self._vms.sweep_due.clear()
             # netd repairs faults itself
             found = [finding for finding in await self.look(()) if finding.kind != "fault"]
@@ -99,7 +100,7 @@ class Auditor:
         """Return findings that two scans have in common, sorted by uid."""
         if not self._vms.join.trusted:
             what = "the bus is not the one that the node joined, or is not read yet"
-            return [AuditFinding(kind="bus", what=f"{what}: nothing is called left over")]
+            return [AuditFinding(kind="bus", what=f"{what}: orphans are unknown")]
         first = await self._once(statuses)
         if not first:
             return []
@@ -156,7 +157,7 @@ class Auditor:
         return silent + sorted(faults + found, key=lambda each: (each.uid, each.kind, each.what))
 
     async def _domains(self) -> list[DomainFacts]:
-        """Return domains of this agent without an actor."""
+        """Return the domains of this agent that have no actor."""
         return [
             facts
             for facts in await self._tools.hypervisor.list_domains()
@@ -166,7 +167,10 @@ class Auditor:
 
     # --- repair ------------------------------------------------------------------------------
     async def repair(self, found: Collection[AuditFinding]) -> list[AuditFinding]:
-        """Remove the orphans of each uid; return the findings with the results."""
+        """Remove the orphans of each uid, and let netd repair faults.
+
+        Return the findings, each marked as repaired or not.
+        """
         if any(finding.kind == "fault" for finding in found):
             await self._mend()
         gone = [finding for finding in found if finding.repair and finding.kind != "fault"]
@@ -195,10 +199,10 @@ class Auditor:
             log.warning("cannot repair the network: %s", error, extra={"code": "not_repaired"})
 
     async def end(self, uid: str, why: str) -> None:
-        """End a VM without record and actor on a person's request, including its guest.
+        """Remove a VM without record and actor, and end its guest, on a person's request.
 
         Raises:
-            VirtbusError, BusError: it is not done; repeat.
+            VirtbusError, BusError: not everything was removed; a repeat continues.
         """
         if not self._vms.join.trusted:
             node = self._tools.settings.node
@@ -211,7 +215,7 @@ class Auditor:
         await self._remove(uid, kinds, why)
 
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
-        """Remove in the order of a delete, so that a guest never loses its resources."""
+        """Remove a uid's orphans in the order of a delete: a guest never loses its resources."""
         if "domain" in kinds:
             if self._vms.listings.purged(uid) is not None:
                 await self._tools.hypervisor.destroy(uid)

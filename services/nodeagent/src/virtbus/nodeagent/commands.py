@@ -1,7 +1,7 @@
-"""`rpc.agent.command`: one-time commands to a guest, which leave no desired state.
+"""Handles `rpc.agent.command`: one-time commands to a guest, which leave no desired state.
 
-A command acts at most once for each id. It is written to disk before it acts, so that neither a
-repeat nor the next agent does it again (ADR 0021).
+A command acts at most once for each id. Its id is written to disk before it acts, so that neither a
+repeated request nor a restarted agent runs it again (ADR 0021).
 """
 
 import itertools
@@ -21,13 +21,13 @@ from virtbus.schemas.node_rpc import GuestCommand
 from virtbus.schemas.wire import validate
 
 KEPT = 64
-"""Number of remembered commands; more than a guest can get within a client's time limit."""
+"""The number of commands that are remembered per VM, so that repeats are recognised."""
 BEGUN, DONE = "begun", "done"
 KINDS = {"reset": EventKind.GUEST_RESET, "soft-reboot": EventKind.GUEST_REBOOTING}
 
 
 class Commands:
-    """The handler; `guests` is the agent's own, live map."""
+    """Runs commands. `guests` is the agent's own map of uid to actor, which changes."""
 
     def __init__(
         self, tools: AgentPorts, guests: Mapping[str, VmActor], check_here: Callable[[str], None]
@@ -43,7 +43,11 @@ class Commands:
         }
 
     async def do(self, request: Request) -> Empty:
-        """Run the command; raise VirtbusError if it did not run or the outcome is unknown."""
+        """Run the command of a request.
+
+        Raises:
+            VirtbusError: the command did not run, or its outcome is unknown.
+        """
         want = validate(GuestCommand, request.data)
         self._check_here(want.uid)
         async with self._locks.of(want.uid):
@@ -73,10 +77,10 @@ class Commands:
         await files.keep_commands(want.uid, results | {want.id: DONE})
 
     def _fit(self, want: GuestCommand) -> VmActor:
-        """Return the guest of the command; raise 409 or 503 if there is none now."""
+        """Return the actor of the command's VM; raise 409 or 503 if its guest cannot take it."""
         guest = self._guests.get(want.uid)
         if guest is None or guest.vm.record.epoch != want.epoch or guest.vm.record.ending:
-            message = f"{want.uid} was moved, or is leaving, since it was looked at; look again"
+            message = f"{want.uid} was moved or is being deleted; read it again"
             raise VirtbusError(Code.CONFLICT, "moved", message)
         if guest.vm.reasons.held:
             raise VirtbusError(Code.UNAVAILABLE, "held", guest.vm.reasons.held, after_ms=1000)
@@ -84,7 +88,7 @@ class Commands:
             raise _not_running(guest)
         if guest.vm.phase == "paused" and want.verb == "soft-reboot":
             name = guest.vm.record.name
-            message = f"{name} is paused and hears nothing; `virtbus vm unpause {name}` first"
+            message = f"{name} is paused and cannot react; `virtbus vm unpause {name}` first"
             raise VirtbusError(Code.CONFLICT, "paused", message)
         return guest
 

@@ -1,4 +1,4 @@
-"""Observes libvirt's domains: by events, and by periodic comparison."""
+"""Reports changes of libvirt's domains to their actors, by events and periodic comparisons."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 5.0
 BLIND_AFTER_S = 2.0
-"""A restart of libvirtd takes less, and guests run on over it."""
+"""A restart of libvirtd takes less time, and guests keep running meanwhile."""
 AGAIN_S = 1.0
 NO_ROOM = "its disk's host has no room (or fails): free space there; the guest continues by itself"
 BLIND = "libvirt does not answer, so nobody knows which guests run: {error}"
@@ -40,9 +40,9 @@ OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
 
 
 class DomainEvents:
-    """Posts the events of each domain to its actor in `guests`, the agent's own, live map.
+    """Posts events of each domain to its actor in `guests`, the agent's own map of uid to actor.
 
-    `blind` gets the reason why libvirt does not answer; empty: it answers again.
+    `blind` gets the reason if libvirt does not answer for 2 s, and "" when it answers again.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DomainEvents:
         self._blind_soon: asyncio.TimerHandle | None = None
 
     async def hear(self, events: AsyncIterator[DomainEvent]) -> None:
-        """Pass on libvirt's events; never returns by itself."""
+        """Handle libvirt's events; never returns by itself."""
         async for event in events:
             if event.change is DomainChange.AWAY:
                 self._cannot_see("its connection is lost")
@@ -71,12 +71,12 @@ class DomainEvents:
                 )
 
     async def _heard(self, event: DomainEvent) -> None:
-        """Handle a hint: libvirt's current state decides, because an event may be late."""
+        """Handle an event. libvirt's current state decides, because the event may be late."""
         guest = self._guests.get(event.uid)
         if guest is None or event.change is None:
             return
         if guest.vm.phase == "starting" and event.change in OF_A_START:
-            return  # the start itself reports, including its error
+            return  # the start operation reports its own result
         guest.on_change(event.change)
         if event.change not in CHANGES:
             return
@@ -102,7 +102,7 @@ class DomainEvents:
             seen = await self.compare()
 
     async def compare(self) -> bool:
-        """Post the current state of each domain to its actor; this replaces lost events (F11).
+        """Post the current state of each domain to its actor, which corrects lost events (F11).
 
         Returns False if libvirt does not answer.
         """
@@ -150,7 +150,10 @@ class DomainEvents:
             self._blind("")
 
     async def stay_healthy(self) -> None:
-        """End when too many libvirt calls hang: a new agent adopts all with fresh threads (F10)."""
+        """Raise VirtbusError once too many libvirt calls hang, so that the agent restarts (F10).
+
+        The restarted agent adopts all domains and has no hanging threads.
+        """
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             if not self._hypervisor.healthy:

@@ -11,12 +11,12 @@ from virtbus.schemas.wire import encode
 Part = ImageReady | NetReady
 
 PARTS_A_UID = 4
-"""Disks, a network that begins, one that is ready, and one more."""
+"""The events kept per VM: disks, a network that begins, one that is ready, and one more."""
 UIDS = 1000
 PART_BYTES = 16 * 1024
-"""A part lists a VM's disks or interfaces; a larger one is requested again later."""
+"""The size limit of an event, which lists disks or interfaces. The actor requests larger ones."""
 KEPT_S = 60.0
-"""A record arrives within seconds of its parts, or the VM is gone."""
+"""A record arrives within seconds of its events, or the VM is gone."""
 
 
 class EarlyEvents:
@@ -26,19 +26,23 @@ class EarlyEvents:
         self._parts: dict[str, tuple[float, deque[Part]]] = {}
 
     def add(self, part: Part) -> None:
-        """Store a part; raise VirtbusError 400 if its uid is invalid."""
+        """Store a ready event, or drop it if it is too large.
+
+        Raises:
+            VirtbusError: 400 if its uid is invalid.
+        """
         uid = check_uid(part.uid)
         if len(encode(part)) > PART_BYTES:
             return
         now_s = asyncio.get_running_loop().time()
         _, parts = self._parts.pop(uid, (0.0, deque[Part](maxlen=PARTS_A_UID)))
         parts.append(part)
-        self._parts[uid] = (now_s, parts)  # last in order: the youngest
+        self._parts[uid] = (now_s, parts)  # the last entry is the newest
         for old, (told_s, _) in list(self._parts.items()):
             if len(self._parts) <= UIDS and told_s >= now_s - KEPT_S:
                 break
             del self._parts[old]
 
     def take(self, uid: str) -> Sequence[Part]:
-        """Return and remove the parts of a VM, oldest first."""
+        """Return and remove the ready events of a VM, oldest first."""
         return tuple(self._parts.pop(uid, (0.0, ()))[1])

@@ -1,4 +1,4 @@
-"""The node's heartbeat: written every few seconds with a TTL, and at once on a change."""
+"""Writes the node's heartbeat: every few seconds with a TTL, and at once on a change."""
 
 import asyncio
 import contextlib
@@ -25,12 +25,12 @@ TTL_S = 15.0
 LEFT_TTL_S = 60.0
 GOODBYE_S = 1.0
 SILENT_S = 12.0
-"""A service of the node that is silent for three intervals is reported as not ready."""
+"""Three intervals. A service that sends no report for this time counts as not ready."""
 SERVICES = ("imaged", "netd")
 
 
 class Heartbeat:
-    """The node's report on `$KV.node.<id>`."""
+    """Writes the node's record at `$KV.node.<id>`."""
 
     def __init__(
         self,
@@ -48,20 +48,20 @@ class Heartbeat:
         self._started_ns = bus.sources.time_ns()
         self._message = self._blind = ""
         self.held = 0
-        """VMs here without a record on the bus."""
+        """The number of VMs here without a record on the bus."""
         self._reports: dict[str, ServiceReport] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._images = ImageReport(bus, settings.node)
 
     def blind(self, why: str) -> None:
-        """Mark the statuses of VMs as unverified, with the reason; empty: verified."""
+        """Report that libvirt does not answer, with the reason; empty: it answers again."""
         if self._blind != why:
             self._blind = why
             self._wake.set()
 
     def report(self, state: NodeState, message: str = "") -> None:
-        """Set the node's state, and a message about what keeps it from work or is wrong."""
+        """Set the node's state, and a message about a problem, for the next heartbeat."""
         if (self.state, self._message) != (state, message):
             self.state, self._message = state, message
             self._wake.set()
@@ -69,19 +69,19 @@ class Heartbeat:
     async def run(self) -> None:
         """Send heartbeats; never returns by itself.
 
-        A normal stop is reported; silence means failure.
+        On a normal stop, the last heartbeat has the state LEFT. Silence without it means a failure.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._hear())
                 group.create_task(self._images.run())
                 while True:
-                    self._wake.clear()  # first: a change during the beat needs another
+                    self._wake.clear()  # first: a change during the beat needs another beat
                     await self._beat()
                     await wait_for_event(self._wake, self._settings.heartbeat_s)
         finally:
             self.state = NodeState.LEFT
-            if self._own is None or self._own.held:  # otherwise another life represents the node
+            if self._own is None or self._own.held:  # otherwise another instance acts for the node
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_S):
                         await self._beat(ttl_s=LEFT_TTL_S)
@@ -175,5 +175,5 @@ class Heartbeat:
 
 
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
-    """Return the parts of a report that a heartbeat passes on at once if they change."""
+    """Return the parts of a report whose change triggers a heartbeat at once."""
     return report.state.state, report.networks, report.quarantined_bytes, report.addresses

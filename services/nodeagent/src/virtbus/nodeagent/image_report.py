@@ -1,4 +1,4 @@
-"""Writes the node's list of images for controllers: `$KV.st.<node>._images`, on change."""
+"""Writes the node's list of images, `$KV.st.<node>._images`, for controllers."""
 
 import asyncio
 import logging
@@ -13,11 +13,11 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 PAUSE_S = 2.0
-"""Delay between two writes: pulls come in bursts, and placement can wait."""
+"""The delay between two writes. Pulls come in bursts, and placement can wait."""
 
 
 class ImageReport:
-    """Writes imaged's latest report. A new agent reads the key first."""
+    """Writes imaged's latest report if it differs from the stored list."""
 
     def __init__(self, bus: Bus, node: str, pause_s: float = PAUSE_S) -> None:
         self._bus = bus
@@ -27,13 +27,13 @@ class ImageReport:
         self._wake = asyncio.Event()
 
     def set_keys(self, keys: tuple[str, ...]) -> None:
-        """Set imaged's current images."""
+        """Set the keys of imaged's current images."""
         if keys != self._keys:
             self._keys = keys
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep the key up to date; never returns by itself."""
+        """Write the list on each change; never returns by itself."""
         stored: tuple[str, ...] | None = None
         while True:
             await self._wake.wait()

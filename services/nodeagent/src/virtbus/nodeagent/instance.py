@@ -1,8 +1,8 @@
-"""Holds the node's key on the bus, which gives one agent the right to act for the node.
+"""Takes and renews the node's instance key, which gives one agent the right to act for the node.
 
-All holders of a node's credentials can pull from the node's consumers. So an agent first takes
-`$KV.st.<node>._instance`, by compare-and-set, and verifies it before each list. An agent that may
-not take it starts nothing, ends nothing, and reports why, until a person decides.
+Everybody with the node's credentials can pull from the node's consumers. So an agent first takes
+`$KV.st.<node>._instance` by compare-and-set, and verifies it before each list. An agent that may
+not take the key starts nothing and ends nothing. It reports why, until a person decides.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 RENEW_S = 60.0
-"""Each renewal is a synced write; the key is also verified before each list."""
+"""The interval of renewals, each a synced write. The key is also verified before each list."""
 LOOK_S = 1.0
 REFUSED_LOOK_S = 5.0
 WAIT_TOLD_S = 20.0
-"""The wait for an old heartbeat (15 s) after a reboot is normal and not reported."""
+"""Seconds before a wait is reported. After a reboot, it is normal to wait 15 s for a heartbeat."""
 RIVAL_TTL_S = 60.0
 QUIET_S = 5.0
-"""Longer than a heartbeat's interval: a restarted bus has no heartbeats for a moment."""
+"""Longer than a heartbeat's interval, because a restarted bus has no heartbeats at first."""
 STALE_READ_S = 0.2
 WHY = (
     "node {node} is not run by this host: {why}. Nothing is started or ended here. If {other} is "
@@ -40,20 +40,23 @@ WHY = (
 
 
 class Lives(Protocol):
-    """Access to the state folder and the run directory."""
+    """Stores instance ids in the state folder, and the result in the run directory."""
 
     def remember(self, instance: str) -> None:
-        """Write durably that a later life may succeed this one."""
+        """Store durably that a later instance may replace `instance`."""
 
     def disown(self) -> None:
-        """Write durably that no later life of this folder may succeed any."""
+        """Store durably that later instances of this folder may replace no earlier one."""
 
     def tell(self, instance: str, why: str) -> None:
-        """Report the life that holds the node, or the reason, to local services and `doctor`."""
+        """Write for local services which instance holds the node, or why this one does not."""
 
 
 class Ownership:
-    """One life of the agent, and the node's key."""
+    """One instance of the agent, and the node's instance key.
+
+    `on_replaced` is called while a person has given the node to another host.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Ownership:
 
     # --- acquire ---------------------------------------------------------------------------------
     async def claim(self) -> None:
-        """Return once this life holds the key."""
+        """Return once this instance holds the key."""
         self._lives.remember(self.me.instance)
         while True:
             try:
@@ -104,7 +107,11 @@ class Ownership:
         log.info("this host runs node %s", self._node, extra={"code": "instance_held"})
 
     async def _try(self) -> tuple[InstanceAction, str]:
-        """Check once, and take the key if allowed; ConflictError if it changed."""
+        """Decide once about the key, and take it if allowed.
+
+        Raises:
+            ConflictError: the key changed meanwhile.
+        """
         entry = await self._bus.get(self._key)
         holder = self._holder(entry)
         if holder is not None and holder.token in self._sent:
@@ -127,7 +134,7 @@ class Ownership:
         )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
-        """Return the key's holder; one without an id if the key cannot be read or is wrong."""
+        """Return the key's value. Its `instance` is empty if the value is unreadable or wrong."""
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
         with suppress(VirtbusError):
@@ -143,11 +150,14 @@ class Ownership:
         try:
             return read(HostRecord, entry.value)
         except VirtbusError as error:
-            message = f"the node's host record cannot be read ({error}); a person's word mends it"
+            message = f"bad host record ({error}); `virtbus node approve {self._node}` repairs it"
             raise UnavailableError(message) from error
 
     async def _heard(self, holder: Instance) -> bool:
-        """Return False if the holder has left, or had no heartbeat for `QUIET_S`."""
+        """Return True if the holder may still run.
+
+        False if its last heartbeat says LEFT, or if there was no heartbeat for `QUIET_S`.
+        """
         entry = await self._bus.get(subjects.node_record(self._node))
         now_s = asyncio.get_running_loop().time()
         if entry is not None and entry.kind is EntryKind.PUT:
@@ -161,7 +171,7 @@ class Ownership:
         return now_s - self._quiet_since_s < QUIET_S
 
     async def _write(self, expect: int) -> None:
-        """Write by compare-and-set; raises as `Bus.put`."""
+        """Write the key over revision `expect`; raises as `Bus.put`."""
         token = self._bus.sources.uuid7()
         self._sent.add(token)
         value = encode(self._instance(token))
@@ -183,7 +193,7 @@ class Ownership:
 
     # --- refused ---------------------------------------------------------------------------------
     async def _refused(self, step: InstanceAction, why: str) -> None:
-        """Report the refusal: to the log, the supervisor, local services, and controllers."""
+        """Report a refusal to the log, systemd, local services, and controllers."""
         now_s = asyncio.get_running_loop().time()
         self._refused_s = now_s if self._refused_s is None else self._refused_s
         if step is InstanceAction.WAIT and now_s - self._refused_s < WAIT_TOLD_S:
@@ -202,10 +212,10 @@ class Ownership:
 
     # --- renew -----------------------------------------------------------------------------------
     async def keep(self) -> None:
-        """Renew periodically; never returns.
+        """Renew the key periodically; never returns.
 
         Raises:
-            VirtbusError: 409 `second_instance`: another life has the key.
+            VirtbusError: 409 `second_instance`: another instance has the key.
         """
         while True:
             await asyncio.sleep(RENEW_S)
@@ -215,11 +225,11 @@ class Ownership:
                 log.info("cannot renew the node's key: %s", error, extra={"code": "instance_waits"})
 
     async def prove(self) -> None:
-        """Return once this life has written the key over its own last write.
+        """Write the key over this instance's last write, to prove that it still holds the key.
 
         Raises:
-            VirtbusError: 409 `second_instance`: another life has the key.
-            BusError: unknown; ask again.
+            VirtbusError: 409 `second_instance`: another instance has the key.
+            BusError: the result is unknown; call it again.
         """
         while True:
             try:
@@ -235,10 +245,10 @@ class Ownership:
             await self._again(entry, holder)
 
     async def _again(self, entry: Entry | None, holder: Instance | None) -> None:
-        """Handle a changed key: the bus lost it, or another life took it."""
+        """Handle a changed key: the bus lost the last write, or another instance took the key."""
         if entry is not None and holder is not None and holder.instance == self.me.instance:
             if entry.revision != self._revision:
-                self._lose(holder)  # a copy of this agent, with the same id, wrote the key
+                self._lose(holder)  # a copy of this instance, with its id, wrote the key
             await asyncio.sleep(STALE_READ_S)
             return
         signs = await self._signs(entry)

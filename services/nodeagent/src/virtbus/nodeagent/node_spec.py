@@ -1,4 +1,4 @@
-"""Follows the two records of the node itself: the join record, and the desired state (ADR 0014)."""
+"""Follows the two records of the node itself: its join record and its desired state (ADR 0014)."""
 
 import logging
 
@@ -21,25 +21,28 @@ OTHER_BUS = (
 
 
 class JoinCheck:
-    """Compares the join record of the listed bus with the one of the bus that the node joined."""
+    """Decides if the listed bus is the joined one, by the nonce in its join record."""
 
     def __init__(self, files: RecordFiles) -> None:
         self._files = files
         self.nonce = ""
-        """The listed one."""
+        """The nonce in the join record of the listed bus; empty without one."""
         self.trusted = False
-        """The bus is the joined one, and was listed completely: only then VMs leave hold."""
+        """True if the bus is the joined one and was listed completely. Otherwise VMs are held."""
 
     def take(self, entry: Entry) -> None:
-        """Take the join record; raises VirtbusError for an unreadable one."""
+        """Read the join record; raises VirtbusError if it is unreadable."""
         if entry.kind is EntryKind.PUT:
-            if self.trusted:  # an unreadable one does not make it another bus
+            if self.trusted:  # an unreadable record does not mean another bus
                 self.nonce = self._files.nonce()
             self.nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
             self.trusted = self.trusted and self.nonce == self._files.nonce()
 
     def synced(self) -> bool:
-        """Decide at the end of a list if the bus is trusted; report if it is not."""
+        """Decide at the end of a list if the bus is trusted; log an error if not.
+
+        A node that has joined no bus joins this one.
+        """
         joined = self._files.nonce()
         if joined == "" and self.nonce:
             self._files.set_nonce(self.nonce)
@@ -52,7 +55,7 @@ class JoinCheck:
 
 
 class NodeSpecFollower:
-    """`$KV.vm.<node>._spec` as last listed; `keep` writes it to disk for a rebuilt bus."""
+    """Keeps the listed value of `$KV.vm.<node>._spec`, the node's desired state."""
 
     def __init__(self, files: RecordFiles) -> None:
         self._files = files
@@ -61,7 +64,7 @@ class NodeSpecFollower:
 
     @property
     def fence(self) -> str:
-        """Return why nothing is started here: this node is fenced (F25)."""
+        """Return why nothing is started here, because the node is fenced (F25); otherwise empty."""
         node_spec = self._node_spec
         if node_spec is None or node_spec.fenced is None:
             return ""
@@ -69,7 +72,7 @@ class NodeSpecFollower:
 
     @property
     def closed(self) -> str:
-        """Return why no new VM is started here: the node is cordoned or drained."""
+        """Return why no new VM is started on a cordoned or drained node; otherwise empty."""
         return (
             self._node_spec.closed
             if self._node_spec is not None and self._node_spec.fenced is None
@@ -77,13 +80,14 @@ class NodeSpecFollower:
         )
 
     def reset(self) -> None:
-        """Start a list; a key that it lacks requests nothing."""
+        """Begin a list. If it has no desired state, the node has none."""
         self._listed = False
 
     def take(self, entry: Entry) -> None:
-        """Apply the bus' value.
+        """Read the bus' value. An unreadable one leaves the last value, above all a fence.
 
-        Raises VirtbusError for an unreadable value. Then the last one stays, above all a fence.
+        Raises:
+            VirtbusError: the value is unreadable.
         """
         self._listed = True
         try:
@@ -100,5 +104,5 @@ class NodeSpecFollower:
             self._node_spec = None
 
     def keep(self) -> None:
-        """Write it to disk: the bus is the joined one."""
+        """Write the value to disk, from where a rebuilt bus gets it. Only for the joined bus."""
         self._files.set_node_spec(self._node_spec)

@@ -1,6 +1,6 @@
-"""`rpc.agent.quarantine`: a person's decisions on VMs and disks that no record accounts for.
+"""Answers `rpc.agent.quarantine`: a person's decisions on VMs and disks without a record.
 
-imaged has the disks, the agent has the record and the seeds. An adopted entry becomes a VM that is
+imaged has the disks, the agent has the record and the seeds. A VM that is adopted from an entry is
 held here. The requester writes its record to the bus, and then the VM continues normally.
 """
 
@@ -49,11 +49,11 @@ class QuarantineDesk:
         self._one = asyncio.Lock()
 
     def _absent(self, uid: str) -> bool:
-        """Return True for a VM that the joined bus does not have."""
+        """Return True for a VM without a record on the joined bus."""
         return self._vms.join.trusted and self._vms.listings[uid] in ABSENT
 
     async def answer(self, request: Request) -> Quarantine:
-        """Carry out one decision; return the entries that remain, or the adopted one."""
+        """Carry out one decision; return the remaining entries, or the adopted one."""
         want = validate(QuarantineAsk, request.data)
         if want.do == "list":
             return await self._list()
@@ -73,7 +73,7 @@ class QuarantineDesk:
         return validate(Quarantine, answer)
 
     async def _list(self) -> Quarantine:
-        """List the VMs that are held without a record, then the entries."""
+        """Return the VMs that are held without a record, then the entries of imaged."""
         kept = await self._imaged(QuarantineWork(do="list"))
         held = [_held(g) for uid, g in sorted(self._vms.actors.items()) if self._absent(uid)]
         entries = (*held, *kept.entries)[:LIST_MAX]
@@ -109,7 +109,7 @@ class QuarantineDesk:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     def _off(self, guest: VmActor) -> VmRecord:
-        """Return the record of a VM that exists here again; 409 while it is not off."""
+        """Return the record of a VM that was created here again; raise 409 unless it is off."""
         record = guest.vm.record
         if guest.vm.phase not in OFF or record.powered:
             message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"
@@ -118,7 +118,7 @@ class QuarantineDesk:
 
     # --- keep, purge -------------------------------------------------------------------------
     async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
-        """End a VM without a record; return once nothing but its entry is left."""
+        """End a VM without a record; return once only its entry in the quarantine is left."""
         uid = (want.entry or "").partition(".")[0]
         guest = self._vms.actors.get(uid)
         overtaken = guest is not None and guest.vm.record.epoch < want.below_epoch
@@ -144,7 +144,7 @@ class QuarantineDesk:
             await asyncio.sleep(LOOK_S)
 
     async def _purge(self, entry: str) -> None:
-        """Remove an entry permanently; a held VM is not an entry yet."""
+        """Remove an entry permanently; raise 409 for a held VM, which is not an entry yet."""
         if self._absent(entry) and entry in self._vms.actors:
             message = (
                 f"{entry} is held with its guest; `virtbus node quarantine keep {self._node} "
@@ -176,7 +176,7 @@ def _named(record: VmRecord, want: QuarantineAsk) -> VmRecord:
 
 
 def _stopped_here(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
-    """Return the saved record for a stopped VM on this node."""
+    """Return a saved record, changed to a stopped VM on this node."""
     requests = dict.fromkeys(("powered", "paused", "deleting", "evacuating"), False)
     place = {"uid": uid, "node": node, "epoch": epoch, "evacuation_target": None}
     return record.model_copy(update=place | requests)

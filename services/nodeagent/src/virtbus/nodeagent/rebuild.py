@@ -16,12 +16,12 @@ from virtbus.schemas.wire import encode, validate
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = REQUEST_BYTES
-"""Size of the records in one answer, which also contains ids of removed VMs."""
+"""The size limit of the records in one answer."""
 LEFT = frozenset[VmPhase]({"released", "gone"})
 
 
 def _page(records: Iterable[VmRecord], limit: int) -> Iterator[VmRecord]:
-    """Yield the first of these that fit in one answer, at least one."""
+    """Yield the first records that fit in one answer, at least one and at most `limit`."""
     left_bytes = PAGE_BYTES
     for number, record in enumerate(records):
         left_bytes -= len(encode(record))
@@ -31,7 +31,7 @@ def _page(records: Iterable[VmRecord], limit: int) -> Iterator[VmRecord]:
 
 
 class Rebuild:
-    """`rpc.agent.records` and `rpc.agent.join`."""
+    """Answers `rpc.agent.records` and `rpc.agent.join`."""
 
     def __init__(self, tools: AgentPorts, vms: Assignments) -> None:
         self._node = tools.settings.node
@@ -45,9 +45,13 @@ class Rebuild:
         return self._vms.join.nonce
 
     async def records(self, request: Request) -> KnownRecords:
-        """Return a page of this host's records."""
+        """Return a page of this host's records.
+
+        Raises:
+            VirtbusError: 503 `recovering` until the bus is listed.
+        """
         want = validate(RecordsRead, request.data)
-        self._nonce_of_bus()  # the host's state is known only then
+        self._nonce_of_bus()  # raises until the bus is listed
         here = {uid: g.vm.record for uid, g in self._vms.actors.items() if g.vm.phase not in LEFT}
         remaining = sorted(uid for uid in here if uid > want.after)
         page = list(_page((here[uid] for uid in remaining), want.limit))
@@ -62,10 +66,14 @@ class Rebuild:
         )
 
     async def join(self, request: Request) -> JoinedBus:
-        """Accept the bus as ours; a nonce that differs from the listed one is another bus'."""
+        """Join the incarnation of the bus that the request names.
+
+        Raises:
+            VirtbusError: 503 `other_bus` if this node neither listed nor joined that incarnation.
+        """
         want = validate(JoinBus, request.data)
         if want.nonce != self._nonce_of_bus() and want.nonce != self._files.nonce():
-            message = f"node {self._node} sees another bus than that; repeat in a moment"
+            message = f"node {self._node} does not see that bus; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "other_bus", message, after_ms=1000)
         if want.nonce != self._files.nonce():
             self._files.set_nonce(want.nonce)

@@ -1,4 +1,4 @@
-"""`node.<id>.rpc.agent.*`: inspect, guest agent queries, and streams (`streams.py`)."""
+"""Serves `node.<id>.rpc.agent.*`: inspect, guest agent queries, and streams (`streams.py`)."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ class AgentRpc:
         agents: GuestAgents | None = None,
         connections: GuestStreams | None = None,
     ) -> None:
-        """`agents` and `connections` None: guests are simulated."""
+        """Without `agents` and `connections`, guests are simulated."""
         self._bus = bus
         self._node = node
         self._streams = Streams(
@@ -48,7 +48,10 @@ class AgentRpc:
         more: Sequence[Endpoint] = (),
         recovering: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[None]:
-        """Answer while the context is open; `guests` is the agent's own, live map."""
+        """Serve while the context is open. `guests` is the agent's own map of uid to actor.
+
+        `more` are further endpoints. `recovering` returns True before the first complete list.
+        """
         self._guests = guests
         self._recovering = recovering
         info = ServiceInfo("virtbus-nodeagent", VERSION, "domains", {"node": self._node})
@@ -76,7 +79,10 @@ class AgentRpc:
         )
 
     def check_here(self, uid: str, account: str = "") -> None:
-        """Raise 503 or 404 for a VM that is not here (yet), 403 for one of another bridge."""
+        """Raise VirtbusError if `account` may not use the VM here.
+
+        404 if it is not on this node, 503 if this is not yet known, 403 if another bridge owns it.
+        """
         if uid not in self._guests and self._recovering():
             message = f"node {self._node} compares its host with the records; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)
@@ -86,7 +92,7 @@ class AgentRpc:
         check_owner(account, self._guests[uid].vm.record.owner)
 
     def _interfaces(self, uid: str) -> Sequence[InterfaceStatus]:
-        """Return netd's interfaces of a VM on this node."""
+        """Return the interfaces of a VM on this node, as netd reported them."""
         net = self._guests[uid].vm.net.latest
         return net.interfaces if net else ()
 
@@ -94,6 +100,6 @@ class AgentRpc:
         want = validate(GuestAsk, request.data)
         self.check_here(want.uid, request.account)
         if self._agents is None:
-            message = f"the guests of node {self._node} are simulated: there is nobody to ask"
+            message = f"the guests of node {self._node} are simulated: they have no guest agent"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
         return guest_info(await self._agents.ask(want.uid, want.about, timeout_s=want.timeout_s))

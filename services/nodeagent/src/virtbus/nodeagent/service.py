@@ -1,4 +1,4 @@
-"""The nodeagent's loop: handles records and host events, and sends heartbeats."""
+"""Runs the nodeagent: handles records and libvirt's events, and sends heartbeats."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ def _part(subject: str) -> type[ImageReady] | type[NetReady]:
 
 
 class NodeAgent:
-    """The VMs of one node."""
+    """The nodeagent service of one node."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class NodeAgent:
         ]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
-        """Return libvirt's domains; wait for libvirt, without which nothing is known."""
+        """Return libvirt's domains; wait until libvirt answers."""
         while True:
             try:
                 return await self._tools.hypervisor.list_domains()
@@ -106,13 +106,13 @@ class NodeAgent:
                 await asyncio.sleep(1.0)
 
     async def _resync(self, relist: Callable[[], None]) -> None:
-        """Compare bus and host completely, periodically."""
+        """Read all records again, periodically."""
         while True:
             await asyncio.sleep(self._tools.settings.resync_s)
             relist()
 
     def _report(self) -> None:
-        """Report the result of the comparison of bus and host."""
+        """Report in the heartbeat how host and bus compare."""
         vms, liveness = self.vms, self._liveness
         count, liveness.held = len(vms.actors), vms.listings.count(ABSENT)
         if vms.join.trusted:

@@ -1,4 +1,4 @@
-"""The nodeagent's settings."""
+"""Defines the nodeagent's settings."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -72,5 +72,5 @@ class Settings(ServiceSettings):
     )
 
     def disk_reserve_bytes(self, disk_bytes: int) -> int:
-        """Return the disk space to keep free."""
+        """Return the bytes to keep free on a disk of this size."""
         return max(self.min_free_bytes, int(disk_bytes * self.min_free_ratio))

@@ -1,4 +1,4 @@
-"""Purges statuses of deleted VMs that a killed agent left on the bus."""
+"""Purges the statuses of deleted VMs that a killed agent left on the bus."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ log = logging.getLogger(__name__)
 MARKER_TTL_S = 86_400
 RETRY_S = 2.0
 LOOKED_KEPT = 10_000
-"""Number of remembered uids. For older ones a list costs one more read each."""
+"""The number of remembered uids. For an older uid, each list costs one more read."""
 
 
 class StatusCollector:
-    """Checks once for the status of each purged VM without an actor."""
+    """Purges the status of each VM whose record is purged and that has no actor."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
@@ -25,7 +25,7 @@ class StatusCollector:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
 
     def purged(self, uid: str) -> None:
-        """Schedule a check: the record of `uid` is purged, and there is no actor."""
+        """Schedule the purge for `uid`, unless it was scheduled before."""
         if uid not in self._looked:
             self._looked[uid] = None
             if len(self._looked) > LOOKED_KEPT:
@@ -33,7 +33,7 @@ class StatusCollector:
             self._queue.put_nowait(uid)
 
     async def run(self) -> None:
-        """Purge leftover statuses in the background, one after the other."""
+        """Purge the scheduled statuses one after the other; never returns."""
         while True:
             uid = await self._queue.get()
             try:

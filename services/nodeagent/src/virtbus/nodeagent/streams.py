@@ -1,4 +1,4 @@
-"""The streams of a node's VMs: consoles, their logs, displays, ports of the guest (ADR 0023)."""
+"""Serves the streams of a node's VMs: consoles, their logs, displays, guest ports (ADR 0023)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,11 +15,11 @@ from virtbus.schemas.streams import ConsoleOpen, LogsRead, PortOpen, StreamOpen
 from virtbus.schemas.wire import validate
 
 STREAMS_AT_ONCE = 200
-"""Limit of each kind on one node."""
+"""The limit for each kind of stream on one node."""
 SCREENSHOTS_AT_ONCE = 8
-"""Each screenshot is in memory: 32 MiB at most, depending on the guest."""
+"""The limit of concurrent screenshots. Each is in memory, with up to 32 MiB."""
 PICTURE_S = 60.0
-"""Time that a client may take for a screenshot."""
+"""The time in which a client must read a screenshot."""
 END_OF_LOG = "end of log"
 END_OF_PICTURE = "end of picture"
 NOT_TAKEN = "the picture was not read in time; ask for it again"
@@ -27,32 +27,32 @@ DISPLAY_ENDED = "the guest stopped, or closed the connection"
 
 
 Carry = Callable[[ByteStream], Awaitable[None]]
-"""Carries bytes between a stream and a connection, until neither has more."""
+"""Copies bytes between a stream and a connection, in both directions, until both end."""
 
 
 class GuestStreams(Protocol):
-    """Connections from the node to its guests."""
+    """Opens connections from the node to its guests."""
 
     def port(self, address: str, want: PortOpen) -> AbstractAsyncContextManager[Carry]:
-        """A connection to a port of the guest.
+        """Open a connection to a port of the guest at `address`.
 
         Raises:
             VirtbusError: 409 `port_refused`, 503 `port_silent`.
         """
 
     def display(self, uid: str) -> AbstractAsyncContextManager[Carry]:
-        """A connection to the guest's VNC server.
+        """Open a connection to the guest's VNC server.
 
         Raises:
             VirtbusError: 409 `no_display`, `domain_state`.
         """
 
     async def screenshot(self, uid: str) -> bytes:
-        """The display as PNG; errors as `display`."""
+        """Return a picture of the display, as the bytes of a PNG. Raises as `display`."""
 
 
 class Streams:
-    """The streams that clients may open; each lives as long as its request's handler."""
+    """Handles requests for streams. Each stream lives as long as its request's handler."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Streams:
         *,
         check_here: Callable[[str, str], None],
     ) -> None:
-        """`check_here` raises for a VM that is not here, or that the account may not touch.
+        """`check_here` raises for a VM that is not here, or that the account may not use.
 
-        `guests` None: they are simulated.
+        Without `guests`, guests are simulated. `interfaces` returns a VM's interfaces by uid.
         """
         self._bus = bus
         self._node = node
@@ -76,7 +76,7 @@ class Streams:
         self._check_here = check_here
 
     def endpoints(self) -> list[Endpoint]:
-        """Return an endpoint for each kind of stream; over the limit the answer is 429 at once."""
+        """Return an endpoint for each kind of stream. Requests beyond its limit get 429 at once."""
         handlers: dict[str, Callable[[Request], Awaitable[None]]] = {
             "console": self._view,
             "logs": self._read,
@@ -157,7 +157,11 @@ class Streams:
 
 
 def _address(interfaces: Sequence[InterfaceStatus]) -> str:
-    """Return the guest's address from its node: the first one, preferably IPv4."""
+    """Return the address by which the node reaches the guest: the first, preferably IPv4.
+
+    Raises:
+        VirtbusError: 409 `no_address`.
+    """
     found = [a.partition("/")[0] for interface in interfaces for a in interface.addresses]
     if not found:
         message = "the guest has no address (yet); `virtbus vm get` shows its interfaces"
@@ -180,6 +184,9 @@ async def _tell(picture: bytes, stream: ByteStream) -> None:
 
 
 async def _type(stream: ByteStream, viewer: ConsoleViewer) -> None:
-    """Forward input. Its end does not end the session: piped input may be followed by output."""
+    """Forward the client's input to the guest.
+
+    The input's end does not end the session, because output may follow piped input.
+    """
     while keys := await stream.read():
         await viewer.write(keys)

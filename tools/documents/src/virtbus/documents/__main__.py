@@ -1,8 +1,8 @@
-"""`python -m virtbus.documents [--check]`: write, or verify, the generated files.
+"""Writes the generated files, or verifies them: `python -m virtbus.documents [--check]`.
 
-It writes `schemas/wire/`, `docs/reference/`, and `crds/` and `manifests/` of `deploy/kubernetes/`.
-With `--fresh` golden files drop their earlier editions; use it only for shapes that no release
-wrote.
+They are in `schemas/wire/`, `docs/reference/`, and `crds/` and `manifests/` of
+`deploy/kubernetes/`. `--fresh` drops the earlier editions in golden files. Use it only for message
+shapes that no release wrote.
 """
 
 import argparse

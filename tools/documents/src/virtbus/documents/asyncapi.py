@@ -1,7 +1,7 @@
-"""Writes `schemas/wire/asyncapi.yaml`: the catalogue as an AsyncAPI 3.0 document.
+"""Builds `schemas/wire/asyncapi.yaml`: the message catalogue as an AsyncAPI 3.0 document.
 
-The document takes virtbus' point of view: an operation `receive` is sent by others, an operation
-`send` by its processes.
+The document takes virtbus' point of view. Clients send the messages of an operation `receive`.
+Processes of virtbus send those of an operation `send`.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _REPLY_OF_NONE = {"type": "object", "description": "a plain map"}
 
 
 def document() -> str:
-    """The document as YAML."""
+    """Return the document as YAML."""
     return yaml.safe_dump(_root(), sort_keys=False, allow_unicode=True, width=100)
 
 

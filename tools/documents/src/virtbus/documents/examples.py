@@ -1,8 +1,8 @@
 """Generates one full and one minimal instance of every message from its fields.
 
-A field's value comes from the tables here, by `Model.field` or by name, otherwise from its type. So
-a new field appears in the golden bytes automatically. Full means that no field has its default. If
-fields exclude each other, the instance is valid on the wire but not as a request.
+A field's value comes from the table here, by `Model.field` or by name, otherwise from its type. So
+a new field appears in the golden bytes automatically. In a full instance, no field has its default.
+If fields exclude each other, a full instance is valid on the wire but not as a request.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""The contents of all generated files by path, and their differences from the tree."""
+"""Collects the contents of all generated files, and compares them with the work tree."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def wire_files(root: Path, *, fresh: bool = False) -> dict[Path, str]:
 
 
 def golden_path(root: Path, model: type[BaseModel]) -> Path:
-    """Return the path of a message's golden bytes."""
+    """Return the path of the file with a message's golden bytes."""
     return root / "schemas" / "wire" / FOLDER / "golden" / f"{model.__name__}.json"
 
 
@@ -94,7 +94,7 @@ def differences(files: dict[Path, str], root: Path) -> list[str]:
 
 
 def broken(root: Path) -> Iterator[str]:
-    """Yield golden editions that today's models read differently."""
+    """Yield a message for each value in a golden edition that today's models read differently."""
     for model in models():
         path = golden_path(root, model)
         if path.exists():

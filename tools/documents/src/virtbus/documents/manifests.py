@@ -1,7 +1,7 @@
-"""Renders `deploy/kubernetes/manifests/` from the Helm chart next to it, with its own values.
+"""Renders `deploy/kubernetes/manifests/` from the Helm chart next to it, with the chart's values.
 
-The chart uses only this part of Helm's language: a value, a value of the release, and a block that
-depends on a value. tests/kubernetes/test_chart.py compares the result with Helm's.
+The chart uses only a small part of Helm's language: a value, a value of the release, and a block
+that depends on a value. tests/kubernetes/test_chart.py compares the result with Helm's.
 """
 
 import re
@@ -28,7 +28,7 @@ metadata:
 
 
 def manifests(chart: Path) -> str:
-    """Return all of a chart's templates, preceded by a namespace."""
+    """Return the Namespace and all rendered templates of a chart, as one YAML text."""
     values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
     given = {"Values": values, "Release": {"Namespace": NAMESPACE}}
     files = sorted((chart / "templates").glob("*.yaml"))

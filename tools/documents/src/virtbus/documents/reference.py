@@ -61,7 +61,7 @@ def _link(model: type[BaseModel] | None) -> str:
 
 # --- errors ----------------------------------------------------------------------------------
 class Raised(NamedTuple):
-    """A reason, and the place that raises it."""
+    """The reason and code of an error, and the package that raises it."""
 
     reason: str
     code: int
@@ -69,7 +69,7 @@ class Raised(NamedTuple):
 
 
 def errors(root: Path) -> str:
-    """Return the page of error codes and reasons."""
+    """Return the page of error codes and reasons, from the source files below `root`."""
     lines = [
         "# Errors",
         "",
@@ -105,9 +105,9 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _raised(path: Path) -> list[Raised]:
-    """Find calls `VirtbusError(Code.X, "reason", …)` in a module, and those of subclasses.
+    """Return the errors that a module raises, in itself and in subclasses of VirtbusError.
 
-    Also find the reasons of `check_version`.
+    It finds calls `VirtbusError(Code.X, "reason", …)` and the reasons of `check_version`.
     """
     package = path.parts[path.parts.index("virtbus", path.parts.index("src")) + 1]
     found = []
@@ -151,7 +151,7 @@ def _inside(annotation: Any) -> list[type[BaseModel]]:
 
 
 def model_pages() -> str:
-    """Return the page of models with their fields."""
+    """Return the page of all models with their fields."""
     lines = [
         "# Models",
         "",

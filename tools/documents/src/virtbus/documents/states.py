@@ -9,7 +9,7 @@ from virtbus.nodeagent.vm import machine
 from virtbus.nodeagent.vm.status import VISIBLE
 
 EVERYWHERE = 8
-"""An event that leads to one state from more states than this is described, not drawn."""
+"""An event that leads to one state from more states than this is listed, not drawn."""
 
 Rows = list[tuple[str, str, str, str]]
 """State, event, next state, actions."""
@@ -100,7 +100,7 @@ def _of_uids() -> list[str]:
 
 
 def _reported() -> Rows:
-    """Return the rows of the agent's tables that change the state, without repetitions."""
+    """Return the rows of the agent's tables that change the reported state, without repetitions."""
     steps = [(phase, event, row[0]) for (phase, event), row in machine.TABLE.items()]
     steps += [
         (phase, event, row[0])
@@ -133,7 +133,7 @@ def _node(state: str) -> str:
 
 
 def _drawn(rows: Rows, first: str) -> list[str]:
-    """Return a mermaid diagram; events from nearly everywhere are lines above it."""
+    """Return a mermaid diagram. Events with more sources than EVERYWHERE are lines above it."""
     sources: dict[tuple[str, str], list[str]] = {}
     for state, event, following, _ in rows:
         sources.setdefault((event, following), []).append(state)

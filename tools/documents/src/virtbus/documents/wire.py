@@ -1,7 +1,7 @@
 """Generates golden bytes and JSON Schemas of every message, below `schemas/wire/`.
 
-A golden file keeps an edition of every shape that a message ever had. A change of a model adds one,
-and the tests decode all of them with the current model.
+A golden file has an edition for each shape that its message ever had. A change of the model adds
+one, and the tests decode all editions with the current model.
 """
 
 import json
@@ -24,17 +24,17 @@ RETIRED = {
     **dict.fromkeys(("NodeRecord", "NodePage", "NodeDetail", "BusStatus"), _OF_NODES),
     "Tele": frozenset({"images"}),
 }
-"""Fields of earlier editions that nobody reads any more, by message: ADR 0034."""
+"""Fields of earlier editions that no service reads any more, by message (ADR 0034)."""
 
 
 def models() -> tuple[type[BaseModel], ...]:
-    """Return every model that is sent as a whole, by name."""
+    """Return every model that is sent as a whole message, sorted by name."""
     said = {model for one in CHANNELS for model in (one.message, one.reply) if model}
     return tuple(sorted({*said, Envelope, ErrorBody}, key=lambda model: model.__name__))
 
 
 def edition(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the bytes and content of the two instances of a model."""
+    """Return the msgpack bytes and the JSON value of a model's full and minimal instances."""
     return {
         kind: {"msgpack": encode(instance).hex(), "value": json.loads(encode_json(instance))}
         for kind, instance in (("full", full(model)), ("minimal", minimal(model)))
@@ -42,7 +42,7 @@ def edition(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def golden(model: type[BaseModel], kept: list[dict[str, Any]]) -> str:
-    """Return the golden file: the kept editions, with the current one last."""
+    """Return the text of a golden file: the kept editions, and the current one if it differs."""
     today = edition(model)
     editions = kept if kept and kept[-1] == today else [*kept, today]
     return _json({"model": model.__name__, "editions": editions})
@@ -55,7 +55,7 @@ def editions(text: str) -> list[dict[str, Any]]:
 
 
 def unread(model: type[BaseModel], one: dict[str, Any]) -> list[str]:
-    """Return the paths that the current model reads differently from an edition."""
+    """Return the paths in an edition that the current model drops or changes."""
     found = []
     for kind, written in one.items():
         instance = read(model, bytes.fromhex(written["msgpack"]))
@@ -66,7 +66,7 @@ def unread(model: type[BaseModel], one: dict[str, Any]) -> list[str]:
 
 
 def _lost(written: Any, now: Any, path: str) -> list[str]:
-    """Yield the paths at which `now` lacks or changes something of `written`."""
+    """Return the paths at which `now` lacks or changes a value of `written`."""
     if isinstance(written, dict) and isinstance(now, dict):
         return [
             found

@@ -1,4 +1,4 @@
-"""Anti-spoofing of the taps in the calling thread's namespace."""
+"""Installs and checks the anti-spoofing filters of taps, in the calling thread's namespace."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Interface
@@ -16,7 +16,7 @@ def _taps(nics: Sequence[Nic]) -> list[Tap]:
 
 
 def faults(nics: Sequence[Nic]) -> list[str]:
-    """Return the taps of `nics` without their filter, in words."""
+    """Return a message for each tap of `nics` whose current filter is missing."""
     with Netlink(NETLINK_NETFILTER) as filters:
         return [
             f"the filter of {tap.name} is gone"
@@ -26,7 +26,10 @@ def faults(nics: Sequence[Nic]) -> list[str]:
 
 
 def guard(nics: Sequence[Nic]) -> None:
-    """Replace the namespace's table for `nics` in one transaction, unless it is current."""
+    """Ensure the filters of `nics` in the namespace.
+
+    Unless all are current, one transaction replaces the namespace's nftables table.
+    """
     taps = _taps(nics)
     with Netlink(NETLINK_NETFILTER) as filters:
         stands = filters.ask(has_table()) is not None

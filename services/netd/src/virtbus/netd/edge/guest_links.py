@@ -1,7 +1,8 @@
-"""A VM's namespace from the inside: attachment, inner bridge, tap, filter, DHCP socket.
+"""Builds and checks the parts in a VM's namespace: links, inner bridge, tap, filter, DHCP socket.
 
-Every function blocks and leaves its thread in the namespace: run each by `in_thread`. All are
-idempotent, so that building, finishing a half-made one and adopting a running one are one path.
+All methods block, and most leave their thread in the VM's namespace: call each in `in_thread`. All
+are idempotent, so one path builds a network, completes a partial one and adopts a running one. A
+host end is the end of a VM's veth pair in the host's namespace.
 """
 
 import socket
@@ -22,7 +23,7 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import Code, VirtbusError
 
 _BRIDGE_INDEX = 1000
-"""Inner bridges get indices of our choice, above those that the kernel gives out by itself."""
+"""The link index of the first inner bridge, above those that the kernel assigns by itself."""
 _NO_IPV6 = "net/ipv6/conf/all/disable_ipv6"
 _ETH_P_ALL = 0x0003
 _SO_ATTACH_FILTER = 26
@@ -31,14 +32,14 @@ _DHCP_BUFFER_BYTES = 32 * 1024
 
 
 class GuestLinks:
-    """Makes and reads the objects inside `namespaces`."""
+    """Makes and reads the links in `namespaces`."""
 
     def __init__(self, namespaces: Namespaces, bridge: HostBridge) -> None:
         self._namespaces = namespaces
         self._bridge = bridge
 
     def open_namespace(self, attachment: Attachment) -> None:
-        """Make the namespace if it is missing, and attach the built-in interfaces."""
+        """Make the namespace if it is missing, and connect interfaces of the built-in network."""
         with Netlink() as host:
             built_in = [nic for nic in attachment.nics if nic.kind is NicKind.BRIDGE]
             index = self._bridge.ensure(host) if built_in else 0
@@ -55,15 +56,15 @@ class GuestLinks:
                 _plug(host, attachment.uid, built_in, index, fd)
 
     def close_up(self, attachment: Attachment) -> list[socket.socket]:
-        """Join each attachment with its tap, and return a DHCP socket per interface.
+        """Bridge each interface with its tap, and return one DHCP socket for each.
 
         The filter exists before the tap is up, so that no frame passes unchecked (NET-07). The
-        calling thread is in the namespace already.
+        calling thread must already be in the namespace.
         """
         if attachment.has_cni:
             write_sysctl(_NO_IPV6, "1")
         for nic in attachment.nics:
-            with suppress(VirtbusError):  # busy: a QEMU holds it, so it is there
+            with suppress(VirtbusError):  # tap_busy: a QEMU has it open, so it exists
                 taps.make_tap(nic.tap)
         with Netlink() as inside:
             calls = [links.set_link("lo", up=True, alias=self._bridge.mark)]
@@ -75,12 +76,19 @@ class GuestLinks:
         return _dhcp_sockets(attachment.nics)
 
     def build(self, attachment: Attachment) -> list[socket.socket]:
-        """Do both in one thread: the whole built-in path, and the adoption of existing parts."""
+        """Run `open_namespace` and `close_up` in one thread; return the DHCP sockets.
+
+        Makes a network without CNI interfaces, and completes the parts around existing CNI links.
+        """
         self.open_namespace(attachment)
         return self.close_up(attachment)
 
     def open_taps(self, attachment: Attachment) -> list[int]:
-        """A fresh descriptor per interface; the caller closes them. Raises as `taps.open_tap`."""
+        """Return one new tap descriptor per interface, which the caller closes.
+
+        Raises:
+            VirtbusError: 409 `tap_busy` while another process has the tap open.
+        """
         self._namespaces.enter(attachment.netns)
         opened: list[int] = []
         try:
@@ -92,20 +100,20 @@ class GuestLinks:
         return opened
 
     def faults(self, attachment: Attachment) -> list[str]:
-        """Return messages about missing parts inside its namespace."""
+        """Return a message for each missing part in the namespace of `attachment`."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
         return found + filters.faults(attachment.nics)
 
     def all_held(self, attachment: Attachment) -> bool:
-        """Return True if a process holds each of its taps open."""
+        """Return True if every tap of `attachment` is open in a process."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             return all(_running(inside, nic.tap) for nic in attachment.nics)
 
     def in_use(self, attachment: Attachment) -> bool:
-        """Return True while a process holds a tap of it: a guest runs."""
+        """Return True while a process has a tap of `attachment` open: a guest runs."""
         if not self._namespaces.exists(attachment.netns):
             return False
         self._namespaces.enter(attachment.netns)
@@ -113,7 +121,10 @@ class GuestLinks:
             return any(_running(inside, nic.tap) for nic in attachment.nics)
 
     def take_address_off(self, attachment: Attachment, nic: Nic) -> links.KernelLink | None:
-        """The link that CNI made, its IPv4 addresses removed: they are the guest's now."""
+        """Remove the IPv4 addresses of a link that CNI made: from now on the guest uses them.
+
+        Return the link; None if it does not exist.
+        """
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             link = links.find(inside, nic.eth)
@@ -130,9 +141,9 @@ class GuestLinks:
             return link
 
     def give_address_back(self, attachment: Attachment) -> None:
-        """Put CNI interfaces as ADD left them: plugins read them on DEL to find their rules.
+        """Restore CNI interfaces as ADD left them, because plugins read their addresses on DEL.
 
-        A namespace or link that is gone is stood in for by an empty one.
+        A missing namespace is replaced by an empty one, and a missing link by an empty bridge.
         """
         if self._namespaces.exists(attachment.netns):
             self._namespaces.enter(attachment.netns)
@@ -145,20 +156,20 @@ class GuestLinks:
                     _restore(inside, nic)
 
     def delete_host_links(self, host_links: Collection[str]) -> None:
-        """Ensure that these host ends are gone, even if something keeps their namespace alive."""
+        """Delete these host ends, even if something keeps their namespace alive."""
         with Netlink() as host:
             _delete(host, host_links)
 
     def delete_orphans(self, kept: Collection[str]) -> None:
-        """Delete host ends on our own bridge that are not in `kept`: once at start.
+        """Delete host ends on our own bridge that are not in `kept`. Used once at start.
 
-        Those elsewhere may be another instance's; ours go with their namespace.
+        Host ends that are not on our bridge may belong to another netd, so they stay.
         """
         with Netlink() as host:
             _delete(host, self._bridge.ports(host).keys() - set(kept))
 
     def is_ours(self, netns: str) -> bool:
-        """Return True if a namespace has the mark of this netd, not that of another instance."""
+        """Return True if the alias of `lo` in the namespace `netns` is the mark of this netd."""
         if not self._namespaces.exists(netns):
             return False
         self._namespaces.enter(netns)
@@ -167,7 +178,7 @@ class GuestLinks:
             return lo is not None and lo.alias == self._bridge.mark
 
     def unplugged(self, nics: Sequence[Nic]) -> list[str]:
-        """Host ends that are gone or not on the host bridge, in words."""
+        """Return a message for each host end of `nics` that is gone or not on the host bridge."""
         with Netlink() as host:
             bridge = links.find(host, self._bridge.name)
             index = bridge.index if bridge is not None else 0
@@ -179,7 +190,7 @@ class GuestLinks:
         ]
 
     def replug(self, nics: Sequence[Nic]) -> None:
-        """Ensure the host bridge, its rules, and that the host ends of `nics` are its ports."""
+        """Ensure the host bridge and its rules, and make the host ends of `nics` its ports."""
         with Netlink() as host:
             index = self._bridge.ensure(host)
             self._bridge.mend()
@@ -190,13 +201,16 @@ class GuestLinks:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors that `open_taps` gave."""
+    """Close descriptors that `open_taps` returned."""
     for fd in descriptors:
         socket.close(fd)
 
 
 def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None:
-    """Refuse link names that another VM has; remove ends of a namespace that is being freed."""
+    """Raise 409 `link_taken` if another VM has a host end of these names.
+
+    If the namespace is new (`fresh`), delete host ends that remain of an earlier one.
+    """
     for nic in nics:
         found = links.find(host, nic.host_link)
         if found is None:
@@ -213,11 +227,11 @@ def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None
 
 def _delete(host: Netlink, names_: Collection[str]) -> None:
     for name in sorted(names_):
-        host.do([links.delete_link(name)])  # one by one: each waits for the kernel's RCU
+        host.do([links.delete_link(name)])  # one per batch: the kernel waits for RCU in each
 
 
 def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: int) -> None:
-    """Veths from the host bridge into the namespace."""
+    """Make veth pairs between the host bridge and the namespace."""
     calls: list[NetlinkCall] = []
     for nic in nics:
         wire = names.wire_mac(uid, nic.index)
@@ -272,9 +286,9 @@ def _dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
 
 
 def _dhcp_socket(nic: Nic) -> socket.socket:
-    """A packet socket on the tap that sees the guest's DHCP requests and nothing else.
+    """Return a packet socket on the tap that receives only the guest's DHCP requests.
 
-    The filter is set before the socket is bound, so no other frame ever queues on it.
+    The filter is set before the socket is bound, so no other frame is ever queued.
     """
     program = b"".join(
         struct.pack("=HBBI", *step) for step in request_filter(names.mac_bytes(nic.mac))

@@ -1,8 +1,8 @@
-"""The built-in network's host side: one bridge, one nftables table, and `ip_forward`.
+"""Makes and removes the built-in network's host side: a bridge, an nftables table, `ip_forward`.
 
-It is made when the first VM needs it, and removed, with its changes reverted, when the last one
-is gone. The bridge's alias names the state folder whose netd made it; another one's is never
-touched.
+It is made when the first VM needs it. When no VM needs it any more, the bridge and the table are
+removed, and `ip_forward` gets its former value. The bridge's alias names the state folder of the
+netd that made it. A bridge of another netd is never touched.
 """
 
 import json
@@ -26,7 +26,10 @@ _FORWARD = "net/ipv4/ip_forward"
 
 
 class HostBridge:
-    """Blocks, and works in the calling thread's namespace: the host's."""
+    """The host side of the built-in network.
+
+    All methods block. Their thread must be in the host's namespace.
+    """
 
     def __init__(
         self,
@@ -36,24 +39,24 @@ class HostBridge:
         owner: Path,
         reach: ReachRules = ReachRules(),  # noqa: B008  frozen
     ) -> None:
-        """`memo` is the file that keeps what `ip_forward` was, `owner` the netd's state dir."""
+        """`memo` is the file that stores the former `ip_forward`; `owner` is netd's state dir."""
         self.reach = reach
         self._applied: ReachRules | None = None
         self.name = name
         self.gateway = gateway
         self._memo = memo
         self.mark = names.owner_mark(str(owner.resolve()))
-        """The alias of what this netd made."""
+        """The alias of links that this netd made."""
         self._lock = threading.Lock()
         self._index = 0
         self.times_made = 0
 
     def ensure(self, host: Netlink) -> int:
-        """Return the index of the bridge, which exists with its address, rules and forwarding.
+        """Ensure the bridge with its address, rules and forwarding; return its link index.
 
         Raises:
-            VirtbusError: 409 `bridge_in_use`, `subnet_taken`: another instance or another link
-                of the host has the bridge or the subnet.
+            VirtbusError: 409 `bridge_in_use` if another netd has the bridge, `subnet_taken` if
+                another link has an address in the subnet.
         """
         with self._lock:
             link = links.find(host, self.name)
@@ -64,12 +67,12 @@ class HostBridge:
             return self._index
 
     def check_owner(self) -> None:
-        """Raise 409 `bridge_in_use` if the bridge belongs to another instance."""
+        """Raise 409 `bridge_in_use` if the bridge belongs to another netd."""
         with Netlink() as host:
             self._owned(host)
 
     def ports(self, host: Netlink) -> dict[str, str]:
-        """The host ends of VMs on this netd's own bridge, with their uids. Lists all links."""
+        """Return the VMs' veth ends on this netd's bridge, as name to uid. Lists all links."""
         link = self._owned(host)
         if link is None:
             return {}
@@ -80,12 +83,12 @@ class HostBridge:
         }
 
     def former(self, host: Netlink) -> list[str]:
-        """Bridges of this netd under a name that its settings no longer say. Lists all links."""
+        """Return names of bridges that this netd made under earlier settings. Lists all links."""
         found = [each.name for each in links.list_links(host) if each.alias == self.mark]
         return sorted(name for name in found if name != self.name)
 
     def remove_former(self, name: str) -> None:
-        """Take away such a bridge with its table."""
+        """Remove a bridge that `former` returned, and its nftables table."""
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             with suppress(FileNotFoundError):
                 filters.do(no_host_table(name))
@@ -103,7 +106,11 @@ class HostBridge:
         return gone if read_sysctl(_FORWARD) == "1" else [*gone, "ip_forward: off"]
 
     def _owned(self, host: Netlink) -> links.KernelLink | None:
-        """Return the bridge if it exists: ours, or an unmarked one to adopt."""
+        """Return the bridge if it exists. A bridge without a mark is adopted.
+
+        Raises:
+            VirtbusError: 409 `bridge_in_use` if the bridge belongs to another netd.
+        """
         link = links.find(host, self.name)
         if link is not None and self._is_foreign(link):
             owner = link.alias.removeprefix(names.OWNER_PREFIX)
@@ -157,7 +164,7 @@ class HostBridge:
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
     def close(self, reach: ReachRules) -> None:
-        """Give the table another reach; a bridge that is made later has it from the start."""
+        """Apply other reach rules to an existing bridge. A bridge made later has them at once."""
         with self._lock:
             self.reach = reach
             if self._applied == reach or not self.made:
@@ -175,7 +182,7 @@ class HostBridge:
         self._applied = self.reach
 
     def addresses(self) -> tuple[str, ...]:
-        """The host's own addresses that other hosts reach it by, without the bridge's."""
+        """Return the addresses by which other hosts reach this host, without the bridge's own."""
         with Netlink() as host:
             bridge = links.find(host, self.name)
             found = links.list_addresses(host)
@@ -204,7 +211,7 @@ class HostBridge:
         part.replace(self._memo)
 
     def remove(self) -> None:
-        """Remove bridge, table and forwarding; do nothing if nothing was made."""
+        """Remove the bridge and the table, and restore `ip_forward`; tolerate missing parts."""
         with self._lock:
             self._index = 0
             self._applied = None
@@ -217,7 +224,7 @@ class HostBridge:
                 others = any(self._is_foreign(each) for each in links.list_links(host))
             if self._memo.exists():
                 before = json.loads(self._memo.read_text())
-                if not others:  # another instance's guests need forwarding still
+                if not others:  # guests of another netd still need forwarding
                     write_sysctl(_FORWARD, str(before["ip_forward"]))
                 self._memo.unlink()
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})

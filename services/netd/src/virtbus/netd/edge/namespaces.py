@@ -1,6 +1,6 @@
-"""Network namespaces: made, entered and removed by threads of this process, without forks.
+"""Makes, enters and removes network namespaces in threads of this process, without forks.
 
-A namespace is a file that `ip netns` also understands: an nsfs bind mount in one directory.
+A named namespace is an nsfs bind mount on a file in one folder, as `ip netns` makes it.
 """
 
 import asyncio
@@ -37,8 +37,11 @@ def _mount(source: str, target: str, flags: int) -> None:
 async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None = None) -> T:
     """Run blocking `work` in a new thread that starts in this process' namespace.
 
-    It is a new one, because `work` may leave its thread in another namespace. When cancelled, it
-    calls `on_cancel` and waits for the thread to end, so that two works on one VM never overlap.
+    Threads are not reused, because `work` may leave its thread in another namespace. When
+    cancelled, it calls `on_cancel` and waits for the thread to end. So two threads never work on
+    one VM.
+
+    Return the result of `work`, or raise its exception.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()
@@ -47,7 +50,7 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
     def body() -> None:
         try:
             result.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # carried to the awaiting task
+        except BaseException as error:  # noqa: BLE001  # raised in the awaiting task
             result.set_exception(error)
 
     threading.Thread(target=body, name="netns").start()
@@ -70,10 +73,10 @@ class Namespaces:
         return self._directory / name
 
     def prepare(self) -> None:
-        """Make the directory a shared mount, as `ip netns` does, so that its mounts propagate."""
+        """Make the directory a shared mount, so that mounts in it reach other mount namespaces."""
         if not self._directory.is_dir():
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._directory.chmod(0o755)  # independent of the umask: others list it too
+            self._directory.chmod(0o755)  # despite the umask: other users list it too
         target = str(self._directory)
         try:
             _mount("", target, _MS_SHARED | _MS_REC)
@@ -104,7 +107,7 @@ class Namespaces:
             _mount(OWN_NAMESPACE, target, _MS_BIND)
 
     def put_back(self, name: str, fd: int) -> None:
-        """Restore the name of the namespace of `fd`; closes `fd`."""
+        """Mount the namespace of descriptor `fd` under its `name` again, and close `fd`."""
         try:
             self.remove(name)  # a file that is no longer a mount
             with self._new_file(name) as target:
@@ -114,7 +117,7 @@ class Namespaces:
 
     @contextmanager
     def _new_file(self, name: str) -> Iterator[str]:
-        """Make the file that a namespace is mounted on; remove it if that fails."""
+        """Make the file for a namespace's mount; remove it if the context raises OSError."""
         target = self.path(name)
         os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
         try:
@@ -129,9 +132,9 @@ class Namespaces:
             _call("setns", fd, _CLONE_NEWNET)
 
     def remove(self, name: str) -> None:
-        """Remove the name; the kernel frees the namespace once nothing holds it open.
+        """Remove the name. The kernel frees the namespace once nothing holds it open.
 
-        Does nothing if there is none.
+        Does nothing if the name does not exist.
         """
         target = self.path(name)
         try:

@@ -1,4 +1,4 @@
-"""One netlink socket: batches of calls in one send, their answers, errors with names."""
+"""Sends batches of calls over a netlink socket, and returns the kernel's answers."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ class NetlinkError(OSError):
 
 
 class Netlink:
-    """A socket in the namespace of the thread that makes it. Blocks: for worker threads."""
+    """A netlink socket in the namespace of the thread that creates it. All methods block."""
 
     def __init__(self, protocol: int = NETLINK_ROUTE) -> None:
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
@@ -56,8 +56,8 @@ class Netlink:
         """Send all calls at once and wait for their acknowledgements.
 
         Raises:
-            NetlinkError: the first refusal that its call does not tolerate. In rtnetlink the
-                calls after it were still carried out.
+            NetlinkError: the kernel refused a call, with an errno that the call does not tolerate.
+                It is the first such refusal. rtnetlink still carries out the later calls.
         """
         if not calls:
             return
@@ -71,7 +71,7 @@ class Netlink:
                     continue
                 waiting.discard(reply.sequence)
                 if not call.acked:
-                    # The transaction as a whole was refused: nothing else will be answered.
+                    # nftables refused the whole transaction: no other answer follows.
                     waiting.clear()
                 if reply.error and reply.error not in call.tolerated and first is None:
                     first = NetlinkError(reply.error, call.name)
@@ -79,7 +79,11 @@ class Netlink:
             raise first
 
     def ask(self, call: NetlinkCall) -> Reply | None:
-        """Return the answer to a request for one object; None if the kernel has no such object."""
+        """Return the answer to a request for one object; None if the kernel has no such object.
+
+        Raises:
+            NetlinkError: the kernel refused the request.
+        """
         waiting = set(self._send([call]))
         answer: Reply | None = None
         while waiting:
@@ -95,10 +99,10 @@ class Netlink:
         return answer
 
     def dump(self, call: NetlinkCall) -> list[Reply]:
-        """Return all messages of a dump, which is requested again if it changed meanwhile.
+        """Return all messages of a list. It is requested again if objects change meanwhile.
 
         Raises:
-            NetlinkError: EAGAIN if it changed each time, or a refusal of the kernel.
+            NetlinkError: EAGAIN if the objects changed in each attempt, or a refusal of the kernel.
         """
         for _attempt in range(_DUMPS):
             found = self._dump(call)
@@ -107,7 +111,7 @@ class Netlink:
         raise NetlinkError(errno.EAGAIN, call.name)
 
     def _dump(self, call: NetlinkCall) -> list[Reply]:
-        """Read one dump, with the message that ends it."""
+        """Return the messages of one list, with the final `NLMSG_DONE`."""
         (sequence,) = self._send([call])
         found: list[Reply] = []
         while not found or found[-1].type != NLMSG_DONE:

@@ -1,7 +1,7 @@
-"""One run of a CNI plugin: its own session, bounded in time and output, no leftovers.
+"""Runs a CNI plugin in its own session, with limits for its time and its output.
 
-It uses a worker thread and plain pipes. asyncio's subprocess cannot release a pipe that an escaped
-child keeps open, and starts a thread per process anyway.
+The output comes through plain pipes to a worker thread. asyncio's subprocess cannot release a pipe
+that an escaped child keeps open.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ ENDED_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PluginOutcome:
-    """The end of a run. `fault` says why it was killed, empty if it ended by itself."""
+    """The result of a run. `fault` is the limit that the plugin exceeded, in words, or empty."""
 
     code: int
     output: bytes
@@ -30,7 +30,7 @@ class PluginOutcome:
 
 
 class PluginProcess:
-    """`run` blocks; `kill` may be called from another thread meanwhile."""
+    """One run of a plugin. `run` blocks; another thread may call `kill` meanwhile."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class PluginProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> PluginOutcome:
-        """Run the plugin until it ends or is killed.
+        """Run the plugin with `given` as its stdin, until it ends or is killed.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the plugin cannot be started.
         """
         stdin = os.memfd_create("cni")
         try:
@@ -78,14 +78,17 @@ class PluginProcess:
             return PluginOutcome(process.wait(), texts[0], texts[1], fault)
 
     def kill(self) -> None:
-        """Kill the plugin and all processes of its session."""
+        """Kill the plugin and all processes of its process group."""
         self._killed = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> tuple[str, list[bytes]]:
-        """Return why the plugin must be killed, or "" after its end, and what it printed."""
+        """Read the plugin's output until it ends or exceeds a limit.
+
+        Return the limit in words, "" if it ended, and its stdout and stderr.
+        """
         limit_s = time.monotonic() + self._timeout_s
         texts = [b"", b""]
         with selectors.DefaultSelector() as selector:
@@ -114,7 +117,7 @@ def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
     """Kill plugins that an earlier netd had started for `uids`; return their pids.
 
     Such a plugin may still attach a VM (ADD) while this netd detaches it (DEL). An ADD that ends
-    after the DEL leaves its links and addresses behind.
+    after the DEL leaves its links and addresses behind. Waits up to 5 s for the plugins' end.
     """
     left = [pid for pid, (uid, path) in _plugins() if uid in uids and path.parent == netns_dir]
     for pid in left:

@@ -1,4 +1,4 @@
-"""Finds the emulators of this host in /proc: their VMs, and the namespaces of their taps."""
+"""Finds QEMU processes in /proc, with their VMs and the namespaces of their taps."""
 
 import ctypes
 import fcntl
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def processes(file: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the pid and the strings in a file of `/proc/<pid>` of each process."""
+    """Yield each process: its pid, and the NUL-separated strings of `/proc/<pid>/<file>`."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
@@ -24,13 +24,13 @@ def processes(file: str) -> Iterator[tuple[int, list[str]]]:
 
 
 class QemuProcesses:
-    """Processes of one program; a wrapper before its exec does not count."""
+    """The processes of one QEMU program. A vmwrapper that is not yet QEMU does not count."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
 
     def running(self, uids: Container[str]) -> dict[str, int]:
-        """Return the pid of each running VM of `uids`. Reads all of /proc: not for the hot path."""
+        """Return the pids of running VMs among `uids`, by uid. Slow: it reads all of /proc."""
         programs = {str(self._program), str(self._program.resolve())}
         found: dict[str, int] = {}
         for pid, arguments in processes("cmdline"):
@@ -40,9 +40,10 @@ class QemuProcesses:
         return found
 
     def namespace(self, pid: int) -> int | None:
-        """Return a descriptor of the network namespace of the first tap that a process has open.
+        """Return a descriptor of the network namespace of an open tap of a process.
 
-        None if we may not inspect the process, as in the sandbox of the systemd unit.
+        None without a tap, or if we may not inspect the process, as in the sandbox of the systemd
+        unit. The caller closes the descriptor.
         """
         try:
             process = os.pidfd_open(pid)
@@ -55,7 +56,7 @@ class QemuProcesses:
                     continue
                 try:
                     return fcntl.ioctl(copy, _TUNGETDEVNETNS)
-                except OSError:  # of a deleted tap
+                except OSError:  # the tap was deleted
                     continue
                 finally:
                     os.close(copy)

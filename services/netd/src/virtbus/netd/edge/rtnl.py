@@ -1,7 +1,6 @@
-"""The objects of rtnetlink as messages of pyroute2, which only this module imports.
+"""Encodes rtnetlink calls and decodes answers with pyroute2, which only this module imports.
 
-A call is written and an answer read by pyroute2; `edge.netlink` sends them. ADR 0009 says why
-pyroute2's own sockets are not used. Routes, rules and traffic control are one `Objects` each.
+`edge.netlink` sends the calls. ADR 0009 says why pyroute2's own sockets are not used.
 """
 
 import errno
@@ -21,9 +20,9 @@ from virtbus.netd.core.netlink import (
 
 
 def _without_init(package: str) -> None:
-    """Let submodules be imported without the package's `__init__`.
+    """Make submodules importable without the `__init__` of their package.
 
-    pyroute2's imports the whole library: five times the CPU and ten times the memory of these.
+    pyroute2's `__init__` imports the whole library: five times the CPU, ten times the memory.
     """
     spec = importlib.util.find_spec(package)
     if spec is not None:
@@ -39,23 +38,23 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg  # noqa: E402
 
 Message = nlmsg
 Attribute = tuple[str, Any]
-"""Name and value in pyroute2's form. It silently omits a name that it does not know."""
+"""A name and a value in pyroute2's form. pyroute2 silently omits unknown names."""
 
 
 def nest(*attributes: Attribute) -> dict[str, Any]:
-    """The value of an attribute that holds attributes."""
+    """Return the value of an attribute that contains other attributes."""
     return {"attrs": list(attributes)}
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A kind of object that the kernel keeps. `new` is its RTM_NEW; delete, get and set follow."""
+    """A kind of kernel object. `new` is its RTM_NEW number; those of delete, get and set follow."""
 
     message: type[Message]
     new: int
 
     def ensure(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
-        """Make an object; one that is there stays as it is."""
+        """Return the call that makes an object. An existing object stays as it is."""
         return NetlinkCall(
             f"add {name}",
             self.new,
@@ -65,22 +64,22 @@ class Objects:
         )
 
     def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> NetlinkCall:
-        """Ensure that an object is gone; `gone` is the errno for one that is not there."""
+        """Return the call that deletes an object. It tolerates the errno `gone`: no such object."""
         return NetlinkCall(
             f"delete {name}", self.new + 1, 0, self._body(attributes, fields), tolerated=(gone,)
         )
 
     def list_all(self, name: str, **fields: int) -> NetlinkCall:
-        """Ask for all objects of the namespace that have these fields."""
+        """Return the call that lists all objects of the namespace that have these fields."""
         body = self._body((), fields)
         return NetlinkCall(f"list {name}", self.new + 2, NLM_F_DUMP, body, acked=False)
 
     def set(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
-        """Change an object."""
+        """Return the call that changes an object."""
         return NetlinkCall(f"set {name}", self.new + 3, 0, self._body(attributes, fields))
 
     def read(self, reply: Reply) -> Message:
-        """The object in an answer. Its attributes are decoded when they are read."""
+        """Return the object in an answer. Its attributes are decoded when they are read."""
         message = self.message(reply.message)
         message.decode()
         return message

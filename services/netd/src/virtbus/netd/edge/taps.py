@@ -1,4 +1,4 @@
-"""Tap devices through `/dev/net/tun` (`linux/if_tun.h`), in the calling thread's namespace."""
+"""Opens tap devices of the calling thread's namespace with `/dev/net/tun` (`linux/if_tun.h`)."""
 
 import errno
 import fcntl
@@ -13,13 +13,13 @@ _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 
 
 def open_tap(name: str) -> int:
-    """Return a descriptor of the tap `name`, made if missing. The caller closes it.
+    """Return a descriptor of the tap `name`, which is made if missing. The caller closes it.
 
-    It has one queue: the kernel gives a tap to one holder only. With the virtio header, the guest's
-    checksum and segmentation offloads work without root in QEMU.
+    The tap has one queue, so only one process can have it open. Its virtio header lets the guest
+    offload checksums and segmentation, although QEMU is not root.
 
     Raises:
-        VirtbusError: 409 `tap_busy` while another process holds it (a QEMU that has not ended).
+        VirtbusError: 409 `tap_busy` while another process has it open (a QEMU that has not ended).
     """
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
@@ -41,7 +41,7 @@ def open_tap(name: str) -> int:
 
 
 def make_tap(name: str) -> None:
-    """Make the persistent tap `name`; no effect if it exists."""
+    """Make the persistent tap `name` if it does not exist. Raises as `open_tap`."""
     fd = open_tap(name)
     try:
         fcntl.ioctl(fd, _TUNSETPERSIST, 1)

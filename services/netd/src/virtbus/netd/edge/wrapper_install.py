@@ -1,7 +1,7 @@
 """Installs vmwrapper at a path that libvirt may run.
 
-It is compiled from C if the host has a compiler (0.8 ms of CPU a start), otherwise the Python
-version is used (10 ms).
+If the host has a compiler, it is compiled from C and uses 0.8 ms of CPU per start. Otherwise the
+Python version is installed, which uses 10 ms.
 """
 
 import hashlib
@@ -32,10 +32,12 @@ def install(
 ) -> Path:
     """Ensure the wrapper in `target_dir`, and return its path.
 
-    It is rewritten only when its source or its built-in values changed. Its ctime is touched only
-    when the emulator's ctime changed since the last time (stored in `memo`, by default next to it).
-    libvirt reads capabilities again when the ctime of its emulator has changed, and needs 300 ms
-    for that. `compiler` None: the Python version.
+    libvirt treats the wrapper as its emulator. When the emulator's ctime changes, libvirt reads
+    QEMU's capabilities again, which takes 300 ms. So the wrapper is rewritten only if its source or
+    its built-in values changed. If only QEMU's ctime changed, the wrapper's ctime is updated.
+
+    `memo` is the file that stores these values of the last install, by default next to the wrapper.
+    `compiler` None selects the Python version.
 
     Raises:
         OSError: `target_dir` cannot be written.
@@ -43,7 +45,7 @@ def install(
     for directory in (target_dir.parent, target_dir):
         if not directory.is_dir():
             directory.mkdir(parents=True)
-            directory.chmod(0o755)  # independent of the umask: the emulator's user traverses it
+            directory.chmod(0o755)  # despite the umask: QEMU's user traverses it
     path = target_dir / NAME
     memo = memo or target_dir / f"{NAME}.json"
     before = _read(memo)
@@ -79,7 +81,7 @@ def _script(wrapper_socket: Path, emulator: Path) -> bytes:
 
 
 def _compiled(source: str, wrapper_socket: Path, emulator: Path, compiler: str) -> bytes | None:
-    """Return the program, None if this compiler cannot make it (no static libc)."""
+    """Return the program; None if the compiler fails, for example without a static libc."""
     defines = [
         f"-DWRAPPER_SOCKET={json.dumps(str(wrapper_socket))}",
         f"-DEMULATOR={json.dumps(str(emulator))}",

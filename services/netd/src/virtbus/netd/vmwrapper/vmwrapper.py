@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -ISE
-"""vmwrapper: fetches a VM's tap descriptors from netd, then becomes QEMU.
+"""Fetches a VM's tap descriptors from netd, then becomes QEMU.
 
-The words between @ are replaced at install. It imports built-in modules only, because others
-cost milliseconds of every start. libvirt shows its stderr.
+netd replaces the words between @ when it installs this file. Only built-in modules are imported,
+because others cost milliseconds in every start. libvirt shows its stderr.
 """
 
 import _socket
@@ -19,13 +19,13 @@ MAX_DESCRIPTORS = 16
 
 
 def fail(message: str) -> None:
-    """Report the reason in one line, which libvirt shows, and end the start."""
+    """Write the reason to stderr in one line, and exit with code 1."""
     posix.write(2, f"virtbus: {message}\n".encode())
     posix._exit(1)
 
 
 def fetch(uid: bytes, entered_ns: int) -> tuple[list[bytes], list[int]]:
-    """Return the strings of netd's answer and its descriptors."""
+    """Request the taps of VM `uid`; return the strings of netd's answer, and the descriptors."""
     peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     peer.settimeout(TIMEOUT_S)
     peer.connect(SOCKET)
@@ -52,8 +52,8 @@ def fetch(uid: bytes, entered_ns: int) -> tuple[list[bytes], list[int]]:
 
 
 def main(argv: list[bytes]) -> None:
-    """Become QEMU: unchanged for libvirt's probes, with the taps for a guest."""
-    flags = dict(itertools.pairwise(argv))  # of two, the last one wins, as in QEMU
+    """Become QEMU. A guest gets its taps; libvirt's probes keep their arguments unchanged."""
+    flags = dict(itertools.pairwise(argv))  # the last of repeated flags wins, as in QEMU
     uid = flags.get(b"-uuid", b"")
     if not flags.get(b"-name", b"").startswith(b"guest=") or not uid:
         posix.execv(EMULATOR, [EMULATOR.encode(), *argv[1:]])

@@ -1,7 +1,7 @@
 """Checks that a VM that is new to this node fits next to its other VMs.
 
-Controllers place by their cache. Two of them, or one that lags, may assign too much. The node is
-the last check before anything of the VM begins.
+Controllers place VMs by their cache. Two controllers, or one with an old cache, may assign too
+much. So the node checks again before it makes anything of the VM.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from virtbus.schemas.vm import VmRecord
 
 
 def no_room(record: VmRecord, others: Iterable[VmRecord], host: HostFacts) -> str:
-    """Return why the host cannot take it, as in "n1 has …"; empty if it can.
+    """Return why the host cannot take the VM, as in "has 1 GiB of memory left"; empty if it can.
 
-    Only impossible VMs are refused: more guest memory than the host has in total, or more vCPUs
-    than one guest can have. Good placement is the controllers' task.
+    It refuses only impossible VMs: all VMs together need more memory than the host has, or the VM
+    has more vCPUs than a guest can have. Good placement is the controllers' task.
     """
     if not record.powered:
         return ""

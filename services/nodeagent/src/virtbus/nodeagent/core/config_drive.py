@@ -1,7 +1,8 @@
-"""Files of a config drive, in OpenStack's layout (cloud-init: reference/datasources/configdrive).
+"""Renders a config drive's files in OpenStack's layout.
 
-Unlike a NoCloud seed it works for any guest (Windows' cloudbase-init reads it, too). The user's
-data is unchanged, and the platform's data is in the metadata only.
+See cloud-init: reference/datasources/configdrive. Unlike a NoCloud seed, a config drive works for
+any guest: Windows' cloudbase-init reads it, too. The user's data is unchanged, and the platform's
+data is only in the metadata.
 """
 
 import json
@@ -18,7 +19,7 @@ LATEST = "openstack/latest"
 def config_drive_files(
     record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
-    """Return path to contents; the guest's instance id is the VM's uid."""
+    """Return the files as path to contents. The guest's instance id is the VM's uid."""
     hostname = seed.hostname or record.name
     meta: dict[str, Any] = {"uuid": record.uid, "name": record.name, "hostname": hostname}
     if seed.ssh_keys:
@@ -34,7 +35,7 @@ def config_drive_files(
 
 
 def _network(interfaces: Sequence[InterfaceStatus]) -> dict[str, Any]:
-    """Return DHCP on each of our MACs."""
+    """Return OpenStack's network data: DHCP on each interface, by its MAC."""
     names = [f"vb{index}" for index, _ in enumerate(interfaces)]
     return {
         "links": [

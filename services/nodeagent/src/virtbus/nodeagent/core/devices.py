@@ -1,8 +1,8 @@
 """Renders a guest's display, and the devices that report a failed guest.
 
-The display is KubeVirt's VGA with 16 MiB and one head, and VNC without a port. The agent gets a
-connection to QEMU from libvirt (virDomainOpenGraphicsFD). So there is no port and no socket file
-that others could reach (CON-03, CON-04).
+The display has a VGA device as in KubeVirt (16 MiB, one head) and a VNC server. libvirt connects
+the agent to VNC (virDomainOpenGraphicsFD). So there is no port and no socket file that others could
+reach (CON-03, CON-04).
 """
 
 from virtbus.nodeagent.core.element import Element, el
@@ -14,7 +14,7 @@ VIDEO_KIB = 16 * 1024
 
 
 def display_elements(spec: VmSpec) -> list[Element]:
-    """Return nothing for a VM without a display.
+    """Return the VNC server and the video device; nothing for a VM without a display.
 
     The video device is not PCI Express. It is on the root bus, where libvirt reserves the first
     slot for it, and uses no root port.
@@ -39,9 +39,9 @@ def display_elements(spec: VmSpec) -> list[Element]:
 
 
 def guards(watchdog: Watchdog | None, slots: PcieAllocator) -> list[Element]:
-    """Return pvpanic, and the optional watchdog.
+    """Return pvpanic, and the watchdog if the spec has one.
 
-    Pvpanic uses an I/O port and no slot; guests without a driver ignore it.
+    Pvpanic uses an I/O port and no PCI slot. Guests without a driver ignore it.
     """
     panic = el("panic", model="isa")
     if watchdog is None:

@@ -15,9 +15,9 @@ from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord
 
 HEAD_BYTES = 64 * 1024
-"""Size of the read start of a file. It must contain header, extensions and backing name."""
+"""The bytes that are read from a file's start. They must contain the header and backing name."""
 DISKS, IMAGES, DATA = "disks", "images", "data"
-"""`<state_dir>/disks/<uid>/<volume>.qcow2` and `<state_dir>/images/data/<64 hex digits>`."""
+"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`."""
 
 _MAGIC = b"QFI\xfb"
 _V2 = struct.Struct(">4sIQIIQI")
@@ -31,7 +31,7 @@ _MAX_NAME_BYTES = 1023
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """A file that becomes a disk, and its image, by paths on this host."""
+    """The file of a disk and, if it has one, its image. Both are paths on this host."""
 
     path: str
     format: ImageFormat = ImageFormat.QCOW2
@@ -56,10 +56,11 @@ def disk_name(volume: str) -> str:
 def disk_sources(
     state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
 ) -> dict[str, DiskSource]:
-    """Return the files of all disks of the record, by volume name; seeds are the agent's own.
+    """Return the files of all disks of the record, by volume name. ISO volumes have none here.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or used another image.
+        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and
+            imaged's report names an image.
     """
     sources = {}
     for volume in record.spec.volumes:
@@ -72,7 +73,7 @@ def disk_sources(
             disk.image_format
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
-        # text: as pathlib's joins these would cost 20 us a volume
+        # text, because pathlib's joins would cost 20 us per volume
         image = disk.digest.removeprefix("sha256:")
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
         sources[volume.name] = DiskSource(
@@ -84,7 +85,7 @@ def disk_sources(
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
-    """Check that the disk is qcow2 with exactly the image of `source`; raises `disk_refused`."""
+    """Raise `disk_refused` unless the disk is qcow2, with exactly the image of `source`."""
     backing, backing_format = _qcow2(volume, head)
     if backing != source.backing_path.encode():
         raise refused(volume, f"its header names the backing file {_shown(backing)}")
@@ -93,13 +94,13 @@ def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
 
 
 def check_image(volume: str, head: bytes, image_format: ImageFormat) -> None:
-    """Check that the image needs no other file; raises `disk_refused`."""
+    """Raise `disk_refused` if a qcow2 image needs another file, or its header is damaged."""
     if image_format is ImageFormat.QCOW2 and _qcow2(volume, head)[0]:
         raise refused(volume, "its image has a backing file")
 
 
 def _qcow2(volume: str, head: bytes) -> tuple[bytes, bytes]:
-    """Return the backing file and its format in the header, empty if there is none."""
+    """Return the name and the format of the backing file in a header; both empty without one."""
     if len(head) < _V3_BYTES or head[:4] != _MAGIC:
         raise refused(volume, "it is no qcow2 file")
     _, version, offset, size, cluster_bits, _, crypt = _V2.unpack_from(head)

@@ -1,4 +1,4 @@
-"""Renders `<disk>` and the controllers of its bus (libvirt: formatdomain, Hard drives)."""
+"""Renders `<disk>` elements and the controllers of their buses (libvirt: formatdomain)."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ _SATA_PORTS = 6
 
 @dataclass
 class _Place:
-    """Assigns addresses to disks.
+    """Assigns target names and addresses to disks.
 
-    All addresses are explicit: otherwise libvirt would add controllers on the root ports that the
+    All addresses are explicit. Otherwise libvirt would add controllers on the root ports that the
     NICs need.
     """
 
     used: Counter[DiskBus] = field(default_factory=Counter)
 
     def next(self, bus: DiskBus, slots: PcieAllocator) -> tuple[str, Element]:
-        """Return target and address of one more disk on `bus`."""
+        """Return the target name and the address of the next disk on `bus`."""
         number = self.used[bus]
-        # sda, sdb … are shared by the two buses that libvirt names so
+        # SATA and SCSI disks share the names sda, sdb …
         letter = (
             number if bus is DiskBus.VIRTIO else self.used[DiskBus.SATA] + self.used[DiskBus.SCSI]
         )
@@ -42,7 +42,10 @@ class _Place:
 def disk_elements(
     disks: tuple[Disk, ...], files: Mapping[str, DiskSource], slots: PcieAllocator, bootable: str
 ) -> list[Element]:
-    """Return an element for each disk, in the spec's order, with targets vda … or sda …."""
+    """Return an element for each disk, in the spec's order, with targets vda … or sda ….
+
+    The disk `bootable` gets boot order 1 unless the spec gives it another.
+    """
     place = _Place()
     elements = []
     for disk in disks:
@@ -55,7 +58,7 @@ def disk_elements(
 def _disk(
     disk: Disk, file: DiskSource | None, target: str, order: int | None, address: Element
 ) -> Element:
-    """Return the element of a disk; `file` None is an empty CD-ROM drive."""
+    """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
     device = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
@@ -82,9 +85,9 @@ def _disk(
 
 
 def _backing(file: DiskSource) -> Element:
-    """Return the complete chain, so that libvirt never guesses a file's format (IMG-07).
+    """Return the complete backing chain, so that libvirt never guesses a file's format (IMG-07).
 
-    Images are readable for all, and imaged can replace them. So libvirt, which is root, must not
+    Everyone may read images, and imaged can replace them. So libvirt, which is root, must not
     change the owner of these paths.
     """
     if not file.backing_path:
@@ -99,7 +102,7 @@ def _backing(file: DiskSource) -> Element:
 
 
 def disk_controllers(disks: tuple[Disk, ...], slots: PcieAllocator) -> list[Element]:
-    """Return virtio-scsi if a disk needs it, and SATA beyond the ports of q35."""
+    """Return a virtio-scsi controller if needed, and SATA ones for disks beyond q35's six ports."""
     controllers = []
     if any(disk.bus is DiskBus.SCSI for disk in disks):
         controllers.append(

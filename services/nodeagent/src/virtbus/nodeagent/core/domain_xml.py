@@ -1,7 +1,7 @@
 """Renders a record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
 
-The domain suits Linux guests: q35, no usb, video or sound, virtio devices, a serial console on a
-UNIX socket. Only checked names, sizes and ids of a tenant appear in it.
+The domain suits Linux guests: q35, virtio devices, no USB and no sound. Its serial console is a
+UNIX socket. Of a tenant's values, only checked names, sizes and ids appear in it.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
 
 def domain_name(uid: str) -> str:
-    """Return libvirt's name of a VM, a function of its uid."""
+    """Return the name of a VM's domain in libvirt."""
     return f"vb-{uid}"
 
 
 @dataclass(frozen=True, slots=True)
 class DomainInputs:
-    """The inputs of a domain. `disks` and `seeds` are by volume name."""
+    """The values that a domain is rendered from. `disks` and `seeds` are by volume name."""
 
     record: VmRecord
     disks: Mapping[str, DiskSource]
@@ -41,7 +41,7 @@ class DomainInputs:
 
 
 def render(inputs: DomainInputs) -> str:
-    """Return the XML to define."""
+    """Return the domain XML that libvirt defines."""
     record, spec = inputs.record, inputs.record.spec
     domain = el(
         "domain",
@@ -133,7 +133,7 @@ def _devices(inputs: DomainInputs) -> Element:
 
 
 def _serial(inputs: DomainInputs) -> Element:
-    """Return the console: a UNIX socket for one reader, and a log file that libvirt writes."""
+    """Return the console: a UNIX socket for one client, and a log file that libvirt writes."""
     return el(
         "serial",
         el("source", mode="bind", path=str(inputs.console_socket)),
@@ -144,7 +144,7 @@ def _serial(inputs: DomainInputs) -> Element:
 
 
 def _bootable(spec: VmSpec) -> str:
-    """Return the boot disk if the spec has no order: the first disk with an image."""
+    """Return the first volume with an image; empty if the spec has a boot order."""
     if any(disk.boot_order for disk in spec.domain.devices.disks):
         return ""
     return next((volume.name for volume in spec.volumes if volume.image_ref), "")

@@ -1,4 +1,4 @@
-"""Builds XML with an element API: a value can only be text or an attribute (INJ-01)."""
+"""Builds XML from elements: a value can only become text or an attribute (INJ-01)."""
 
 from xml.etree import ElementTree as ET
 
@@ -6,7 +6,10 @@ Element = ET.Element
 
 
 def el(tag: str, *children: "Element | str | None", **attributes: "str | int | None") -> Element:
-    """Return `<tag attributes>children</tag>`; None is omitted, `_` in a name becomes `-`."""
+    """Return `<tag attributes>children</tag>`.
+
+    None is omitted. `_` in an attribute's name becomes `-`, and a final `_` is dropped.
+    """
     element = ET.Element(
         tag,
         {k.rstrip("_").replace("_", "-"): str(v) for k, v in attributes.items() if v is not None},
@@ -20,6 +23,6 @@ def el(tag: str, *children: "Element | str | None", **attributes: "str | int | N
 
 
 def to_text(element: Element) -> str:
-    """Return the indented document, so that golden files are readable."""
+    """Return an element as indented text, so that golden files are readable."""
     ET.indent(element)
     return ET.tostring(element, encoding="unicode") + "\n"

@@ -1,6 +1,6 @@
-"""Converts libvirt's flat map of a guest agent's answers (`virDomainGetGuestInfo`).
+"""Converts a guest agent's answers from libvirt's flat map (`virDomainGetGuestInfo`).
 
-Its keys are `user.count`, `user.0.name` and so on. The values come from the guest: they are
+The map's keys are `user.count`, `user.0.name` and so on. Its values come from the guest: they are
 shortened, and may be missing or of any type.
 """
 
@@ -10,15 +10,15 @@ from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestInterface, Gu
 
 MOST_ITEMS = 64
 MOST_PARTS = 16
-"""Limit of a file system's disks, and of an interface's addresses."""
+"""The limit of a file system's disks, and of an interface's addresses."""
 MOST_BYTES = 256
-"""With the two limits above an answer stays below the 1 MiB of a message."""
+"""The limit of a text. With the limits above, an answer is below the 1 MiB of a message."""
 
 Answers = Mapping[str, object]
 
 
 def guest_info(answers: Answers) -> GuestInfo:
-    """Return the available answers."""
+    """Return the answers as a model. Missing or malformed values are empty."""
     return GuestInfo(
         hostname=_text(answers, "hostname"),
         os=_os(answers),

@@ -1,7 +1,7 @@
-"""Decides which agent may act for a node: one table over the node's host and agent.
+"""Decides with one table if this agent may take its node's instance key.
 
-A new life of an agent may succeed another one only on the same host. Silence transfers nothing: the
-guests of a host that is cut off keep running. See ADR 0031.
+A new instance of an agent may replace an earlier one only on the same host. A missing heartbeat
+gives the node to nobody, because the guests of a host that is cut off keep running (ADR 0031).
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
 
 
 class InstanceAction(StrEnum):
-    """The next action for the node's key."""
+    """The next action on the node's instance key."""
 
     TAKE = "take"
     WAIT = "wait"
-    """The previous life may still be running: check again soon."""
+    """The earlier instance may still run: check again soon."""
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """This life of the agent. `earlier_lives` are those that this state folder remembers."""
+    """This instance of the agent. `earlier_lives` are earlier instances on its state folder."""
 
     instance: str
     host: HostMarks
@@ -33,29 +33,31 @@ class Me:
 
 
 class InstanceSignals(NamedTuple):
-    """The inputs of the table."""
+    """The inputs of the table `ROWS`."""
 
     me: Me
     record: HostRecord | None
     holder: Instance | None
-    """The holder of the key; None if there is none."""
+    """The value of the instance key; None if there is none."""
     revision: int
-    """The revision of the key, even if it was purged; 0: it never existed."""
+    """The key's revision, even if it was purged; 0 if it never existed."""
     heard: bool
-    """The holder's heartbeat still exists, or ended too recently to be sure."""
+    """True if the holder's heartbeat exists, or expired so recently that it may still run."""
     holding: bool = False
-    """This life took the key, and asks because the key is not as it wrote it last."""
+    """True if this instance already held the key, and found it changed."""
 
     @property
     def unreadable(self) -> bool:
-        """The key has a value that names no instance."""
+        """Return True if the key's value names no instance."""
         return self.holder is not None and not self.holder.instance
 
     @property
     def damaged(self) -> bool:
-        """Nobody else can have written the key: only a person can give it to another instance.
+        """Return True if this instance held the key, and its value became unreadable.
 
-        A void takeover counts, too: then a person decides again.
+        No other agent writes such a value, so this instance may write the key again. A person's
+        takeover for another instance prevents that, even if it is void. Then a person decides
+        again.
         """
         word = self.record.takeover if self.record is not None else None
         own = {self.me.instance, *self.me.earlier_lives}
@@ -63,13 +65,13 @@ class InstanceSignals(NamedTuple):
 
     @property
     def granted(self) -> bool:
-        """Return True if a person gave the node to this life, and the holder is silent since."""
+        """Return True if a person gave the node to this instance and the key is unchanged since."""
         word = self.record.takeover if self.record is not None else None
         return word is not None and word.instance == self.me.instance and word.over == self.revision
 
     @property
     def other_host(self) -> bool:
-        """Return True if the node was given to, or is held by, another host."""
+        """Return True if the host record or the key names another host."""
         owners = (
             self.record.host if self.record is not None else None,
             self.holder.host if self.holder is not None and not self.unreadable else None,
@@ -78,17 +80,17 @@ class InstanceSignals(NamedTuple):
 
     @property
     def stranger(self) -> bool:
-        """Return True if this state folder does not know the holder: the folder is a copy."""
+        """Return True if this state folder does not know the holder: it is a copy or restored."""
         return self.holder is not None and self.holder.instance not in self.me.earlier_lives
 
     @property
     def same_boot(self) -> bool:
-        """Return True if the holder lived in this boot of the host."""
+        """Return True if the holder ran in the current boot of this host."""
         return self.holder is not None and bool(self.me.boot) and self.holder.boot == self.me.boot
 
     @property
     def copied(self) -> bool:
-        """Return True if the holder lived in this boot and in another folder."""
+        """Return True if the holder ran in the current boot with another state folder."""
         return self.same_boot and self.holder is not None and self.holder.folder != self.me.folder
 
 
@@ -108,15 +110,15 @@ ROWS: tuple[tuple[Callable[[InstanceSignals], bool], InstanceAction, str], ...] 
         InstanceAction.REFUSE,
         "its last agent worked in another state folder here",
     ),
-    (lambda s: s.same_boot, InstanceAction.TAKE, ""),  # we have its lock, so its process is gone
+    (lambda s: s.same_boot, InstanceAction.TAKE, ""),  # we have its lock: its process ended
     (lambda s: s.heard, InstanceAction.WAIT, "its last agent may still run: it was heard just now"),
     (lambda _: True, InstanceAction.TAKE, ""),
 )
-"""The first matching row decides."""
+"""Condition, action and reason. The first matching row decides."""
 
 
 def judge(signs: InstanceSignals) -> tuple[InstanceAction, str]:
-    """Return the action, and the reason unless the key is to be taken."""
+    """Return the action and its reason, which is empty for TAKE."""
     return next((step, why) for holds, step, why in ROWS if holds(signs))
 
 

@@ -1,4 +1,4 @@
-"""Our element in a domain's metadata: the hypervisor is the agent's database."""
+"""Writes and reads the agent's own element in a domain's metadata."""
 
 from xml.etree import ElementTree as ET
 
@@ -12,12 +12,12 @@ ET.register_namespace("virtbus", NAMESPACE)
 
 
 def domain_hash(record: VmRecord) -> str:
-    """Return the hex SHA-256 of the part of the spec that a running domain cannot apply."""
+    """Return the hex SHA-256 of `spec.domain`. Changes there need a restart of the guest."""
     return spec_hash(record.spec.domain)
 
 
 def metadata(record: VmRecord) -> Element:
-    """Return the element of a record. It holds no secret: every libvirt client can read it."""
+    """Return the element for a record. It has no secrets: every libvirt client can read it."""
     element = ET.Element(f"{{{NAMESPACE}}}vm")
     values = {
         "uid": record.uid,
@@ -38,7 +38,7 @@ def metadata(record: VmRecord) -> Element:
 
 
 def parse(text: str) -> DomainMetadata | None:
-    """Return the metadata that libvirt has for our namespace; None if it is incomplete.
+    """Return the metadata in `text`, libvirt's XML for our namespace; None if it is incomplete.
 
     libvirt strips the prefix of the requested element, so names match with and without it.
     """

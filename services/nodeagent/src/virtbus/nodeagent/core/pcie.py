@@ -1,7 +1,7 @@
-"""PCI Express addresses: one root port for each device, then those of NICs and spare ones.
+"""Assigns PCI Express addresses: each device has its own root port.
 
-vmwrapper adds the NICs without libvirt's knowledge, so libvirt must never use their ports. Each of
-our devices has an explicit address, so libvirt assigns none.
+The first ports are for NICs, the last ones are spare. vmwrapper adds the NICs without libvirt's
+knowledge, so libvirt must not use their ports. Therefore all other devices have explicit addresses.
 """
 
 from virtbus.nodeagent.core.element import Element, el
@@ -11,20 +11,20 @@ SPARE = 4
 
 
 class PcieAllocator:
-    """Assigns root ports in order; port n is the bus `pci.<n>` of QEMU."""
+    """Assigns root ports in order, after those of NICs. Port n is the bus `pci.<n>` of QEMU."""
 
     def __init__(self, nics: int) -> None:
         self._next = 1 + nics
 
     def address(self) -> Element:
-        """Return the next free slot."""
+        """Return an address on the next free root port."""
         bus, self._next = self._next, self._next + 1
         return el(
             "address", type="pci", domain="0x0000", bus=f"0x{bus:02x}", slot="0x00", function="0x0"
         )
 
     def controllers(self) -> list[Element]:
-        """Return every root port: for NICs, used ones, and spare ones."""
+        """Return the root bus and all root ports: for NICs, for assigned addresses, and spare."""
         count = self._next - 1 + SPARE
         return [
             el("controller", type="pci", index=0, model="pcie-root"),
@@ -38,8 +38,8 @@ class PcieAllocator:
 def nic_devices(count: int) -> tuple[dict[str, str], ...]:
     """Return QEMU's `-device` of each NIC, on the first root ports; netd adds netdev and mac.
 
-    It is passed as JSON, like libvirt's own devices: QEMU creates plain ones earlier, before the
-    root ports exist. There is no option ROM, because the guest boots from disk.
+    The values are passed as JSON, like libvirt's own devices. Otherwise QEMU would create the NICs
+    before their root ports exist. There is no option ROM, because the guest boots from disk.
     """
     return tuple(
         {

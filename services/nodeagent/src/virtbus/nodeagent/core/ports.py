@@ -1,4 +1,4 @@
-"""Ports: the interfaces that edge/ implements for the agent."""
+"""Defines the agent's ports: the interfaces that `edge/` implements."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,11 +16,11 @@ from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
 class DomainState(StrEnum):
-    """Libvirt's state, reduced to the differences that matter to the agent."""
+    """libvirt's state, reduced to the differences that matter to the agent."""
 
     RUNNING = "running"
     STARTING = "starting"
-    """PAUSED with reason STARTING_UP: a create is under way."""
+    """libvirt's PAUSED with reason STARTING_UP: a create is in progress."""
     PAUSED = "paused"
     SHUTTING_DOWN = "shutting down"
     SHUT_OFF = "shut off"
@@ -39,14 +39,14 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DomainFacts:
-    """One of our domains. `metadata` is None if it is missing or unreadable."""
+    """One domain of virtbus. `metadata` is None if it is missing or unreadable."""
 
     uid: str
     state: DomainState
     ending: Ending = Ending.UNKNOWN
     metadata: "DomainMetadata | None" = None
     waits_for_disk: bool = False
-    """Paused by the emulator after a failed write: mostly a full disk."""
+    """QEMU paused the guest after a failed write, mostly because a disk is full."""
 
     @property
     def active(self) -> bool:
@@ -67,7 +67,7 @@ class DomainMetadata:
     power_epoch: int = -1
     """The power epoch that the domain was last defined for; -1: an older agent defined it."""
     pause_epoch: int = 0
-    """The pause epoch at that time."""
+    """The pause epoch that the domain was last defined for."""
 
 
 class DomainChange(StrEnum):
@@ -88,14 +88,14 @@ class DomainChange(StrEnum):
     WATCHDOG_RESET = "watchdog: reset"
     WATCHDOG_SHUTDOWN = "watchdog: shutdown"
     AWAY = "libvirt is away"
-    """The event of no domain: from now on no domain's state is known."""
+    """Concerns all domains: from now on no domain's state is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainEvent:
-    """A hint: read the state again before acting on it.
+    """A lifecycle event. It is only a hint: read the domain's state before you act on it.
 
-    `change` None: libvirt was away and is back, anything may have changed.
+    `change` None: libvirt answers again, and anything may have changed meanwhile.
     """
 
     uid: str
@@ -103,7 +103,7 @@ class DomainEvent:
 
 
 class Hypervisor(Protocol):
-    """Libvirt. Every method raises VirtbusError: 503 `libvirt_down`, or the cause as text."""
+    """libvirt. Methods raise VirtbusError: 503 `libvirt_down`, or libvirt's own error as text."""
 
     @property
     def healthy(self) -> bool:
@@ -113,7 +113,7 @@ class Hypervisor(Protocol):
         """Return all domains of virtbus, running or not."""
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """Return True if the domain uses files below `folder`: another agent's does not."""
+        """Return True if the domain uses files below `folder`. Another agent's domain does not."""
 
     async def facts(self, uid: str) -> DomainFacts | None:
         """Return the VM's domain as it is now; None if there is none."""
@@ -124,17 +124,17 @@ class Hypervisor(Protocol):
     async def start(self, uid: str, *, paused: bool = False) -> None:
         """Return when the guest runs, or is paused before its first instruction (`paused`).
 
-        Errors contain the emulator's own last line as cause.
+        Errors contain the last line that QEMU printed.
         """
 
     async def shutdown(self, uid: str) -> bool:
-        """Ask by ACPI; return False if there is no running domain."""
+        """Request a shutdown by ACPI; return False if no guest runs."""
 
     async def reset(self, uid: str) -> bool:
-        """Reset the guest; return False if there is none."""
+        """Reset the guest; return False if none runs."""
 
     async def reboot(self, uid: str) -> bool:
-        """Ask the guest to reboot, by its agent or ACPI; return False if there is no guest."""
+        """Request a reboot by the guest agent or ACPI; return False if no guest runs."""
 
     async def destroy(self, uid: str) -> None:
         """End the guest; no effect if none runs."""
@@ -149,17 +149,17 @@ class Hypervisor(Protocol):
         """Remove the domain; no effect if none is defined."""
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[DomainEvent]]:
-        """Open an iterator of lifecycle events; a later read of a domain misses nothing."""
+        """Open an iterator of lifecycle events. It misses no change after the opening."""
 
 
 class RecordFiles(Protocol):
-    """`<state_dir>/vms/<uid>/` and the host's epoch ledger."""
+    """The files in `<state_dir>/vms/<uid>/`, and the host's epoch ledger."""
 
     async def write(self, record: VmRecord) -> None:
-        """Durable on return (fsync, rename); raises the ledger's epoch of the uid."""
+        """Write the record, durable on return, and raise the uid's epoch in the ledger."""
 
     async def list(self) -> Mapping[str, VmRecord]:
-        """Every readable record on disk, by uid."""
+        """Return every readable record on disk, by uid."""
 
     async def things(self) -> Mapping[str, tuple[str, ...]]:
         """Return all paths on disk, with or without a record, by the uid in their name."""
@@ -168,28 +168,28 @@ class RecordFiles(Protocol):
         """Remove all files of the VM except its record: seeds, console socket and log."""
 
     async def keep_work(self, uid: str, entry: str) -> None:
-        """Move the record, the seeds and all other files of a VM to the entry of the quarantine."""
+        """Move the record, the seeds and all other files of a VM to `entry` of the quarantine."""
 
     async def bring_back(self, entry: str, uid: str) -> None:
-        """Restore the seeds of an entry, if it has any, for the VM `uid`, which has a record."""
+        """Restore the seeds of a quarantine entry, if any, for the VM `uid`, which has a record."""
 
     async def purge_kept(self, entry: str) -> None:
-        """Remove the files of `keep_work`."""
+        """Remove the files that `keep_work` moved to `entry`."""
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
-        """Remove the record too, and mark the uid removed in the ledger (kept for 24 h).
+        """Remove the record, and mark the uid as removed in the ledger for 24 h.
 
         `refused_epoch`: the VM was refused under that epoch.
         """
 
     async def commands(self, uid: str) -> Mapping[str, str]:
-        """Return the results of the VM's last commands, by id, in order."""
+        """Return the results of the VM's last commands by command id, oldest first."""
 
     async def keep_commands(self, uid: str, results: Mapping[str, str]) -> None:
-        """Durable on return."""
+        """Store the results of the VM's commands, durable on return."""
 
     def epoch(self, uid: str) -> int:
-        """The highest epoch ever acted on; 0 for an unknown uid."""
+        """Return the highest epoch that was ever acted on; 0 for an unknown uid."""
 
     def left(self, uid: str) -> int:
         """Return the epoch at which a VM left this host; 0 if it is here, or never was."""
@@ -201,43 +201,43 @@ class RecordFiles(Protocol):
         """Return the uids whose VM left this host in the last 24 h, with their epoch."""
 
     def seen(self, time_ns: int) -> None:
-        """Record a time of the bus' storage; removals are stamped by it."""
+        """Record a time stamp of the bus. The ledger dates removals by the newest one."""
 
     def nonce(self) -> str:
         """Return the bus incarnation that this node joined; empty before the first join."""
 
     def set_nonce(self, nonce: str) -> None:
-        """Join this incarnation of the bus; durable on return."""
+        """Store the incarnation of the bus that the node joined; durable on return."""
 
     def node_spec(self) -> NodeSpec | None:
         """Return the last desired state of this node on the joined bus; None if there is none."""
 
     def set_node_spec(self, node_spec: NodeSpec | None) -> None:
-        """Keep the desired state of this node; a failure is logged."""
+        """Store the desired state of this node; a failure is only logged."""
 
     async def new_boot(self, uid: str) -> None:
         """Rotate the console log, so that it contains only the current boot."""
 
     def console_socket(self, uid: str) -> Path:
-        """Return the path of the VM's serial console."""
+        """Return the path of the socket of the VM's serial console."""
 
     def console_log(self, uid: str) -> Path:
-        """Return the path of the log that libvirt writes of the console."""
+        """Return the path of the console log that libvirt writes."""
 
 
 class Seeds(Protocol):
-    """NoCloud seeds, one for each cloud-init volume."""
+    """The `.iso` files of a VM: one for each cloud-init volume and each volume of files."""
 
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
-        """Write all seeds of the VM; raises VirtbusError 503 `state_write`."""
+        """Write all ISOs of the VM; raises VirtbusError 503 `state_write`."""
 
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
-        """Return seed file by volume name."""
+        """Return the ISO files by volume name."""
 
     def stand(self, record: VmRecord) -> bool:
-        """Return True if every seed of the VM is on disk."""
+        """Return True if every ISO of the VM is on disk."""
 
 
 class DiskFiles(Protocol):
@@ -246,11 +246,15 @@ class DiskFiles(Protocol):
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk]
     ) -> Mapping[str, DiskSource]:
-        """Return the files by volume name, checked now; raises VirtbusError 409 `disk_refused`."""
+        """Check the files, and return them by volume name.
+
+        Raises:
+            VirtbusError: 409 `disk_refused`.
+        """
 
 
 class Readiness(Protocol):
-    """Detection of a ready guest."""
+    """Detects ready guests."""
 
     async def answers(
         self,
@@ -259,9 +263,9 @@ class Readiness(Protocol):
         *,
         rebooted: bool = False,
     ) -> str:
-        """Return the evidence that the guest is ready; waits as long as needed.
+        """Wait until the guest is ready, and return the evidence in words.
 
-        `rebooted`: earlier output of its console belongs to the previous boot.
+        With `rebooted`, earlier console output is of the previous boot and is ignored.
         """
 
 
@@ -269,9 +273,10 @@ class NetdAdmin(Protocol):
     """netd's admin socket."""
 
     async def arm(self, arm: Arm) -> None:
-        """Let the wrapper fetch its tap fds.
+        """Let vmwrapper fetch the VM's tap descriptors from netd.
 
-        Raise VirtbusError if netd refuses or does not answer.
+        Raises:
+            VirtbusError: netd refuses, or does not answer.
         """
 
 
@@ -293,10 +298,10 @@ class Console(Protocol):
     def attach(
         self, uid: str, *, write: bool, tail_bytes: int, owner: str
     ) -> AbstractAsyncContextManager[ConsoleViewer]:
-        """Attach, shared with others; raise VirtbusError 409 if the guest does not run."""
+        """Attach one more viewer; raise VirtbusError 409 if no guest runs."""
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
-        """Return the last `tail_bytes`, then new output (`follow`)."""
+        """Return the last `tail_bytes` of the log, then new output if `follow`."""
 
 
 class GuestAgents(Protocol):

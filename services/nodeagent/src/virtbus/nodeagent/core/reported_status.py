@@ -8,7 +8,7 @@ from virtbus.schemas.vm import Interface, VmRecord
 
 
 def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
-    """Return why `part` cannot be of this VM; empty if it can."""
+    """Return how `part` contradicts the record; empty if it does not."""
     if part.uid != record.uid:
         return f"it reports VM {part.uid[:64]!r}"
     if isinstance(part, ImageReady) or part.error is not None:

@@ -1,13 +1,13 @@
-"""A ring buffer of a console's newest bytes, by their position since its first (CON-05)."""
+"""Buffers a console's newest bytes, by their position since its first byte (CON-05)."""
 
 ROOM_BYTES = 4 * 1024 * 1024
-"""Maximum memory of a console, for any output and any number of viewers."""
+"""The maximum memory per console, for any output and any number of viewers."""
 SEAM_BYTES = 16 * 1024
-"""Overlap: live bytes that may be in the log already when the log is read."""
+"""The maximum overlap: live bytes that the log may already contain when it is read."""
 
 
 class Scrollback:
-    """The buffer. `start` is the oldest stored position, `end` the next new one."""
+    """The buffer. `start` is the position of the oldest stored byte, `end` that of the next one."""
 
     def __init__(self, room: int = ROOM_BYTES) -> None:
         self._kept = bytearray()
@@ -24,9 +24,9 @@ class Scrollback:
         self._drop()
 
     def begin(self, log: bytes) -> int:
-        """Put the end of the log before the live bytes; return the position of the live part.
+        """Insert the log before the live bytes; return the position where the live bytes begin.
 
-        Bytes in both count once, as live.
+        Bytes that are in both are stored once.
         """
         if self.start:  # so many live bytes arrived that there is no space for older ones
             return self.start

@@ -15,8 +15,7 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.yaml_text import read_yaml
 
 MAX_VALUES = 2000
-"""Limit for merging a cloud-config: 0.2 s of CPU with the longest text. Larger ones are not
-merged."""
+"""A cloud-config with more values is not merged. At the limit, a merge takes up to 0.2 s of CPU."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml writes the same as PyYAML, in a quarter of the time."""
 CLOUD_CONFIG = "#cloud-config"
@@ -38,7 +37,7 @@ _KINDS = (
 def seed_files(
     record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
-    """Return file name to contents. Values go through a YAML dumper, never into text (INJ-10)."""
+    """Return the files as name to contents. A YAML dumper writes all values (INJ-10)."""
     hostname = seed.hostname or record.name
     meta: dict[str, Any] = {"instance-id": record.uid, "local-hostname": hostname}
     if seed.ssh_keys:
@@ -51,12 +50,14 @@ def seed_files(
 
 
 def user_data(data: bytes | None, hostname: str, ssh_keys: Sequence[str]) -> bytes:
-    """Return the user's data combined with the platform's part.
+    """Return the user's data combined with the platform's part: host name and SSH keys.
 
     A cloud-config is merged key by key; the user's keys win. Any other kind (a script, MIME, an
-    include) becomes a second part of a MIME message, unchanged. Data that is not text (gzip), or
-    that cannot be merged within MAX_VALUES, is used alone: the meta-data contains the host name and
-    the keys too.
+    include) becomes the second part of a MIME message, unchanged. Without SSH keys it is used
+    alone.
+
+    Data that is no text (gzip), or that cannot be merged within MAX_VALUES, is also used alone. The
+    meta-data contains the host name and the SSH keys, too.
     """
     try:
         text = data.decode() if data is not None else None
@@ -81,7 +82,7 @@ def kind_of(text: str) -> str:
 
 
 def _with_ours(ours: dict[str, Any], text: str) -> bytes | None:
-    """Return both in one cloud-config; None if the user's is not a map, or is too large."""
+    """Return `ours` merged with the user's cloud-config; None if that is no map or too large."""
     try:
         theirs = read_yaml(text, max_values=MAX_VALUES)
         if theirs is None:
@@ -110,11 +111,10 @@ def _yaml(value: dict[str, Any]) -> bytes:
 
 
 def _mime(ours: bytes, text: str) -> bytes:
-    """Return both in one message.
+    """Return a MIME message of our cloud-config and the user's text.
 
-    A user's MIME message is one part of it, for cloud-init to unpack.
-
-    It is not parsed, because a mail parser would process a thousand nested parts.
+    A user's MIME message becomes one part, which cloud-init unpacks. It is not parsed here, because
+    a mail parser would process a thousand nested parts.
     """
     theirs = text.lstrip() if _MIME.match(text) else _part(text, kind_of(text) or "plain")
     # derived from the contents, so that the same input gives the same seed
@@ -133,7 +133,7 @@ def _part(text: str, kind: str) -> str:
 
 
 def _network(seed: CloudInit, interfaces: Sequence[InterfaceStatus]) -> bytes:
-    """Return network-config v2: DHCP on each of our MACs, or the user's own text."""
+    """Return network-config v2: the user's own text, or DHCP on each interface by its MAC."""
     if (network := seed.network_bytes) is not None:
         return network
     ethernets = {

@@ -1,6 +1,8 @@
-"""Tables of the agent's knowledge of a uid: the bus' last word, the host's part, the reaction.
+"""Holds the tables that decide how the agent reacts to the bus' messages about a uid.
 
-ADR 0038 explains them, and docs/reference/states.md is generated from them.
+`LISTINGS` gives the state of a uid after each message. `REACTIONS` depends on the message and on
+the part of the VM that this host has. ADR 0038 explains the tables, and docs/reference/states.md is
+generated from them.
 """
 
 from collections.abc import Container
@@ -9,28 +11,28 @@ from typing import Literal
 Listing = Literal[
     "unknown",
     "listed",
-    "unreadable",  # its record exists; the last good one stays in force
-    "absent",  # the joined bus does not have it; only a person ends it (ADR 0033)
+    "unreadable",  # its record exists; the last readable one stays in force
+    "absent",  # the joined bus has no record; only a person ends the VM (ADR 0033)
     "deleted",
     "moved",
-    "absent, deleted",  # it was absent, and ends because its record was purged
+    "absent, deleted",  # it was absent; its record was purged later, so it ends
     "absent, moved",
 ]
-"""The last word of the bus on a uid."""
+"""The state of a uid by the last message of the bus."""
 
 Holding = Literal[
     "nothing",
-    "on disk",  # its record; no actor yet
+    "on disk",  # its record file; no actor yet
     "actor",
-    "actor and next",  # it comes back to this node while its previous copy is being released
+    "actor and next",  # the VM came back to this node before its previous copy was released
 ]
 """The part of a VM that this host has."""
 
 Word = Literal[
     "record",
     "stale",  # a record with an epoch older than one that this node acted on
-    "left",  # a record of a VM that left this host: of a restored backup
-    "successor",  # a record with a newer epoch, of a VM that ends here
+    "left",  # a record from a restored backup: the VM left this host before
+    "successor",  # a record with a newer epoch, while the VM ends here
     "unreadable",
     "deleted",  # a purge by a user's delete
     "moved",  # any other purge
@@ -38,7 +40,7 @@ Word = Literal[
     "complete",  # a list of the joined bus is complete
     "other bus",  # a list of another bus is complete
     "gone",  # the actor has ended
-    "restored",  # a person brought it back from the quarantine
+    "restored",  # a person brought the VM back from the quarantine
 ]
 """A message about one uid, or about all of them."""
 
@@ -46,7 +48,7 @@ Reaction = Literal[
     "adopt",  # create an actor
     "reject",
     "update",  # pass the record to the actor
-    "queue",  # keep the record until the previous copy is released, and release that
+    "queue",  # release the previous copy, and keep the record until that is done
     "replace next",
     "forget next",
     "end",  # without grace, if the bus is the joined one
@@ -86,7 +88,7 @@ LISTINGS: dict[tuple[Listing, Word], Listing] = {
     ("absent, moved", "deleted"): "absent, deleted",
     ("absent, moved", "moved"): "absent, moved",
 }
-"""The next word. These rows go before FROM_ANY, and a pair in neither changes nothing."""
+"""The next state. These rows precede FROM_ANY; a pair that is in neither changes nothing."""
 
 ABSENT = frozenset[Listing]({"absent", "absent, deleted", "absent, moved"})
 PURGED: dict[Listing, bool] = {
@@ -122,11 +124,11 @@ AFTER_LIST: dict[Listing, Reaction] = {
     "moved": "end",
     "absent": "hold",
 }
-"""The reaction of an actor to a complete list of the joined bus; on another bus all are held."""
+"""An actor's reaction to a complete list of the joined bus. On another bus all are held."""
 
 
 class Listings:
-    """The last word of the bus on each uid."""
+    """The state of each uid on the bus."""
 
     def __init__(self) -> None:
         self._states: dict[str, Listing] = {}
@@ -135,7 +137,7 @@ class Listings:
         return self._states.get(uid, "unknown")
 
     def hear(self, uid: str, word: Word) -> Listing:
-        """Take a word on a uid; return what counts from now on."""
+        """Apply a message about a uid; return the uid's new state."""
         before = self[uid]
         state = self._states[uid] = LISTINGS.get((before, word), FROM_ANY.get(word, before))
         if state == "unknown":
@@ -143,14 +145,14 @@ class Listings:
         return state
 
     def begin(self) -> None:
-        """Begin a list."""
+        """Apply the beginning of a list to all uids."""
         for uid in list(self._states):
             self.hear(uid, "begin")
 
     def count(self, these: Container[Listing]) -> int:
-        """Return the number of uids of which the last word is one of these."""
+        """Return the number of uids in one of these states."""
         return sum(state in these for state in self._states.values())
 
     def purged(self, uid: str) -> bool | None:
-        """Return True if a delete purged the record, False if a move did, None if it was not."""
+        """Return True if a delete purged the record, False if a move did, None if neither did."""
         return PURGED.get(self[uid])

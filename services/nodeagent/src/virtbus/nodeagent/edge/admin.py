@@ -1,4 +1,4 @@
-"""The client of netd's admin socket: 4-byte length, then msgpack."""
+"""Calls netd's admin socket. A message is a 4-byte length (big-endian) and msgpack."""
 
 import asyncio
 import struct
@@ -13,13 +13,13 @@ MAX_FRAME_BYTES = 64 * 1024
 
 
 class AdminSocket:
-    """Arms netd for the wrapper of a start."""
+    """The `NetdAdmin` port."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def arm(self, arm: Arm) -> None:
-        """Return once netd will serve this VM's wrapper.
+        """Return once netd accepts the vmwrapper of this VM's start.
 
         Raises:
             VirtbusError: netd's refusal, or 503 `netd_down` if it does not answer.

@@ -1,4 +1,4 @@
-"""Atomic file writes: temporary file, fsync, rename, fsync of the directory."""
+"""Writes files atomically: temporary file, fsync, rename, fsync of the directory."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Return the result of `work`, which may wait for a disk.
+    """Run `work`, which may wait for a disk, in a thread; return its result.
 
     A cancellation waits for the thread.
     """
@@ -26,7 +26,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn an error of the disk into VirtbusError 503 `state_write`, which is retried."""
+    """Convert an OSError in the context to VirtbusError 503 `state_write`, which is retried."""
     try:
         yield
     except OSError as error:
@@ -35,9 +35,9 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace the content of `path`, mode 0600 for any umask; durable on return if asked.
+    """Replace the content of `path`, mode 0600 for any umask; with `durable`, durable on return.
 
-    Two threads may do this concurrently: each has its own temporary file, and the later rename
+    Two threads may replace a file at once. Each has its own temporary file, and the later rename
     wins.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{next(_PARTS)}.part")

@@ -1,7 +1,7 @@
-"""Serial consoles: one connection to the port for all viewers, and the stored log.
+"""Serves serial consoles: one connection to the port for all viewers, and the stored log.
 
-The guest is hostile (CON-05): its output is never interpreted here, its port is always read, and
-the memory for it is bounded for any number of viewers at any speed.
+The guest is hostile (CON-05). So its output is never interpreted here, and its port is always read.
+The memory per console is bounded for any number of viewers at any speed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 CHUNK_BYTES = 32 * 1024
 HISTORY_BYTES = 1024 * 1024
-"""Part of the log that the first viewer of a console gets."""
+"""The part at the log's end that is read for the first viewer of a console."""
 FOLLOW_INTERVAL_S = 0.2
 MAX_LOG_TAIL_BYTES = 4 * 1024 * 1024
 STOPPED = "the guest stopped"
@@ -38,14 +38,14 @@ class Viewer:
         """Set when there may be more to read."""
 
     def begin(self, tail_bytes: int, live: int) -> None:
-        """Start from `tail_bytes` before the position `live`."""
+        """Start the output `tail_bytes` before the position `live`."""
         self._position = max(self._port.kept.start, live - tail_bytes)
         self.wake.set()
 
     def tell(self, note: str) -> None:
-        """Insert a note for the viewer into the output."""
+        """Insert a note for the viewer into its output."""
         self._notes.append(note)
-        del self._notes[:-1]  # only the last is true
+        del self._notes[:-1]  # only the newest note is still true
         self.wake.set()
 
     def end(self, why: str) -> None:
@@ -70,9 +70,9 @@ class Viewer:
                 return
 
     async def write(self, data: bytes) -> None:
-        """Send to the guest; wait while it does not read.
+        """Send `data` to the guest; wait while the guest does not read.
 
-        Dropped if another viewer has the input.
+        The data is dropped if another viewer has the input.
         """
         await self._port.write(self, data)
 
@@ -80,7 +80,7 @@ class Viewer:
 class ConsolePort(asyncio.Protocol):
     """The connection to one VM's serial port, which accepts a single client (CON-08).
 
-    It is a protocol and not a stream: the socket is always read, so that no viewer delays the
+    It is an asyncio protocol, not a stream. So the socket is always read, and no viewer delays the
     guest.
     """
 
@@ -92,7 +92,7 @@ class ConsolePort(asyncio.Protocol):
         """Viewers with write access, in order of arrival; the last one has the input."""
         self.connecting = asyncio.Lock()
         self._live = -1
-        """The position at the connect; -1: not connected yet."""
+        """The position of the first live byte; -1: not connected yet."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.WriteTransport | None = None
@@ -119,10 +119,12 @@ class ConsolePort(asyncio.Protocol):
 
     # --- calls by viewers ----------------------------------------------------------------------
     async def join(self, path: Path, log: Callable[[], bytes]) -> int:
-        """Connect if needed; return the position at which `log` ends and live output begins.
+        """Connect if needed; return the position where the viewer's live output begins.
+
+        `log` returns the end of the stored log.
 
         Raises:
-            OSError: there is no listener.
+            OSError: nothing listens on `path`.
         """
         async with self.connecting:
             if self._live >= 0:
@@ -131,12 +133,12 @@ class ConsolePort(asyncio.Protocol):
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, str(path))
             before = await asyncio.to_thread(log)
             for _ in range(2):
-                await asyncio.sleep(0)  # QEMU writes to the socket before the log: read it first
+                await asyncio.sleep(0)  # QEMU writes to the socket before the log: receive first
             self._live = self.kept.begin(before)
             return self._live
 
     def enter(self, viewer: Viewer, *, write: bool) -> None:
-        """Add a viewer, optionally with the input."""
+        """Add a viewer. With `write` it gets the input."""
         self.viewers.append(viewer)
         if write:
             for former in self.writers[-1:]:
@@ -144,7 +146,7 @@ class ConsolePort(asyncio.Protocol):
             self.writers.append(viewer)
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove `viewer`; the previous one gets the input back."""
+        """Remove `viewer`. If it had the input, the previous writer gets it back."""
         self.viewers.remove(viewer)
         wrote = self.writers[-1:] == [viewer]
         if viewer in self.writers:
@@ -157,7 +159,7 @@ class ConsolePort(asyncio.Protocol):
     async def write(self, viewer: Viewer, data: bytes) -> None:
         if self._writes(viewer):
             await self._writable.wait()
-        # Another viewer may have asked for the input meanwhile.
+        # Another viewer may have got the input meanwhile.
         if self._writes(viewer) and not self.closed and self._transport is not None:
             self._transport.write(data)
 
@@ -189,7 +191,11 @@ class Consoles:
     async def attach(
         self, uid: str, *, write: bool = True, tail_bytes: int = 0, owner: str = ""
     ) -> AsyncIterator[Viewer]:
-        """Attach; stored earlier output comes first, up to `tail_bytes`."""
+        """Attach a viewer. Its output begins with up to `tail_bytes` of earlier output.
+
+        Raises:
+            VirtbusError: 409 `no_console` if no guest runs.
+        """
         port = self._ports.get(uid)
         if port is None or port.closed:
             port = self._ports[uid] = ConsolePort()
@@ -216,9 +222,9 @@ class Consoles:
             raise VirtbusError(Code.CONFLICT, "no_console", message) from None
 
     async def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
-        """Return the last `tail_bytes` of the log, then new output.
+        """Return the last `tail_bytes` of the log, then new output if `follow`.
 
-        Survives rotation and removal.
+        A rotation or removal of the log does not end it.
         """
         path = self._log(uid)
         tail_bytes = min(max(tail_bytes, 0), MAX_LOG_TAIL_BYTES)

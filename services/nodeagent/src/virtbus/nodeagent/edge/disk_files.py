@@ -1,4 +1,4 @@
-"""Opens a VM's disks beneath their folders, checks them, and pins them under our own names.
+"""Checks a VM's disk files, and pins each under a name that only the agent can change.
 
 imaged owns `disks/` and `images/`. So a path there may be another file when libvirt, which is root,
 opens it and changes its owner. Therefore each checked disk gets a hard link in the VM's own folder,
@@ -33,13 +33,13 @@ from virtbus.schemas.vm import VmRecord
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = _ROOT | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Non-blocking: a FIFO cannot hang the opener."""
+"""Non-blocking, so that opening a FIFO cannot hang."""
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
 
 
 class HostDiskFiles:
-    """The `HostDiskFiles` port."""
+    """The `DiskFiles` port."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state = state_dir
@@ -50,7 +50,7 @@ class HostDiskFiles:
         """Return every disk of the record, checked now, under names that only we can change.
 
         Raises:
-            VirtbusError: 409 `disk_refused`: it is not a regular file with a single name, or its
+            VirtbusError: 409 `disk_refused`: a file is not regular or has several names, or its
                 header names another file.
         """
         wanted = disk_sources(self._state, record, made)
@@ -76,7 +76,10 @@ class HostDiskFiles:
         return dataclasses.replace(source, path=path or source.path)
 
     def _pinned(self, uid: str, volume: str, descriptor: int) -> str:
-        """Return our own path of an open disk; empty if `disks/` is on another filesystem."""
+        """Return the path of our hard link to an open disk.
+
+        Empty if `disks/` is on another filesystem, where a hard link is impossible.
+        """
         path = self._state / "vms" / uid / f"{PINNED}{disk_name(volume)}"
         kept = path.lstat() if os.path.lexists(path) else None
         found = os.fstat(descriptor)
@@ -120,7 +123,10 @@ def _opened(root: Path, folders: tuple[str, ...], name: str) -> Iterator[int]:
 
 
 def _check_file(volume: str, descriptor: int, *, names: int) -> None:
-    """Check for a regular file with this many names: a hard link could be a foreign file."""
+    """Raise `disk_refused` unless the file is regular and has `names` hard links.
+
+    With more links it could be a foreign file.
+    """
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise refused(volume, "it is no regular file")

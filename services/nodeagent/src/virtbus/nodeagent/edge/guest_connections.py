@@ -1,4 +1,4 @@
-"""Connections from the node's host to its guests, for streams (ADR 0023)."""
+"""Opens connections from the host to its guests, for streams (ADR 0023)."""
 
 import asyncio
 from collections import deque
@@ -69,10 +69,10 @@ def _silent(address: str, port: int, why: str) -> VirtbusError:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Return when the connection is closed completely.
+    """Close the connection completely.
 
-    After a close, asyncio sends the rest of its buffer first. A guest that does not read would keep
-    the connection open for ever, so it is aborted after CLOSE_S.
+    asyncio first sends the rest of its buffer. A guest that does not read would keep the connection
+    open for ever, so it is aborted after CLOSE_S.
     """
     writer.close()
     try:
@@ -84,7 +84,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """Received datagrams that are not sent on yet; over the limit the oldest are lost."""
+    """Queues datagrams of the guest until they are forwarded. Beyond a limit, old ones are lost."""
 
     def __init__(self) -> None:
         self.received: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
@@ -96,7 +96,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self.wake.set()
 
     def error_received(self, exc: Exception) -> None:
-        """Ignore a missing listener: datagrams may be lost."""
+        """Ignore errors, such as a missing listener: datagrams may be lost."""
 
 
 @asynccontextmanager

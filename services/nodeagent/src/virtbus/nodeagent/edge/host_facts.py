@@ -1,4 +1,4 @@
-"""Facts of this host: CPUs, memory, disk, versions."""
+"""Reads facts of this host: CPUs, memory, disk, versions."""
 
 import os
 import platform
@@ -17,9 +17,9 @@ def host_facts(
     accelerators: tuple[str, ...],
     versions: dict[str, str],
 ) -> HostFacts:
-    """Return the current facts; only the disk changes.
+    """Return the current facts. Between calls only the disk's facts change.
 
-    `reserve` returns the free space to keep, from the disk's size in bytes.
+    `reserve` returns the free bytes to keep, from the disk's size in bytes.
     """
     disk = shutil.disk_usage(state_dir)
     return HostFacts(

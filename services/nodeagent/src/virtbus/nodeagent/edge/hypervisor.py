@@ -1,7 +1,7 @@
-"""The agent's port to libvirt: connections by kind of work, events, reconnects.
+"""Implements the `Hypervisor` port with libvirt: calls, events, reconnects.
 
 Starts take long, ends wait for 200 ms, and a hung guest may block a call for ever. So each kind of
-work has its own connections, and reads and events never wait for others.
+work has its own connections. Reads and events never wait for other work.
 """
 
 import asyncio
@@ -34,14 +34,15 @@ MONITOR_TIMEOUT_S = 15.0
 """A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
 START_TIMEOUT_S = 120.0
 SLOT_S = 1.0
-"""A start that takes longer waits for something other than this host's CPUs."""
+"""A start that takes longer releases its slot: it waits for something other than CPUs."""
 RESERVED_WORKERS = 5
+"""libvirtd's worker threads that starts leave for other calls."""
 STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
-"""Reads and destroys continue for longer: a destroy ends a call on a hung QEMU."""
+"""The higher limit for reads and destroys: a destroy ends calls that hang on its QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 GUESTS_ASKED_AT_ONCE = 3
-"""Concurrent calls to quick guest agents, and as many to slow ones: a silent one takes 10 s."""
+"""Concurrent calls to quick guest agents, and as many to slow ones. A silent one takes 10 s."""
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
@@ -109,7 +110,7 @@ class LibvirtHypervisor:
         return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """Return True if the domain uses files below `folder`; another instance's does not."""
+        """Return True if the domain uses files below `folder`. Another agent's domain does not."""
         found = await on_ours(
             self._reads,
             uid,
@@ -173,7 +174,7 @@ class LibvirtHypervisor:
         return await self._if_active(uid, lambda domain: domain.reset(0), "reset the guest")
 
     async def reboot(self, uid: str) -> bool:
-        """Ask by the guest's agent if there is one, otherwise by ACPI."""
+        """Request a reboot by the guest agent if there is one, otherwise by ACPI."""
         return await self._if_active(
             uid, lambda domain: domain.reboot(0), "ask the guest to reboot"
         )
@@ -239,7 +240,7 @@ class LibvirtHypervisor:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """Hold a slot for starts; it is released after SLOT_S even if the start takes longer."""
+        """Take a slot for a start. It is released after SLOT_S even if the start takes longer."""
         await self._slots.acquire()
         taken = True
 
@@ -269,7 +270,7 @@ class LibvirtHypervisor:
         )
 
     async def max_vcpus(self) -> int:
-        """Return the most vCPUs a domain may have here."""
+        """Return the most vCPUs that a domain may have on this host."""
         return await self._reads.run(
             lambda connection: connection.getMaxVcpus(None),
             "read limits",
@@ -279,9 +280,9 @@ class LibvirtHypervisor:
     # --- events ---------------------------------------------------------------------------
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
-        """Yield lifecycle events while the context is open, and one without a uid after each gap.
+        """Yield an iterator of lifecycle events. After each gap it yields one event without a uid.
 
-        Events are enabled when the context is entered, so a later read misses nothing.
+        Events are enabled when the context is entered, so no later change is missed.
         """
         yield self._heard(listening=await self._listen())
 
@@ -328,7 +329,7 @@ class LibvirtHypervisor:
             self._loop.call_soon_threadsafe(self._post, event)
 
     def _post(self, event: DomainEvent | None) -> None:
-        """Queue an event in order; None stands for the end of a connection."""
+        """Queue an event in order. None stands for the loss of a connection."""
         try:
             self._queue.put_nowait(event and self._of_a_start(event))
         except asyncio.QueueFull:
@@ -336,7 +337,7 @@ class LibvirtHypervisor:
             log.error("domain events lost", extra={"code": "events_lost"})
 
     def _of_a_start(self, event: DomainEvent) -> DomainEvent:
-        """Translate the stop of a domain that is being started: its start has failed."""
+        """Return the event. The stop of a domain that is being started becomes START_FAILED."""
         if event.change is DomainChange.STARTED:
             self._starting.discard(event.uid)
         elif event.uid in self._starting and event.change in _STOPPED:

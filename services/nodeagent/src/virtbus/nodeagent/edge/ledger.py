@@ -1,4 +1,4 @@
-"""The host's epoch ledger: the highest epoch that this host ever acted on, by uid.
+"""Keeps the host's epoch ledger: the highest epoch that the host ever acted on, by uid.
 
 It is one file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced. The last line of a
 uid counts; incomplete lines are ignored. `refused` instead of the full stop means that the VM was
@@ -6,7 +6,7 @@ refused under that epoch, and a controller may have moved it. Each start rewrite
 VMs that were removed more than 24 h before the newest removal.
 
 Removals are stamped with the bus' time, by which its purge markers expire. The host's clock is not
-used: if it were a day ahead, the fences against restored backups would be dropped.
+used. If it were a day ahead, entries that reject records of restored backups would be dropped.
 """
 
 import errno
@@ -22,7 +22,7 @@ _ENDS = {".": False, "refused": True}
 
 
 class LedgerEntry(NamedTuple):
-    """`removed_s` is the bus' Unix time, 0 while the VM is there."""
+    """One uid's entry. `removed_s` is the bus' Unix time of the removal, 0 before it."""
 
     epoch: int
     removed_s: int = 0
@@ -40,7 +40,7 @@ class EpochLedger:
         self._now_s = 1
 
     def open(self) -> None:
-        """Read, drop old entries, write the rest."""
+        """Read the file, drop old entries, and write the rest back."""
         entries = read_entries(self._text())
         self._now_s = max((entry.removed_s for entry in entries.values()), default=0) or 1
         self._entries = _kept(entries, self._now_s)
@@ -55,11 +55,11 @@ class EpochLedger:
             self._file = None
 
     def seen(self, time_ns: int) -> None:
-        """Record a time of the bus' storage."""
+        """Record a time stamp of the bus, in ns. Removals get the newest one."""
         self._now_s = max(self._now_s, time_ns // 1_000_000_000)
 
     def epoch(self, uid: str) -> int:
-        """The highest epoch ever acted on; 0 for an unknown uid."""
+        """Return the highest epoch that was ever acted on; 0 for an unknown uid."""
         return self._entries.get(uid, LedgerEntry(0)).epoch
 
     def all_removed(self) -> dict[str, int]:
@@ -86,7 +86,7 @@ class EpochLedger:
         self._entries[uid] = LedgerEntry(epoch, self._now_s, refused=bool(refused_epoch))
 
     def save(self, uid: str) -> None:
-        """Write durably. Blocks; may run in any thread.
+        """Write the uid's entry durably. Blocks; may run in any thread.
 
         Raises:
             OSError: the disk is full or broken; `save` can be repeated.

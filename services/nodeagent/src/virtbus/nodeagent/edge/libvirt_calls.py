@@ -24,7 +24,7 @@ IDLE_THREADS = 4
 
 @dataclass(slots=True)
 class LibvirtCall:
-    """One call in a thread. `settled` runs once: when it ends or its deadline passes."""
+    """One call in a thread. `settled` and `ended` are explained at `Threads.call`."""
 
     work: Callable[[], Any]
     settled: Callable[[], None] | None
@@ -35,7 +35,7 @@ class LibvirtCall:
 
 
 class Threads:
-    """As many daemon threads as concurrent calls; all bookkeeping is on the loop's thread."""
+    """Runs each concurrent call in a daemon thread. All bookkeeping is on the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -51,13 +51,13 @@ class Threads:
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """Return the result of `work`, or its exception. After a cancellation `work` continues.
+        """Return the result of `work`, or raise its exception. A cancellation does not end `work`.
 
-        `settled` runs when the call ended or was given up, `ended` when it ended, late or not. Both
-        run once, on the loop, even if the caller was cancelled.
+        `settled` runs when `work` ends or exceeds `timeout_s`. `ended` runs when `work` ends, late
+        or not. Both run once, on the loop, even if the caller was cancelled.
 
         Raises:
-            VirtbusError: 503 `libvirt_stuck` if it takes longer than `timeout_s`.
+            VirtbusError: 503 `libvirt_stuck` if `work` takes longer than `timeout_s`.
         """
         call = LibvirtCall(work, settled, ended, self._loop.create_future())
         call.timer = self._loop.call_later(timeout_s, self._give_up, call, timeout_s)

@@ -1,6 +1,6 @@
-"""Guests' displays through libvirt: connections to QEMU's VNC server, and screenshots.
+"""Connects to QEMU's VNC servers and takes screenshots, through libvirt.
 
-QEMU makes the PNG itself (7.1 and newer), so no image library is needed.
+QEMU 7.1 and newer makes the PNG, so no image library is needed.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class LibvirtDisplays:
-    """Guests' displays. A hanging QEMU occupies at most one of `links`."""
+    """The displays of guests. A hanging QEMU occupies at most one connection of `links`."""
 
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
@@ -61,7 +61,11 @@ class LibvirtDisplays:
         return socket.socket(fileno=made.pop())
 
     async def screenshot(self, uid: str) -> bytes:
-        """Return the display as PNG; errors as `connect`, and 501 `no_png`."""
+        """Return a picture of the display, as the bytes of a PNG.
+
+        Raises:
+            VirtbusError: as `connect`, and 422 `no_png` if QEMU cannot make a PNG.
+        """
 
         def run(domain: libvirt.virDomain) -> tuple[str, bytes]:
             _check(domain)

@@ -1,4 +1,4 @@
-"""Reads a libvirt domain as the agent's facts, and restricts calls to our domains."""
+"""Converts libvirt's domains to `DomainFacts`, and restricts calls to domains of virtbus."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -51,7 +51,7 @@ def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
 
 
 def state_of(state: int, reason: int) -> tuple[DomainState, Ending]:
-    """Translate libvirt's state and reason: the state of the domain, and the end of its guest."""
+    """Return the domain's state, and how its guest ended, from libvirt's state and reason."""
     kind = _STATES.get(state, DomainState.RUNNING)
     if kind is DomainState.PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_STARTING_UP:
         return DomainState.STARTING, Ending.UNKNOWN
@@ -80,7 +80,10 @@ async def on_ours(
     timeout_s: float,
     ended: Callable[[], None] = lambda: None,
 ) -> Result | None:
-    """Run `work` on our domain of `uid`; return None if there is none, or it is foreign."""
+    """Return the result of `work` on the domain of `uid`; None if it is missing or not of virtbus.
+
+    `doing` names the operation in errors. `ended` is that of `LibvirtLinks.run`.
+    """
 
     def run(connection: libvirt.virConnect) -> Result | None:
         try:

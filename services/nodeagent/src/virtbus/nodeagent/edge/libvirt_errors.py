@@ -1,4 +1,4 @@
-"""Translates libvirt's errors: one table, and the cause in the emulator's own words."""
+"""Translates libvirt's errors to VirtbusError, with the cause that QEMU printed."""
 
 import re
 
@@ -30,8 +30,9 @@ _PREFIXES = re.compile(
     r"(?:process exited while connecting to monitor|qemu unexpectedly closed the monitor): )+"
 )
 _WRAPPER = re.compile(r"^(?:vmwrapper: )?(recovering|[a-z][a-z0-9]*(?:_[a-z0-9]+)+): (.+)$")
-"""vmwrapper's error line: `reason: cause; next step`, from netd or its own."""
+"""An error line of netd or vmwrapper, which vmwrapper prints: `reason: cause; next step`."""
 _LATER = re.compile(r"^(?:recovering|not_armed|netd_\w+|\w+_(?:down|late|timeout))$")
+"""Reasons of vmwrapper after which a later start may succeed."""
 
 
 def is_down(error: libvirt.libvirtError) -> bool:
@@ -39,7 +40,7 @@ def is_down(error: libvirt.libvirtError) -> bool:
     code = error.get_error_code()
     if code in {libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_INVALID_CONN, libvirt.VIR_ERR_RPC}:
         return True
-    # A missing disk is a system error too, but not one of the transport.
+    # A missing disk is a system error, too, but its domain is not RPC.
     return error.get_error_domain() in _RPC and code in {
         libvirt.VIR_ERR_SYSTEM_ERROR,
         libvirt.VIR_ERR_INTERNAL_ERROR,
@@ -47,7 +48,7 @@ def is_down(error: libvirt.libvirtError) -> bool:
 
 
 def cause(text: str) -> str:
-    """Return the last line of libvirt's message, where the emulator names the cause."""
+    """Return the last line of libvirt's message, where QEMU names the cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "libvirt gave no reason"
@@ -57,7 +58,7 @@ def cause(text: str) -> str:
 def translated(
     error: libvirt.libvirtError, doing: str, *, connecting: bool = False
 ) -> VirtbusError:
-    """Return `error` as a VirtbusError with the attempted operation."""
+    """Return `error` as a VirtbusError. `doing` names the attempted operation in its text."""
     text = cause(error.get_error_message() or str(error))
     if connecting or is_down(error):
         message = f"libvirt does not answer ({text}); start libvirtd, guests run on meanwhile"

@@ -1,4 +1,4 @@
-"""libvirt's lifecycle events: its event loop in a thread, and the meaning of events."""
+"""Runs libvirt's event loop in a thread, and translates its events to `DomainChange`."""
 
 import contextlib
 import threading
@@ -18,7 +18,7 @@ _CHANGES: dict[int, DomainChange] = {
 _STOPS: dict[int, DomainChange] = {
     libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: DomainChange.SHUT_DOWN,
     libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: DomainChange.CRASHED,
-    # QEMU was killed, or a start failed: only the starter can tell the two apart
+    # QEMU was killed, or a start failed: only the caller of the start knows which
     libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: DomainChange.CRASHED,
 }
 _WATCHDOGS: dict[int, DomainChange] = {
@@ -30,10 +30,10 @@ _RUNNING = threading.Event()
 
 
 def start_event_loop() -> None:
-    """Run libvirt's own event loop in a daemon thread, one per process: it cannot be ended.
+    """Start libvirt's event loop in a daemon thread, once per process. It cannot be ended.
 
-    It must exist before the first connection. libvirt's printing of errors to stderr is turned off,
-    because they are raised as well.
+    It must run before the first connection. libvirt no longer prints errors to stderr, because they
+    are raised as well.
     """
     if _RUNNING.is_set():
         return
@@ -50,7 +50,7 @@ def start_event_loop() -> None:
 
 
 def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
-    """Call `hear` in libvirt's thread for events of our domains and their watchdogs."""
+    """Call `hear` for each event of our domains and their watchdogs, in libvirt's thread."""
     changes_of: dict[int, Callable[..., DomainChange | None]] = {
         libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE: change_of,
         libvirt.VIR_DOMAIN_EVENT_ID_REBOOT: lambda: DomainChange.REBOOTED,

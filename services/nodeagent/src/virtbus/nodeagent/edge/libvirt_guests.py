@@ -1,7 +1,7 @@
-"""QEMU's guest agent in our guests, through libvirt (`virDomainGetGuestInfo`).
+"""Asks QEMU's guest agents through libvirt (`virDomainGetGuestInfo`).
 
-`qemuAgentCommand` is not used because it taints the domain. A guest may hang or lie. Each gets one
-call at a time, on connections for this purpose, and libvirt's own time limit ends the call.
+`qemuAgentCommand` is not used because it taints the domain. A guest may hang or lie. So each guest
+gets one call at a time, on connections only for guest agents, and libvirt's time limit ends it.
 Recently slow guests use separate connections, so that the others do not wait for them.
 """
 
@@ -30,19 +30,19 @@ _TYPES = {
     GuestQuestion.INTERFACES: libvirt.VIR_DOMAIN_GUEST_INFO_INTERFACES,
 }
 _MOST_S = 10
-"""libvirt's maximum wait for each answer, for any caller."""
+"""The most seconds that libvirt waits for one answer, for any caller."""
 
 
 QUICK_S = 1
-"""libvirt's wait for an answer of a guest that was not slow recently."""
+"""The seconds that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
-"""Time that a guest counts as slow. With a shorter time a guest could alternate."""
+"""The seconds that a guest counts as slow. If they were few, slow guests would delay others."""
 
 _Answers = Mapping[str, object]
 
 
 class LibvirtGuests:
-    """The `GuestAgents` port. `quick` are the connections for most guests, `slow` for slow ones."""
+    """The `GuestAgents` port, with connections for `quick` guests and others for `slow` ones."""
 
     def __init__(self, quick: LibvirtLinks, slow: LibvirtLinks) -> None:
         self._quick = quick
@@ -53,7 +53,7 @@ class LibvirtGuests:
     async def ask(
         self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
     ) -> Mapping[str, object]:
-        """Return libvirt's map of answers, within `timeout_s`.
+        """Return libvirt's flat map of answers, within `timeout_s`.
 
         Raises:
             VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
@@ -94,7 +94,7 @@ class LibvirtGuests:
         def run(domain: libvirt.virDomain) -> Mapping[str, object]:
             began_s.append(time.monotonic())
             domain.agentSetResponseTimeout(max(math.ceil(patience_s), 1))
-            return domain.guestInfo(types)  # 0: all that it knows
+            return domain.guestInfo(types)  # 0: all types
 
         def ended() -> None:
             self._one_each.end(uid)
@@ -109,7 +109,7 @@ class LibvirtGuests:
         return self._slow_until_s.get(uid, 0.0) > time.monotonic()
 
     def _mark(self, uid: str, now_s: float) -> None:
-        """Mark a guest as slow for a while; forget earlier marks that expired."""
+        """Mark a guest as slow for SLOW_FOR_S; forget marks that expired."""
         marks = self._slow_until_s.items()
         self._slow_until_s = {one: until_s for one, until_s in marks if until_s > now_s}
         self._slow_until_s[uid] = now_s + SLOW_FOR_S

@@ -1,17 +1,17 @@
-"""Reads libvirtd's limits from its admin interface (libvirt's manual of virt-admin)."""
+"""Reads the number of libvirtd's worker threads with `virt-admin`."""
 
 import asyncio
 import os
 import subprocess
 
 MAX_WORKERS = 20
-"""The number in an unchanged libvirtd.conf."""
+"""The default in libvirtd.conf."""
 TIMEOUT_S = 3.0
 _DAEMONS = ("libvirtd", "virtqemud")
 
 
 async def read_max_workers(uri: str) -> int:
-    """Return the worker threads of the daemon at `uri`; MAX_WORKERS if unknown."""
+    """Return the most worker threads of the daemon at `uri`; MAX_WORKERS if unknown."""
     for daemon in _DAEMONS if uri == "qemu:///system" else ():
         workers = await _max_workers(daemon)
         if workers is not None:
@@ -35,7 +35,7 @@ async def _max_workers(daemon: str) -> int | None:
 
 
 def parse_max_workers(text: str) -> int | None:
-    """Return the number in `maxWorkers : 20` of virt-admin's table."""
+    """Return the number in `maxWorkers : 20` of virt-admin's table; None if it is missing."""
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "maxWorkers" and value.strip().isdigit():

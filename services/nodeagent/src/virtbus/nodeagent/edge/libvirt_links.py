@@ -1,9 +1,9 @@
-"""Connections to libvirtd: one for each concurrent call.
+"""Manages connections to libvirtd: one for each concurrent call.
 
-A blocking call delays others of its connection. libvirtd serves only five of them
-(`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the thread that owns
-the socket, so that a second call waits until the first returns. On 9.0 this happened to every other
-call next to a hanging one ("rpc: fix race in waking up client event loop").
+A blocking call delays others on its connection. libvirtd serves only five calls of a connection at
+once (`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the thread that
+owns the socket. Then a second call waits until the first returns. On 9.0 this happened to every
+other call next to a hanging one ("rpc: fix race in waking up client event loop").
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 OPEN_TIMEOUT_S = 10.0
 FAIL_FAST_S = 0.2
-"""After a refused connection, other connects fail at once for this long."""
+"""The seconds after a refused connection in which further connects fail at once."""
 KEEPALIVE = (5, 3)
-"""Seconds between probes, and how many may be missed: a hung libvirtd is noticed in 20 s."""
+"""Seconds between probes, and how many answers may be missing: a hang is noticed in 20 s."""
 
 
 class LibvirtLink:
-    """One connection, and its use. `lost` is called when libvirtd goes away."""
+    """One connection, and the number of calls on it. `lost` is called when libvirtd goes away."""
 
     connection: libvirt.virConnect
 
@@ -42,7 +42,7 @@ class LibvirtLink:
 class LibvirtLinks:
     """The connections of one kind of work, with at most `at_once` calls in flight.
 
-    Calls are refused while `stuck_limit` of all kinds hang.
+    Calls are refused while `stuck_limit` calls hang, of any kind of work.
     """
 
     def __init__(self, uri: str, threads: Threads, *, at_once: int, stuck_limit: int) -> None:
@@ -65,12 +65,12 @@ class LibvirtLinks:
         timeout_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Run `work` on its own connection.
+        """Return the result of `work`, which runs on its own connection. `doing` is for errors.
 
-        `ended` runs once `work` has ended, late or not, or will never begin; on the loop, once.
+        `ended` runs once, on the loop: when `work` has ended, however late, or will never begin.
 
         Raises:
-            VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, otherwise the cause as text.
+            VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, otherwise libvirt's cause as text.
         """
         try:
             link = await self._taken()
@@ -96,7 +96,7 @@ class LibvirtLinks:
             raise translated(error, doing) from error
 
     async def _taken(self) -> LibvirtLink:
-        """Return a slot with an unused connection."""
+        """Wait for one of `at_once` places, and return an unused connection."""
         if self._threads.stuck >= self._stuck_limit:
             message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
@@ -110,7 +110,7 @@ class LibvirtLinks:
     async def reserve(
         self, prepare: Callable[[libvirt.virConnect], None], *, lost: Callable[[], None]
     ) -> None:
-        """Keep a connection on which `prepare` has run, in a thread, until it is `lost`.
+        """Open a connection, run `prepare` on it in a thread, and keep it. `lost` runs at its end.
 
         The test driver has a single connection, which is shared and never lost.
         """
@@ -141,7 +141,7 @@ class LibvirtLinks:
     def _connect(
         self, link: LibvirtLink, prepare: Callable[[libvirt.virConnect], None] | None
     ) -> None:
-        """Open a connection in a thread, with a callback for its loss."""
+        """Open a connection, and register a callback for its loss. Blocks."""
         link.connection = libvirt.open(self._uri)
         if not self._in_process:
             link.connection.setKeepAlive(*KEEPALIVE)
@@ -169,7 +169,7 @@ class LibvirtLinks:
             self._close(link)
 
     def close(self) -> None:
-        """Close unused connections."""
+        """Drop all connections. Those in use are closed after their last call."""
         for link in list(self._links):
             self.drop(link)
 

@@ -1,4 +1,4 @@
-"""Readiness probe: a guest answers a ping, or prints GUEST-READY on its serial console."""
+"""Detects a ready guest: it answers a ping, or prints GUEST-READY on its serial console."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _ONLY_ECHO_REPLIES = struct.pack("=I", ~1 & 0xFFFFFFFF)
 
 
 class ReadinessProbe:
-    """Probes guests.
+    """The `Readiness` port.
 
     A guest that never answers is probed for as long as it runs, so a probe must be cheap.
     """
@@ -28,7 +28,7 @@ class ReadinessProbe:
         self._console_log = console_log
         self._request = _echo_request()
         self._may_ping = False
-        """Without this right of the process only the console counts."""
+        """True if this process may open raw sockets. Otherwise only the console counts."""
         with contextlib.suppress(PermissionError), _raw():
             self._may_ping = True
 
@@ -39,7 +39,10 @@ class ReadinessProbe:
         *,
         rebooted: bool = False,
     ) -> str:
-        """Return the evidence of readiness; waits as long as needed."""
+        """Wait until the guest is ready; return `GuestSaysReady` or `AddressAnswers`.
+
+        With `rebooted`, earlier console output is ignored.
+        """
         console = _Console(self._console_log(uid))
         if rebooted:
             console.skip()
@@ -56,10 +59,10 @@ class ReadinessProbe:
 
 
 class _Pings:
-    """The pings of one guest, by a socket that is connected to it.
+    """Pings one guest through a socket that is connected to it.
 
-    The kernel drops packets of others. The first answer ends the probe, so only one datagram of a
-    flood is read (ADR 0029).
+    The kernel drops packets from other addresses. The first answer ends the probe, so only one
+    datagram of a flood is read (ADR 0029).
     """
 
     def __init__(self, request: bytes) -> None:
@@ -116,7 +119,7 @@ class _Console:
         self._read_bytes = self._since_bytes = 0
 
     def skip(self) -> None:
-        """Ignore earlier output."""
+        """Ignore the output so far."""
         with contextlib.suppress(OSError):
             self._read_bytes = self._since_bytes = self._log.stat().st_size
 
@@ -141,7 +144,7 @@ def _settle(future: "asyncio.Future[bool]", value: bool) -> None:
 def _raw() -> socket.socket:
     """Return a socket for echo replies; raises PermissionError."""
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMP)
-    # otherwise our own kernel's "unreachable" arrives for each booting guest
+    # otherwise our own kernel's "unreachable" arrives while a guest boots
     raw.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_ECHO_REPLIES)
     return raw
 

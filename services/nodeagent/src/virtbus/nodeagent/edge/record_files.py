@@ -1,15 +1,15 @@
-"""The agent's files: a record for each VM, the epoch ledger, the join nonce, VERSION.
+"""Stores the agent's files: a record for each VM, the epoch ledger, the join nonce, VERSION.
 
 <state_dir>/VERSION            version of this layout
 <state_dir>/node               the id of this node
 <state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h of the bus' time
 <state_dir>/agent/nonce        the bus incarnation that this node joined
-<state_dir>/agent/wish         the desired state of the node: cordoned, draining, fenced
+<state_dir>/agent/node_spec    the desired state of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
 <state_dir>/vms/<uid>/commands results of the last commands
 <state_dir>/vms/<uid>/seed-*   seeds
-<state_dir>/quarantine/<entry>/ the same of a VM whose disks are in quarantine (ADR 0033)
-<state_dir>/vms/<uid>/disk-*   our own names of its disks (`disk_files.py`)
+<state_dir>/vms/<uid>/disk-*   hard links to its disks (`disk_files.py`)
+<state_dir>/quarantine/<entry>/ the files of a VM whose disks are in quarantine (ADR 0033)
 <run_dir>/vms/<uid>/           the console's socket
 <state_dir>/consoles/<uid>.log the console's log
 """
@@ -77,7 +77,7 @@ class AgentFiles:
             replace(self._state / state_version.FILE, f"{SCHEMA_VERSION}\n".encode())
         self._check_node(node)
         for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
-            path.unlink(missing_ok=True)  # of an agent that was killed
+            path.unlink(missing_ok=True)  # left by an agent that was killed
         self._ledger.open()
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class AgentFiles:
             self._lock = None
 
     def _check_node(self, node: str) -> None:
-        """Check the node's id, by which its VMs are found; a rename of the host keeps it."""
+        """Store the node's id, by which its VMs are found; raise 409 `other_node` if it changed."""
         path = self._state / NODE_FILE
         kept = path.read_text().strip() if path.exists() else ""
         if not kept:
@@ -101,7 +101,10 @@ class AgentFiles:
 
     # --- records --------------------------------------------------------------------------
     async def write(self, record: VmRecord) -> None:
-        """Write durably, with its epoch; a ledger entry without a record is harmless."""
+        """Write the record and its epoch durably.
+
+        The ledger is written first, because an entry without a record is harmless.
+        """
         folder = self.vms / check_uid(record.uid)
         self._ledger.acted(record.uid, record.epoch)
 
@@ -117,7 +120,7 @@ class AgentFiles:
         await self._change(save)
 
     async def _change(self, work: Callable[[], None]) -> None:
-        """Run `work`, which writes; raises VirtbusError 503 `state_write`."""
+        """Run `work`, which writes files, in a thread; raises VirtbusError 503 `state_write`."""
         with writing(self._state):
             await in_thread(work)
 
@@ -137,7 +140,7 @@ class AgentFiles:
         return await in_thread(load)
 
     async def things(self) -> dict[str, tuple[str, ...]]:
-        """Return this agent's paths, by the uid in their names."""
+        """Return this agent's paths by the uid in their names."""
 
         def find() -> dict[str, tuple[str, ...]]:
             paths = [*self.vms.iterdir(), *(self._run / "vms").iterdir()]
@@ -175,7 +178,7 @@ class AgentFiles:
 
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
-            with contextlib.suppress(OSError):  # libvirt's, which never deletes its log
+            with contextlib.suppress(OSError):  # libvirt's folder; libvirt never deletes its logs
                 for backup in ("", ".0", ".1", ".2"):
                     log = f"{domain_name(check_uid(uid))}.log{backup}"
                     (LIBVIRT_LOGS / log).unlink(missing_ok=True)
@@ -275,7 +278,7 @@ class AgentFiles:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Return True if the file has this content: a repeated create then needs no fsync."""
+    """Return True if the file has this content. Then a repeated create needs no fsync."""
     try:
         return path.read_bytes() == data
     except OSError:

@@ -1,4 +1,4 @@
-"""Writes seeds and files as ISO 9660 images; the only importer of pycdlib."""
+"""Writes seeds and volumes of files as ISO 9660 images; the only importer of pycdlib."""
 
 import asyncio
 import io
@@ -17,7 +17,7 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 NO_CLOUD, CONFIG_DRIVE = "cidata", "config-2"
 """The labels by which cloud-init finds its datasources."""
 SMALL_BYTES = 4096
-"""Larger user data, which takes up to 0.2 s, uses another thread than small seeds."""
+"""Larger user data, which takes up to 0.2 s, is parsed in another thread than small data."""
 
 
 def iso(files: Mapping[str, bytes], label: str) -> bytes:
@@ -52,7 +52,7 @@ class SeedIsos:
 
     def __init__(self, vms_dir: Path) -> None:
         self._vms_dir = vms_dir
-        # threads for users' data only, so that only seeds wait for them
+        # threads that parse users' data, so that only seeds wait for it
         self._small, self._large = (ThreadPoolExecutor(1, f"seed-{n}") for n in ("small", "large"))
 
     def paths(self, record: VmRecord) -> dict[str, Path]:
@@ -68,10 +68,10 @@ class SeedIsos:
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
-        """Write each ISO, mode 0600 (SEC-03): it may contain passwords; libvirt passes it to QEMU.
+        """Write each ISO with mode 0600, because it may contain passwords (SEC-03).
 
-        After a cancellation no file is written any more. A thread may still parse the user's data
-        then; its result is dropped (ADR 0029).
+        After a cancellation no file is written any more. A thread may still parse the user's data;
+        its result is dropped (ADR 0029).
         """
         secret = secrets or VmSecrets(uid=record.uid)
         volumes = tuple(volume for volume in record.spec.volumes if volume.is_iso)
@@ -111,7 +111,7 @@ def _user_bytes(secrets: VmSecrets, volumes: Sequence[Volume]) -> int:
 def _contents(
     record: VmRecord, volume: Volume, secrets: VmSecrets, interfaces: Sequence[InterfaceStatus]
 ) -> tuple[dict[str, bytes], str]:
-    """Return path to contents of a volume, and its label."""
+    """Return the files of a volume as path to contents, and its ISO's label."""
     if volume.files is not None:
         files = secrets.files.get(volume.name, volume.files)
         return files.contents, files.volume_label

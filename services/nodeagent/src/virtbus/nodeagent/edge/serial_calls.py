@@ -4,7 +4,10 @@ import asyncio
 
 
 class SerialCalls:
-    """A call counts until libvirt has returned from it, even if its caller was cancelled."""
+    """Allows one call per guest.
+
+    A call lasts until libvirt returns from it, even if its caller was cancelled.
+    """
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Event] = {}

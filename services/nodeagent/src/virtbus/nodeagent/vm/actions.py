@@ -1,4 +1,4 @@
-"""Carries out the actions of the table: runs operations as named child tasks of one VM."""
+"""Carries out the actions of the state table: runs operations as named child tasks of one VM."""
 
 import asyncio
 import logging
@@ -31,13 +31,14 @@ log = logging.getLogger(__name__)
 
 SOON_S = 1.0
 STABLE_S = 60.0
-"""As long as the longest delay, so that retries of a crashing guest never become faster."""
+"""As long as the longest backoff, so that retries of a crashing guest never become faster."""
 WRITING = frozenset({"prepare", "save"})
-"""Tasks that write files of the VM in threads, which a cancellation does not end."""
+"""Tasks that write the VM's files in threads, which a cancellation does not end."""
 
 Work = Callable[[], Awaitable[None]]
-"""Started by its task, so that one cancelled before it ran leaves nothing behind."""
+"""A function that its task calls, so that a task cancelled before it ran leaves nothing behind."""
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
+"""A step whose result is posted: an event, or an `Outcome` with its event."""
 
 
 class Tasks:
@@ -51,10 +52,10 @@ class Tasks:
         self._writing: set[asyncio.Task[None]] = set()
 
     def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
-        """Run `work` as the VM's child of that name; replace an earlier one.
+        """Run `work` as the VM's child task `name`; cancel an earlier task of that name.
 
-        An unexpected error is logged with traceback and passed to `failed`, so that it affects no
-        other VM and leaves this one in a defined phase.
+        An unexpected error is logged with its traceback, and `failed` is called. So it affects no
+        other VM, and this VM gets a defined phase.
         """
         assert self.group is not None  # noqa: S101  set before the first event is taken
         self.stop(name)
@@ -73,34 +74,34 @@ class Tasks:
                 failed()
 
     def stop(self, *names: str) -> None:
-        """Cancel these."""
+        """Cancel the tasks of these names."""
         for name in names:
             if name in self._tasks:
                 self._tasks[name].cancel()
 
     def set_timer(self, after_s: float, then: Callable[[], None] | None) -> None:
-        """Set the VM's timer, which replaces an earlier one; None: set none."""
+        """Set the VM's only timer: call `then` after `after_s`. With None, only cancel it."""
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = None if then is None else loop.call_later(after_s, then)
 
     def cancel(self) -> None:
-        """Cancel the timer and all children."""
+        """Cancel the timer and all child tasks."""
         self.set_timer(0, None)
         self.stop(*self._tasks)
 
     def running(self, name: str) -> asyncio.Task[None] | None:
-        """Return the task of that name, None if it is done or there is none."""
+        """Return the task of that name; None if it has ended or never began."""
         task = self._tasks.get(name)
         return task if task is not None and not task.done() else None
 
     def begun(self, *names: str) -> list[asyncio.Task[None]]:
-        """Return the tasks of these names, done or not."""
+        """Return the tasks of these names that were begun, also those that ended."""
         return [self._tasks[name] for name in names if name in self._tasks]
 
     async def written(self) -> None:
-        """Return once no thread of a cancelled task writes a file any more."""
+        """Return once no cancelled task still writes a file in a thread."""
         if self._writing:
             await asyncio.wait(self._writing)
 
@@ -111,9 +112,9 @@ class Tasks:
         report: Callable[[], None],
         over: asyncio.Event | None = None,
     ) -> None:
-        """Repeat an idempotent step until it succeeds; the status shows why it is repeated.
+        """Repeat an idempotent step until it succeeds. The status shows the last error.
 
-        `over` is set once the goal was reached by other means; then the step is not repeated.
+        If `over` is set, the goal was reached by other means, and the step is not repeated.
         """
         over = over or asyncio.Event()
         delay_s, reported = RETRY_S[0], ""
@@ -130,13 +131,13 @@ class Tasks:
                 break
             await wait_for_event(over, delay_s)
             delay_s = min(delay_s * 2, RETRY_S[1])
-        if reported and vm.observed.message == reported:  # the problem is solved
+        if reported and vm.observed.message == reported:  # the step succeeded after an error
             vm.observed.message = ""
             report()
 
 
 class Actions:
-    """The actions of one VM; what comes of them is posted."""
+    """The actions of one VM. Their results are posted as events."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class Actions:
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._prepared = False
         self._ended = asyncio.Event()
-        """Set once the guest that is being destroyed has ended for any reason."""
+        """Set once the guest that is being destroyed has ended, for any reason."""
         self.table: dict[Action, Callable[[], None]] = {
             "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
             "save": self.save,
@@ -177,7 +178,7 @@ class Actions:
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
-        """Return the work of a task that takes what comes of `operation`."""
+        """Return a function that runs `operation`, records its error and posts its event."""
 
         async def work() -> None:
             outcome = await operation()
@@ -189,19 +190,19 @@ class Actions:
         return work
 
     def _run(self, name: str, operation: Operation, broken: MachineEvent | None = None) -> None:
-        """Run the operation as the child of that name; `broken` follows an unexpected error."""
+        """Run `operation` as the child task `name`. An unexpected error posts `broken`."""
         failed = None if broken is None else partial(self._post, broken)
         self.tasks.run(name, self._work(operation), failed)
 
     def _until_done(
         self, name: str, operation: Operation, over: asyncio.Event | None = None
     ) -> None:
-        """Do the same, and repeat it until it succeeds."""
+        """Run `operation` as the child task `name`, and repeat it until it succeeds."""
         work = self._work(operation)
         self.tasks.run(name, partial(self.tasks.until_done, work, self._vm, self._report, over))
 
     def _explain(self, outcome: Outcome) -> None:
-        """Record the error of an operation, and emit an event."""
+        """Record the error of an operation in the status, emit it as an event, and log it."""
         error, vm = outcome.error, self._vm
         if error is None or (vm.phase, outcome.event) in UNEXPLAINED:
             return
@@ -212,7 +213,7 @@ class Actions:
         log.log(level, "%s: %s", outcome.kind, error, extra=extra)
 
     def save(self) -> None:
-        """Write the latest record to disk in the background."""
+        """Write the latest record to disk in the background, if the copy there is old."""
         may = self.tasks.group is not None and self._vm.phase not in EVACUATING
         if may and self._copy.stale and self.tasks.running("save") is None:
             self.tasks.run("save", self._copy.save_soon)
@@ -228,7 +229,7 @@ class Actions:
         return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
 
     def _start(self) -> None:
-        """Start after any call that ends the previous run; it would end this one."""
+        """Start after earlier calls that end the guest. Otherwise they could end this run."""
         before = self.tasks.begun("shutdown", "destroy")
         self._run("start", partial(self._start_vm, before), "start failed")
 
@@ -253,7 +254,10 @@ class Actions:
         return outcome
 
     async def _verify_running(self) -> MachineEvent | None:
-        """Check a guest that should be running: a running domain confirms the start."""
+        """Read the domain of a guest that should run, and return the event that was missed, if any.
+
+        A running domain confirms that the record's start request was applied.
+        """
         facts = await verify_running(self._vm.record.uid, self._tools)
         record = self._vm.record
         if facts is not None and facts.active and record.powered and not record.ending:
@@ -262,7 +266,7 @@ class Actions:
         return missed(self._vm.phase, facts)
 
     def watch(self) -> None:
-        """Wait until the running guest is ready."""
+        """Wait in the background until the running guest is ready."""
         self.tasks.stop("prepare")
         self._run("ready", self._await_ready)
 
@@ -274,7 +278,7 @@ class Actions:
                 seen.network_lost = error.body.message
             self._report()
         if seen.ready:
-            return  # adopted, and it was ready before
+            return  # the adopted guest was ready before
         record = vm.record
         seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.rebooted)
         seen.ready_ns = self._tools.bus.sources.time_ns()
@@ -286,9 +290,9 @@ class Actions:
             self._until_done("pause", self._pause)
 
     async def _pause(self) -> None:
-        """Pause or resume until guest and record agree.
+        """Pause or resume the guest until it agrees with the record.
 
-        One task does so, because two calls in two threads could overtake each other.
+        One task does this, because two calls in two threads could overtake each other.
         """
         paused = not self._vm.record.paused
         while self._vm.record.paused != paused:

@@ -1,7 +1,7 @@
-"""The actor of one VM: takes its events in order, steps the tables, runs their actions.
+"""Implements the actor of one VM: it takes events in order and runs the actions of the tables.
 
-Operations run as children of the VM's task group and report by an event. So a delete reaches a VM
-even while it waits.
+Operations run as child tasks, and post an event at their end. So the actor can handle a delete
+while an operation waits.
 """
 
 import asyncio
@@ -48,7 +48,10 @@ class VmActor:
     def __init__(
         self, record: VmRecord, tools: AgentPorts, *, resumed: bool, held: str = ""
     ) -> None:
-        """`held`: the reason for a hold from the start; empty: it begins without one."""
+        """`resumed`: the VM was on this host before the agent's start.
+
+        `held`: the reason for a hold from the start; empty for none.
+        """
         self.vm = ActorState(
             record,
             domain_hash(record),
@@ -95,7 +98,7 @@ class VmActor:
             self._effects[effect]()
 
     def begin(self, facts: DomainFacts | None, first: MachineEvent | None) -> None:
-        """Begin with the host's state: `first` is the event for the domain's state, if any."""
+        """Begin with the host's state. `first` is the event for the domain's state, if any."""
         self._first = first
         if first is not None:
             self.vm.applied = applied_by(facts, first, self.vm.record)
@@ -106,22 +109,22 @@ class VmActor:
         self._signal("recall" if recall else "settled")
 
     def refuse(self, why: str) -> None:
-        """Begin nothing: the node rejects this VM, and releases what others made for it."""
+        """Reject a VM that is new here: start nothing, and release what imaged and netd made."""
         self.vm.reasons = replace(self.vm.reasons, refused=why)
         self._signal("refuse")
 
     def hold(self, why: str) -> None:
-        """Start and end nothing from now on; observation and status continue."""
+        """Start and end nothing from now on. Observation and status continue."""
         if self.vm.reasons.held != why:
             self.vm.reasons = replace(self.vm.reasons, held=why)
             self._signal("hold")
 
     def resume(self) -> None:
-        """End the hold: first the deferred events, then the record's current requests."""
+        """End the hold. The deferred events come first, then the record's current requests."""
         self._signal("resume")
 
     def terminate(self, why: str, *, at_once: bool = False, deleted: bool = False) -> None:
-        """End and forget the VM, which has no record.
+        """End the VM and release everything of it, because its record is gone.
 
         `at_once`: without grace, because another node may run it (I1). `deleted`: a user's delete
         purged the record.
@@ -137,7 +140,7 @@ class VmActor:
             self._signal("terminate")
 
     def set_desired(self, record: VmRecord) -> None:
-        """Apply a new version of the record; ignore older epochs and repeated requests."""
+        """Take a new version of the record; ignore older epochs and repeated requests."""
         if record.epoch < self.vm.record.epoch:
             return
         if record.generation != self.vm.record.generation:
@@ -146,7 +149,7 @@ class VmActor:
         self._signal("record")
 
     def _apply(self, *, or_report: bool = False) -> None:
-        """Post the unapplied requests of the record."""
+        """Post the record's requests that are not applied yet."""
         events = self.vm.applied.events(self.vm.record, self.vm.phase)
         for event in events:
             self.post(event)
@@ -160,7 +163,7 @@ class VmActor:
 
     # --- inputs ----------------------------------------------------------------------------------
     def post(self, event: MachineEvent | None) -> None:
-        """Enqueue an event, if there is one and its guard allows it."""
+        """Enqueue an event, if there is one and the table's guard accepts it."""
         starting = self._does.tasks.running("start") is not None
         powered = self.vm.record.powered
         if event and accepts(self.vm.phase, event, starting=starting, powered=powered):
@@ -171,7 +174,7 @@ class VmActor:
         self._events.put_nowait(event)
 
     def on_dependency(self, ready: ImageReady | NetReady) -> None:
-        """Handle a report of imaged or netd."""
+        """Handle a ready event of imaged or netd."""
         if isinstance(ready, ImageReady):
             self.vm.image.receive(ready)
         elif self.vm.phase not in UP:
@@ -185,7 +188,8 @@ class VmActor:
     def on_change(self, change: DomainChange) -> None:
         """Handle a change that is no event of the table: a reboot, a panic, a fired watchdog.
 
-        A guest that reboots is ready once it answers again. The end of one that failed is an event.
+        A rebooted guest is ready once it answers again. If a fault ends the guest, libvirt reports
+        that end separately.
         """
         vm = self.vm
         if change in observation.GUEST_FAULTS:
@@ -201,7 +205,7 @@ class VmActor:
 
     # --- main loop -------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Run until nothing of the VM is left; then the task ends."""
+        """Handle events until nothing of the VM is left."""
         async with asyncio.TaskGroup() as group:
             self._does.tasks.group = group
             try:
@@ -220,9 +224,9 @@ class VmActor:
                     self._writer.cancel()
 
     async def _recall(self, *, decisive: bool) -> None:
-        """Restore the running guest's state from the last status.
+        """Restore the observed state of a running guest from the last status.
 
-        `decisive`: the status decides whether the guest is started, so retry until it is read.
+        `decisive`: the status decides if the guest is started, so its read is retried.
         """
         last_status, readable = await self._status.read_last(self.vm.record, insist=decisive)
         vm, ended = self.vm, None
@@ -236,7 +240,7 @@ class VmActor:
         if last_status is None or ended is not None or last_status.state not in observation.WAS_UP:
             return
         if last_status.epoch == vm.record.epoch:
-            # the domain does not contain it
+            # pauses after the start are not in the domain's metadata
             vm.applied.pause_epoch = max(vm.applied.pause_epoch, last_status.pause_epoch)
         observation.recall_run(last_status, vm.observed)
 
@@ -257,7 +261,7 @@ class VmActor:
                 await waits
 
     async def _purge_status(self) -> None:
-        """Purge the status after the writer has ended, because it could repeat a put."""
+        """Stop the writer, which could write the status again, and then purge the status."""
         assert self._writer is not None  # noqa: S101  `run` made it
         async with self._status.putting:
             self._writer.cancel()
@@ -265,7 +269,7 @@ class VmActor:
 
     # --- outputs ---------------------------------------------------------------------------------
     def report(self) -> None:
-        """Write the status after the record's queued requests, which count as applied already."""
+        """Write the status, but after queued requests of the record: they count as applied."""
         self._unreported = self._queued_requests > 0
         if not self._unreported:
             self._status.report(self.status())

@@ -1,4 +1,7 @@
-"""Waits for the disks and the network of a VM: reported by events, requested after silence."""
+"""Waits for a VM's disks and network, which imaged and netd report.
+
+After a time without a report, the agent requests them.
+"""
 
 import asyncio
 import logging
@@ -22,11 +25,11 @@ ASK_TIMEOUT_S = 3.0
 WORKING = {"image_pulling": "the image is being fetched; `virtbus events -f` shows how far it is"}
 ASK_AGAIN_S = (0.25, 5.0)
 RECOVERING = "recovering"
-"""The refusal of a service that has just started; it is temporary."""
+"""The reason of a temporary refusal, by a service that has just started."""
 
 
 class Dependency(Generic[Part]):
-    """One part of a VM, made by one service."""
+    """One part of a VM, its disks or its network, made by one service."""
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Dependency(Generic[Part]):
         record: Callable[[], VmRecord],
         report: Callable[[], None],
     ) -> None:
-        """`record` returns the latest one; `report` is called when `silence` has changed."""
+        """`record` returns the VM's latest record. `report` is called when `silence` changes."""
         self._bus = bus
         self._record = record
         self._report = report
@@ -45,22 +48,23 @@ class Dependency(Generic[Part]):
         self._part: Part | None = None
         self._arrived = asyncio.Event()
         self.silence = ""
+        """The reason why the part is missing, for the status; empty if none is known."""
 
     @property
     def latest(self) -> Part | None:
-        """Return the part; None if it is missing or failed, so that a start does not continue."""
+        """Return the part; None if it is missing or failed."""
         return self._part if self._part is not None and self._part.error is None else None
 
     def receive(self, part: Part) -> None:
-        """Handle a ready event; ignore those of a recovering service.
+        """Take a ready event, unless the service recovers or the event contradicts the record.
 
-        One that contradicts the record is ignored, too: the service is asked again.
+        In both cases the service is asked again.
         """
         why = contradiction(self._record(), part)
         if why:
             extra = {"code": "part_refused", "uid": self._record().uid}
             log.warning("rejected the report of %s: %s", self._service, why, extra=extra)
-            self._say(f"{self._service} is not believed: {why}; see its log")
+            self._say(f"the report of {self._service} is rejected: {why}; see its log")
             return
         if part.error is not None and part.error.reason == RECOVERING:
             self._say(f"{self._service}: {part.error.message}")
@@ -70,14 +74,14 @@ class Dependency(Generic[Part]):
         self._arrived.set()
 
     def reset(self) -> None:
-        """Drop the part: it belongs to an earlier run."""
+        """Drop the part, so that `get` waits for a new one."""
         self._part = None
         self._arrived.clear()
 
     async def get(
         self, record: VmRecord, *, ask_after_s: float, image_pull: Mapping[str, str] | None = None
     ) -> Part:
-        """Return the part for this record's epoch and generation; waits without limit.
+        """Return the part of this record's epoch or a later one; waits without limit.
 
         If the VM brings its own registry logins (`image_pull`), the request is sent at once,
         because only the agent has them.
@@ -105,7 +109,7 @@ class Dependency(Generic[Part]):
             await self._arrived.wait()
 
     async def _ask(self, wanted: Ensure, after_s: float) -> None:
-        """Ask repeatedly with growing delays; an answer counts as an event."""
+        """Request the part repeatedly, with growing delays. An answer counts as a ready event."""
         record = wanted.record
         delay_s = after_s
         while True:

@@ -9,12 +9,12 @@ from virtbus.schemas.vm import VmRecord
 MOVED = "the VM was moved to another node without this one"
 """The reason for keeping the disks of a VM that left by a fence or a rebuild."""
 UNSEEN = frozenset[VmPhase]({"new", "starting"})
-"""Phases in which a pause is decided and not yet observed."""
+"""Phases in which a requested pause cannot be seen yet."""
 
 
 @dataclass(slots=True)
 class Applied:
-    """The part of a VM's record that was already applied, in the memory of its actor."""
+    """The requests of a VM's record that were already applied, in the memory of its actor."""
 
     power_epoch: int = -1
     generation: int = 0
@@ -32,17 +32,16 @@ class Applied:
         self.powered = record.powered
 
     def behind(self, record: VmRecord) -> bool:
-        """Return True if the record asks for a start that the domain has not seen.
+        """Return True if the record requests a start for which the domain was not defined.
 
-        The start of an already running guest leaves no trace in its domain; the last status
-        decides.
+        A start request for a running guest does not change its domain. So the last status decides.
         """
         return record.powered and self.power_epoch < record.power_epoch
 
     def events(self, record: VmRecord, phase: VmPhase) -> list[MachineEvent]:
-        """Return the events for unapplied parts of the record, which are applied from now on.
+        """Return events for the record's requests that are not applied, and mark them as applied.
 
-        A start that must wait stays pending.
+        A restart, and a start that must wait, stay pending.
         """
         event = next_event(record, self, phase)
         if event == "restart":
@@ -55,18 +54,18 @@ class Applied:
         return [one for one in (event, pause) if one is not None]
 
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
-        """Note that `event` came in `phase`: some apply only after the guest has ended.
+        """Note that `event` was handled in `phase`.
 
-        These are a restart, and a start during a stop. The start was posted before the halt was
-        applied.
+        A restart, and a start during a stop, take effect only after the guest has ended. So a start
+        is due again then.
         """
         if (event == "run" and phase == "stopping") or (event == "restart" and phase in UP):
             self.powered = False
 
     def epochs(self, record: VmRecord, phase: VmPhase) -> tuple[int, int]:
-        """Return power and pause epochs for the status.
+        """Return the power epoch and the pause epoch for the status.
 
-        A request that is still pending reports its previous value.
+        For a pending request it is the previous epoch.
         """
         power, pause = record.power_epoch, record.pause_epoch
         if self.power_epoch >= 0 and next_event(record, self, phase) is not None:
@@ -78,9 +77,9 @@ class Applied:
 
 
 def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord) -> Applied:
-    """Return what the domain of an earlier agent shows as applied; `first` is its event.
+    """Return the requests that an existing domain shows as applied. `first` is the domain's event.
 
-    A domain that ended, and was defined for an earlier start, has not acted on later starts.
+    If the domain has ended, later start requests than the one it was defined for are not applied.
     """
     metadata = facts.metadata if facts is not None else None
     defined_for = -1 if metadata is None else metadata.power_epoch
@@ -89,7 +88,7 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         record.generation,
         powered=True,
         pause_epoch=record.pause_epoch if metadata is None else metadata.pause_epoch,
-        # an older agent's domain has no power epoch: assume one before any restart
+        # a domain of an older agent has no power epoch: assume 0
         runs_for=record.power_epoch if metadata is None else max(defined_for, 0),
     )
 
@@ -115,9 +114,9 @@ def next_event(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return PAUSE for a running guest that should be paused, UNPAUSE for the reverse.
+    """Return "pause" for a running guest that should be paused, "unpause" for the opposite.
 
-    A guest that others paused stays paused until the record changes.
+    A guest that was paused outside virtbus stays paused until the record changes.
     """
     if record.ending or not record.powered:
         return None
@@ -128,7 +127,7 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def grace_s(record: VmRecord) -> int:
-    """Return the seconds for the guest's shutdown, by the last request."""
+    """Return the seconds that the guest has to shut down, by the last request or the spec."""
     if record.ending:
         asked = record.delete_grace_s if record.deleting else None
     else:

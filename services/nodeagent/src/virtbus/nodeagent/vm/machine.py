@@ -1,7 +1,7 @@
-"""The state machine of a VM on this node, as two orthogonal tables (ADR 0038).
+"""Defines the state machine of a VM on this node, as two orthogonal tables (ADR 0038).
 
-TABLE says what a VM does: everything that happens to it is an event, and all reactions of the agent
-are actions. CONTROL says what the agent may do with it. docs/reference/states.md is generated from
+In TABLE, an event leads from a phase of the VM to the next one, with actions. In CONTROL, a signal
+changes the rights of the agent on the VM, with effects. docs/reference/states.md is generated from
 both, and the tests visit each row.
 """
 
@@ -16,9 +16,9 @@ VmPhase = Literal[
     "stopping",
     "stopped",
     "succeeded",
-    "waiting",  # a dependency is unavailable: retries
-    "backing off",  # failed; retries after a delay
-    "failed",  # failed permanently: only a change by the user helps
+    "waiting",  # the next start follows after a delay
+    "backing off",  # the start failed; the next one follows after a delay
+    "failed",  # failed permanently: only a request or change by the user helps
     "ending",  # being deleted; the guest still runs or starts
     "releasing",
     "released",
@@ -49,7 +49,7 @@ MachineEvent = Literal[
     "shut down",  # the guest powered itself off
     "ended",  # the guest was destroyed, by us or from outside
     "crashed",
-    "found starting",
+    "found starting",  # at the agent's start, libvirt still starts the guest
     # Timers.
     "grace expired",
     "retry",
@@ -70,11 +70,11 @@ Action = Literal[
     "retry backed off",
     "reset attempts",
     "await stable",  # set the timer after which the back-off is reset
-    "verify running",  # a start is requested for a guest that should be running: check that it is
+    "verify running",  # after a start request for a guest that is up: read its domain
     "purge status",
     "watch",  # wait until the running guest is ready
     "unwatch",  # stop the tasks of a guest that is not up any more
-    "stop ending",  # the guest has ended: nothing has to end it any more
+    "stop ending",  # the guest has ended: do not repeat "destroy"
     "defer purge",  # keep the event until the VM is released
     "replay",  # take the deferred events again
     "report",  # write the status
@@ -193,7 +193,7 @@ SETTLED = frozenset[VmPhase]({"stopped", "succeeded", "failed", *UP})
 START_LATER = frozenset[VmPhase]({"stopping", "running", "paused"})
 """In these phases a start is deferred until the guest has stopped or is confirmed running."""
 REQUESTS = frozenset[MachineEvent]({"run", "halt", "restart", "pause", "unpause", "delete"})
-"""Events that a record asks for."""
+"""Events that a record requests."""
 
 ENTRY: dict[VmPhase, tuple[Action, ...]] = {"running": ("watch",)}
 EXIT: dict[tuple[VmPhase, VmPhase], tuple[Action, ...]] = {
@@ -203,7 +203,7 @@ ALSO: dict[tuple[VmPhase, MachineEvent], tuple[Action, ...]] = {
     **{(phase, event): ("stop ending",) for phase in PHASES for event in ENDINGS},
     **{(phase, "purged"): ("defer purge",) for phase in set(PHASES) - {"released"}},
 }
-"""Actions of an event besides its row; alone they are nothing to report."""
+"""Actions of an event in addition to its row. They alone cause no report."""
 AT_REST: dict[VmPhase, tuple[Action, ...]] = {
     **dict.fromkeys(SETTLED, ("settle",)),
     "released": ("replay",),
@@ -214,7 +214,7 @@ AT_REST: dict[VmPhase, tuple[Action, ...]] = {
 Guard = Literal[
     "no start is in flight",  # only the code that stops the guest reports its end during a start
     "the record asks for a guest",
-    "never",  # the result is of an earlier step
+    "never",  # the event is a late result of an earlier step
 ]
 """A condition on an event, checked when it is posted."""
 GUARDS: dict[tuple[VmPhase, MachineEvent], Guard] = {
@@ -227,16 +227,16 @@ UNEXPLAINED = {
     for phase in set(PHASES) - {"starting"}
     for event in ("start failed", "start later")
 }
-"""A start that the agent ended: its error is not the VM's failure."""
+"""Results of a start that the agent itself ended. Their error is not the VM's failure."""
 
 
 Control = Literal[
     "following",  # the agent applies the record
-    "recalling",  # it reads the last status first, which decides if the record asks for anything
+    "recalling",  # it reads the last status first, which shows the requests applied so far
     "held",  # it starts and ends nothing; observation and status continue
     "recalling, held",
     "recalling, terminated",
-    "refused",  # it rejects the VM and releases what others made for it
+    "refused",  # it rejects the VM and releases what imaged and netd made
     "refused, held",
     "terminated",  # it ends the VM, which has no record
 ]
@@ -314,11 +314,11 @@ DROPPED = frozenset[MachineEvent]({"restart", "pause", "unpause"})
 """Level-triggered: these events are raised again until they take effect, so they are dropped rather
 than deferred while the VM is on hold."""
 NOT_HELD = frozenset[VmPhase]({"ending", *EVACUATING})
-"""An accepted delete continues, even on another bus."""
+"""Phases in which a hold has no effect: an accepted delete continues, even on another bus."""
 
 
 def step(phase: VmPhase, event: MachineEvent, strategy: str) -> tuple[VmPhase, tuple[Action, ...]]:
-    """Return the next phase and the actions of the row; the same phase if the table has none."""
+    """Return the next phase and the actions of the row; the same phase if there is no row."""
     if phase in ALIVE and (row := BY_STRATEGY.get((strategy, event))) is not None:
         return row
     return TABLE.get((phase, event), (phase, ()))
@@ -327,8 +327,7 @@ def step(phase: VmPhase, event: MachineEvent, strategy: str) -> tuple[VmPhase, t
 def react(phase: VmPhase, event: MachineEvent, strategy: str) -> tuple[VmPhase, tuple[Action, ...]]:
     """Return the next phase and all actions of a step, in order.
 
-    These are the exit from the phase, the entry into the next, the event's own, the row's, the
-    report, and those of a stable phase.
+    These are the actions of EXIT, ENTRY, ALSO and the row, the report, and those of AT_REST.
     """
     after, actions = step(phase, event, strategy)
     entered = after if after != phase else None
@@ -354,7 +353,7 @@ def accepts(phase: VmPhase, event: MachineEvent, *, starting: bool, powered: boo
 
 
 def control(state: Control, signal: Signal, phase: VmPhase) -> tuple[Control, tuple[Effect, ...]]:
-    """Return the next state of the second table and the effects, in order."""
+    """Return the next state in CONTROL and the effects, in order; no change without a row."""
     if signal == "hold" and phase in NOT_HELD:
         return state, ()
     return CONTROL.get((state, signal), (state, ()))

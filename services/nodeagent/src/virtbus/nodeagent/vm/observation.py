@@ -1,4 +1,4 @@
-"""Keeps the observed state of a VM: from its domain, its last status, and each step it takes."""
+"""Keeps the observed state of a VM, from its domain, its last status and each step of its table."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,8 +13,9 @@ from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.vm_status import GUEST_ENDED, FailureStage, VmStatus
 
 READY = "Ready"
-"""The type of the condition that a guest is ready."""
+"""The type of the condition that shows if a guest is ready."""
 ONE_REBOOT_S = 3
+"""Resets within this time of each other are one reboot."""
 HOW: dict[MachineEvent, Literal["shut down", "ended", "crashed"]] = {
     "shut down": "shut down",
     "ended": "ended",
@@ -26,7 +27,7 @@ GUEST_FAULTS = {
     DomainChange.WATCHDOG_RESET: "reset",
     DomainChange.WATCHDOG_SHUTDOWN: "shutdown",
 }
-"""Failures that may precede an end or a reboot; with the watchdog's action."""
+"""Failures that may precede an end or a reboot, each with the watchdog's action."""
 WORDS = {"watchdog": "was powered off by its watchdog"}
 FOUND: dict[DomainState, MachineEvent] = {
     DomainState.RUNNING: "started",
@@ -50,7 +51,7 @@ MISSED: dict[tuple[VmPhase, DomainState], MachineEvent] = {
     ("failed", DomainState.RUNNING): "started",
     ("backing off", DomainState.RUNNING): "started",
 }
-"""The event that was missed by a VM in this phase with a domain in this state."""
+"""The event that an actor missed, by the VM's phase and the domain's state."""
 
 
 @dataclass
@@ -64,25 +65,25 @@ class Observed:
     reboots: int = 0
     rebooted_ns: int | None = None
     rebooted: bool = False
-    """A reboot was reported: earlier console output is no sign of readiness."""
+    """True after a reboot. Then earlier console output is no sign of readiness."""
     last_exit: GuestExit | None = None
     fault: Literal["", "panicked", "watchdog"] = ""
-    """The failure after which this run's end counts as a crash."""
+    """The failure that explains a crash of this run."""
     end_reported: bool = False
-    """An earlier agent reported the guest's end: finding it again emits no event."""
+    """True if an earlier agent reported the guest's end. Then its `last_exit` is kept."""
     attempt: int = 0
     ready: str = ""
     ready_ns: int = 0
     domain_hash: str = ""
     accelerator: str = ""
     network_lost: str = ""
-    """The reason why the running guest has no network, from netd."""
+    """The reason why the running guest has no network, reported by netd."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
     stage: FailureStage = ""
 
     def failed(self, stage: FailureStage, reason: str, message: str) -> None:
-        """Keep a failure until `recovered`."""
+        """Store a failure until `recovered` is called."""
         self.stage, self.reason, self.message = stage, reason, message
 
     def recovered(self) -> None:
@@ -123,7 +124,7 @@ def _note_ending(
     tools: AgentPorts,
 ) -> None:
     seen.started_ns, seen.ready = None, ""
-    # libvirt's event, a comparison and our own call may all report it
+    # libvirt's event, a comparison and our own call may all report one end
     if phase == before:
         return
     how = (event == "crashed" and seen.fault) or HOW[event]
@@ -143,7 +144,7 @@ def _note_ending(
 def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
     """Handle a machine reset; return False if it belongs to the previous reboot.
 
-    Firmware that finds itself started a second time resets the machine once more.
+    Some firmware resets the machine once more when it detects a second start.
     """
     at_ns = tools.bus.sources.time_ns()
     again = seen.rebooted_ns is not None and at_ns - seen.rebooted_ns < ONE_REBOOT_S * 10**9
@@ -168,10 +169,11 @@ def note_fault(change: DomainChange, record: VmRecord, seen: Observed, tools: Ag
 
 
 def found(facts: DomainFacts | None, *, powered: bool) -> MachineEvent | None:
-    """Return the event for a domain at the agent's start; None leaves it to the record (I16).
+    """Return the event for a domain that the agent finds at its start.
 
-    A shut-off domain counts as an end only if the record wants it to run. An agent that died
-    between define and create leaves a domain that never ran, with an unknown end.
+    None if there is no event: then the record decides (I16). A shut-off domain counts as an end
+    only if the VM should run. An agent that died between define and create leaves a domain that
+    never ran, with an unknown end.
     """
     if facts is None:
         return None
@@ -181,7 +183,7 @@ def found(facts: DomainFacts | None, *, powered: bool) -> MachineEvent | None:
 
 
 def missed(phase: VmPhase, facts: DomainFacts | None) -> MachineEvent | None:
-    """Return the event that was missed by a guest in `phase`, from its domain now."""
+    """Return the event that the actor of a VM in `phase` missed, by the current domain."""
     state = facts.state if facts else DomainState.SHUT_OFF
     if phase in UP and state is DomainState.SHUT_OFF:
         return ENDED.get(facts.ending if facts else Ending.ENDED, "ended")
@@ -193,11 +195,12 @@ def ended_before(
 ) -> MachineEvent | None:
     """Return how the guest ended, from its last status, if its domain does not show it.
 
-    libvirt forgets why a domain is shut off when it, or the host, restarts. Without this a guest
-    that had powered itself off, or that runs only once, would be started again.
-    If the last status shows a running guest of the last start, the domain's end is its end. The
-    domain may have been defined for an earlier start. If it is unreadable, a run-once guest may
-    have run.
+    libvirt forgets why a domain is shut off when libvirt or the host restarts. Without this
+    function a guest that had powered itself off, or that runs only once, would be started again.
+
+    If the last status shows a running guest, the end of the domain (`first`) is that guest's end.
+    The domain may have been defined for an earlier start. If the status is unreadable, a guest that
+    runs only once counts as crashed, because it may have run.
     """
     once = record.spec.run_strategy in ONCE_ONLY
     if not record.powered or record.ending:

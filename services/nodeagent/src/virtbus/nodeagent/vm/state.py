@@ -1,4 +1,4 @@
-"""All that the agent knows of one VM, apart from what is under way."""
+"""Defines the state of one VM in the agent, apart from running tasks."""
 
 from dataclasses import dataclass, field
 
@@ -12,16 +12,16 @@ from virtbus.schemas.vm import VmRecord
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """The reasons for the state of the second table; empty where they do not apply."""
+    """The reasons for the VM's state in CONTROL. A reason that does not apply is empty."""
 
     held: str = ""
-    """Nothing may be started or ended now."""
+    """The reason why nothing may be started or ended now."""
     refused: str = ""
-    """This node rejects the VM."""
+    """The reason why this node rejects the VM."""
     terminated: str = ""
-    """It has no record, and ends."""
+    """The reason why the VM, which has no record, ends."""
     at_once: bool = False
-    """It ends without grace, because another node may run it (I1)."""
+    """The VM ends without grace, because another node may run it (I1)."""
     deleted: bool = False
     """A user's delete removed the record: its disks may be removed."""
 
@@ -32,11 +32,11 @@ class ActorState:
 
     record: VmRecord
     wanted_hash: str
-    """The hash of the part of the record's spec that a running domain cannot apply."""
+    """`metadata.domain_hash` of the record. A running guest with another one needs a restart."""
     image: Dependency[ImageReady]
     net: Dependency[NetReady]
     resumed: bool
-    """An earlier agent had it."""
+    """True if the VM was on this host before the agent's start."""
     control: Control
     reasons: Reasons
     phase: VmPhase = "new"
@@ -50,7 +50,7 @@ class ActorState:
 
     @property
     def keep_reason(self) -> str:
-        """Return why its disks go to the quarantine (ADR 0033).
+        """Return why the VM's disks go to the quarantine (ADR 0033).
 
         Empty if a user's delete allows removal.
         """

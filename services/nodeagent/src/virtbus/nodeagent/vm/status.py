@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.1, 5.0)
 PASSING = frozenset({VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING})
 PASSING_S = 1.0
-"""Delay for transient states: each put is a durable write, and a create needs half of this time."""
+"""The delay of transient states. Each put is a durable write, and a create takes half this time."""
 
 
 RESTART_REQUIRED, HELD = "RestartRequired", "Held"
@@ -48,7 +48,7 @@ VISIBLE: dict[VmPhase, VmState] = {
 
 
 def status(vm: ActorState, updated_ns: int) -> VmStatus:
-    """Return the VM's status."""
+    """Return the VM's status, with the time `updated_ns`."""
     record, phase, reasons, observed = vm.record, vm.phase, vm.reasons, vm.observed
     image, net = vm.image.latest, vm.net.latest
     power_epoch, pause_epoch = vm.applied.epochs(record, phase)
@@ -108,7 +108,7 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
 
 
 def _paused(observed: Observed, *, asked: bool) -> Condition:
-    """Return the condition that names the cause of the pause, in KubeVirt's words."""
+    """Return the condition with the cause of the pause, in KubeVirt's words."""
     if observed.disk_waits and not asked:
         why = observed.disk_waits
         return Condition(type=PAUSED, status=True, reason="PausedIOError", message=why)
@@ -117,29 +117,34 @@ def _paused(observed: Observed, *, asked: bool) -> Condition:
 
 
 class StatusWriter:
-    """One VM's status. `report` never waits; `run` is a task of the VM."""
+    """Writes one VM's status. `report` never waits; `run` is a task of the VM."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._latest: VmStatus | None = None
         self._written: VmStatus | None = None
         self._up = False
-        """The bus says that the guest is up."""
+        """True if the status on the bus shows a guest that is up."""
         self._revision = 0
-        """The revision to put over. A put that hangs in a broken connection may arrive late, even
-        after the status was purged. The server then refuses it, because it expects this
-        revision."""
+        """The revision that the next put expects.
+
+        A put that hangs in a broken connection may arrive late, even after the status was purged.
+        Then the server refuses it, because the revision has changed.
+        """
         self._dirty = asyncio.Event()
         self._soon: asyncio.TimerHandle | None = None
         self.putting = asyncio.Lock()
-        """Held during a put. A caller that cancels `run` takes it first: an abandoned put could be
-        stored after later requests."""
+        """Locked during a put.
+
+        A caller takes it before it cancels `run`. Otherwise an abandoned put could be stored after
+        later requests.
+        """
 
     def report(self, status: VmStatus) -> None:
         """Set the status to write; an unchanged one is not written again.
 
-        A transient state is written after PASSING_S if it still applies; others are written at
-        once. A state that replaces one of a running guest is written at once as well.
+        A transient state is written after PASSING_S if it still applies. Other states are written
+        at once, and so is each state that replaces one of a running guest.
         """
         self._latest = status
         if self._up or status.state not in PASSING:
@@ -154,7 +159,7 @@ class StatusWriter:
         self._dirty.set()
 
     async def run(self) -> None:
-        """Write the latest status repeatedly; never returns by itself."""
+        """Write each new status; never returns by itself."""
         delay_s = RETRY_S[0]
         while True:
             await self._dirty.wait()
@@ -179,7 +184,10 @@ class StatusWriter:
             self._written, self._up, delay_s = status, status.state in WAS_UP, RETRY_S[0]
 
     async def _put(self, status: VmStatus) -> int:
-        """Put it over any value: only this process writes statuses of a VM on this node."""
+        """Write the status over any value; return the new revision.
+
+        Only this process writes statuses of a VM on this node.
+        """
         key, body = subjects.vm_status(status.node, status.uid), fitted_bytes(status)
         try:
             return await self._bus.put(key, body, expect=self._revision)
@@ -188,15 +196,15 @@ class StatusWriter:
             return await self._bus.put(key, body, expect=self._revision)
 
     async def _read(self, key: str) -> bytes:
-        """Return the value at `key`; later puts are over its revision."""
+        """Return the value at `key`, empty without one. The next put expects its revision."""
         entry = await self._bus.get(key)
         self._revision = entry.revision if entry is not None else 0
         return entry.value if entry is not None else b""
 
     async def read_last(self, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
-        """Return the last status of a VM, and True if it was readable.
+        """Return the last status of a VM, and True if the read succeeded.
 
-        With `insist` the bus is asked until it answers.
+        With `insist`, the read is repeated until the bus answers.
         """
         extra = {"code": "not_recalled", "uid": record.uid}
         for delay_s in delays(*RETRY_S, self._bus.sources):
@@ -215,7 +223,7 @@ class StatusWriter:
         return None, False
 
     def _recalled(self, last: VmStatus | None) -> VmStatus | None:
-        """Return the last status. If it shows a running guest, replace it at once."""
+        """Return `last`. If its guest was up, a reported status replaces it at once."""
         self._up = last is not None and last.state in WAS_UP
         if self._up and self._latest is not None:
             self._tell()

@@ -1,11 +1,12 @@
-"""The rules in CEL, which API servers check by themselves (ADR 0025): one row for each rule.
+"""Writes kubebridge's validation rules in CEL, which API servers check themselves (ADR 0025).
 
-A row takes its message from its rule. CEL has no index within an expression, so the path of a rule
-about two lists ends at the list. https://kubernetes.io/docs/reference/using-api/cel/
+There is one row for each rule, and a row takes its message from its rule. CEL has no index within
+an expression, so the path of a rule about two lists ends at the list.
+https://kubernetes.io/docs/reference/using-api/cel/
 
 An API server evaluates all rules at each write of an object, including its status. For each step of
 a path it copies everything that is declared there. Rules that match disks with volumes, or
-interfaces with networks, cost 0.7 ms each, so only the webhooks check them (ADR 0025).
+interfaces with networks, cost 0.7 ms each. So only the webhooks check them (ADR 0025).
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,9 +35,9 @@ SEVERAL = "'none, or more than one'"
 class Cel(NamedTuple):
     """A rule on `self`, the value at the path `at`. A violation is reported at `path` below it.
 
-    `shown` has the value for each `{}` of the rule's message: quoted text, or an expression. The
-    API server must be able to estimate the expression's cost. A search for the faulty item costs
-    too much.
+    `shown` has a value for each `{}` in the rule's message: quoted text, or a CEL expression. The
+    API server must be able to estimate the expression's cost. An expression that searches for the
+    faulty item would cost too much.
     """
 
     number: int
@@ -55,7 +56,7 @@ class Cel(NamedTuple):
             made["messageExpression"] = _filled(rule.message, self.shown)
         if self.path:
             made["fieldPath"] = self.path
-        # The API server drops the message of a duplicate, and CEL knows no other of our reasons.
+        # CEL also has the reason Duplicate, but then the API server drops the message.
         told = Reason.REQUIRED if rule.reason is Reason.REQUIRED else Reason.INVALID
         return {**made, "reason": str(told)}
 
@@ -66,7 +67,7 @@ _RULES: Mapping[tuple[int, str], Rule] = {
 
 
 def _filled(message: str, shown: Iterable[str]) -> str:
-    """Return an expression that builds the message."""
+    """Return a CEL expression that builds the message with the values of `shown`."""
     values = iter(shown)
     texts = message.replace("{{", "\0").replace("}}", "\1").split("{}")
     quoted = [repr(one.replace("\0", "{").replace("\1", "}")) for one in texts]
@@ -147,7 +148,7 @@ _WAY = "c.sshPublicKey.propagationMethod"
 
 
 def _unseeded(way: str) -> str:
-    """Return a condition on credential `c`: it needs a seed that no volume has."""
+    """Return a CEL condition: credential `c` needs a seed, and no volume has one."""
     seed = f"has(self.volumes) && self.volumes.exists(v, has(v.{_SEED_OF[way]}))"
     return f"has(c.sshPublicKey) && has({_WAY}.{way}) && !({seed})"
 
@@ -157,7 +158,7 @@ VM_ROWS = (
     Cel(2, "running", "", "!(has(self.running) && has(self.runStrategy))", ".running"),
     Cel(3, "running", "", "has(self.running) || has(self.runStrategy)", ".running"),
 )
-"""Rules below a VM's `spec`."""
+"""Rules on a VM's `spec`."""
 RUN_ROWS = (
     Cel(
         17,
@@ -169,7 +170,7 @@ RUN_ROWS = (
         ".memory.guest",
     ),
 )
-"""Rules below a VMI's `spec`, but not below a VM's template."""
+"""Rules on a VMI's `spec`, but not on a VM's template."""
 SPEC_ROWS = (
     _over_limit(20, "memory"),
     _over_limit(26, "cpu"),
@@ -279,7 +280,7 @@ SPEC_ROWS = (
         (SEVERAL,),
     ),
 )
-"""Rules below a VMI's `spec`, or below a VM's `spec.template.spec`."""
+"""Rules on a VMI's `spec`, and on a VM's `spec.template.spec`."""
 
 
 def keywords(rows: tuple[Cel, ...], prefix: str) -> dict[str, dict[str, Any]]:
@@ -293,7 +294,7 @@ def keywords(rows: tuple[Cel, ...], prefix: str) -> dict[str, dict[str, Any]]:
 
 
 def of_spec(prefix: str) -> dict[str, dict[str, Any]]:
-    """Return the keywords of all rules of a VMI's spec at the prefix."""
+    """Return the keywords of all rules on a VMI's spec, which is at `prefix`."""
     lengths = {f"{prefix}.{path}.name": {"maxLength": NAME_LENGTH} for path in NAMES}
     # A volume has a name and one source. In CEL, each write of a status would check 16 sources.
     one_source = {f"{prefix}.volumes[]": {"minProperties": 2, "maxProperties": 2}}

@@ -23,12 +23,12 @@ def column(name: str, path: str, **more: Any) -> Schema:
 
 
 def condition(name: str, kind: str, **more: Any) -> Schema:
-    """Return a column with the status of a condition."""
+    """Return a column with the status of the condition of type `kind`."""
     return column(name, f".status.conditions[?(@.type=='{kind}')].status", **more)
 
 
 class Resource(NamedTuple):
-    """The parts of one definition. `rows` has the verdicts on its fields by path."""
+    """The parts of one definition. `rows` are the verdicts of virtbus on its fields, by path."""
 
     kind: str
     short_names: tuple[str, ...]
@@ -36,8 +36,9 @@ class Resource(NamedTuple):
     model: type[BaseModel]
     rows: Mapping[str, Field]
     status: bool
-    """True if status is a subresource. A VMI's is not, because KubeVirt's clients write it as a
-    whole.
+    """True if status is a subresource.
+
+    A VMI's status is not, because KubeVirt's clients write the object as a whole.
     """
     held: Mapping[str, Schema] = {}
     """Schema keywords by path, for the rules that API servers check by themselves."""
@@ -95,7 +96,7 @@ def definitions() -> dict[str, Schema]:
 
 
 def definition(resource: Resource) -> Schema:
-    """Return the definition as `kubectl apply` takes it."""
+    """Return the definition as an object for `kubectl apply`."""
     schema = structural(resource.model, lambda path: _told(resource.rows.get(path)))
     for path, keywords in resource.held.items():
         _below(schema, path).update(keywords)

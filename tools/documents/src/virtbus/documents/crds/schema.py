@@ -21,7 +21,7 @@ KEPT = (
 
 
 def structural(model: type[BaseModel], remark: Remark) -> Schema:
-    """Return the schema of a model without references and null types, each field described."""
+    """Return a model's schema without references and null types. Each field has a description."""
     whole = model.model_json_schema()
     return _schema(whole, whole.get("$defs", {}), "", remark)
 
@@ -37,7 +37,7 @@ def _schema(
     text = " ".join(filter(None, (merged.get("description"), remark(path))))
     if text:
         made["description"] = text
-    if merged.get("properties"):  # API servers drop an empty one; each `apply` would rewrite it
+    if merged.get("properties"):  # API servers drop empty ones, so each `apply` would rewrite them
         made["properties"] = {
             name: _schema(one, models, f"{path}.{name}".removeprefix("."), remark)
             for name, one in merged["properties"].items()

@@ -1,4 +1,4 @@
-"""The outcome of an operation on a VM."""
+"""Defines the outcome of an operation on a VM."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ RETRY_S = (0.5, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The event of an operation, and the error that explains it."""
+    """The event that an operation ends with, and the error that explains it."""
 
     event: MachineEvent
     error: VirtbusError | None = None

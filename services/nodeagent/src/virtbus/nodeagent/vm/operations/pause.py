@@ -4,7 +4,7 @@ from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
 
 
 async def pause(uid: str, hypervisor: Hypervisor, *, paused: bool) -> DomainFacts | None:
-    """Return the domain afterwards, which tells the event; raises VirtbusError."""
+    """Pause or resume the guest; return the facts of its domain afterwards, None without one."""
     if paused:
         await hypervisor.suspend(uid)
     else:

@@ -38,7 +38,7 @@ class RecordCopy:
         return self._saved != self._latest()
 
     async def save(self) -> None:
-        """Durable on return; raises VirtbusError."""
+        """Write the latest record, durable on return; raises VirtbusError 503 `state_write`."""
         async with self._saving:
             while self.stale:
                 record = self._latest()
@@ -46,7 +46,7 @@ class RecordCopy:
                 self._saved = record
 
     async def save_soon(self) -> None:
-        """Do the same in the background; a failure is logged."""
+        """Write the latest record; a failure is only logged."""
         try:
             await self.save()
         except VirtbusError as error:
@@ -63,7 +63,10 @@ async def prepare(
     *,
     ask_after_s: float,
 ) -> Outcome:
-    """Write record and seed, wait for image and network; return a "dependencies" event."""
+    """Write the record, wait for the network, write the seeds, and wait for the disks.
+
+    Return a "dependencies" event, with the error if there was one.
+    """
     with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
         stage: FailureStage = "start"
         try:
@@ -87,7 +90,7 @@ async def prepare(
 
 
 async def _seed(record: VmRecord, net: NetReady | None, tools: AgentPorts) -> VmSecrets | None:
-    """Write the seeds; if the bus lost the secrets, use the existing seeds.
+    """Write the seeds; if the bus has lost the secrets, keep the existing seeds.
 
     Returns the secrets, if there are any.
     """
@@ -98,7 +101,7 @@ async def _seed(record: VmRecord, net: NetReady | None, tools: AgentPorts) -> Vm
             extra = {"code": "secrets_lost", "uid": record.uid}
             log.warning("the bus has lost the secrets; the existing seed is kept", extra=extra)
             return None
-        if secrets is None:  # or the replica we read from lags
+        if secrets is None:  # or the bus replica that answered is behind
             message = (
                 "the bus does not have the VM's secrets, and this host has no seed of it; it "
                 "is asked again. If they are lost, create the VM again with its cloud-init"
@@ -115,5 +118,5 @@ async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
         message = "the bus does not give the VM's secrets now; it is asked again"
         raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
     if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
-        return None  # none, or those of another create of this uid
+        return None  # no secrets, or those of another create of this uid
     return read_stored(VmSecrets, entry.key, entry.value)

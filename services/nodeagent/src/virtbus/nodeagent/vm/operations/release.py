@@ -35,8 +35,8 @@ async def release(
 ) -> MachineEvent:
     """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
 
-    `written` returns once no file of the VM is being written. `keep_reason` tells why its disks go
-    to the quarantine, and is empty if they are removed.
+    `starting` is the task of a start in progress. `written` returns once no file of the VM is being
+    written. `keep_reason` returns why its disks go to the quarantine, or "" if they are removed.
     """
     with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
         await end(record.uid, tools.hypervisor, starting)
@@ -50,8 +50,8 @@ async def release(
         if kept := disks.result():
             await tools.files.keep_work(record.uid, kept)
         await tools.files.remove_work(record.uid)
-        # Before anybody is notified: an agent that is killed after the purge must not find the
-        # record of a deleted VM on disk and start it again (I3).
+        # Done before "released" is posted: an agent that is killed after the purge must not find
+        # the record of a deleted VM on disk and start it again (I3).
         await tools.files.forget(record.uid, refused_epoch=record.epoch if refused else 0)
     return "released"
 
@@ -59,7 +59,7 @@ async def release(
 async def _release(
     bus: Bus, service: str, record: VmRecord, keep: QuarantineRequest | None = None
 ) -> str:
-    """Release the service's resources; return the quarantine's entry, if any."""
+    """Let a service release the VM's resources; return the quarantine's entry, "" if none."""
     try:
         answer = await bus.request(
             subjects.rpc(record.node, service, "release"),
@@ -75,7 +75,7 @@ async def _release(
 
 
 async def purge_status(record: VmRecord, bus: Bus) -> None:
-    """Purge the status after the record was purged; retry until done."""
+    """Purge the status of a VM whose record was purged; retry until done."""
     key = subjects.vm_status(record.node, record.uid)
     for delay_s in delays(*RETRY_S, bus.sources):
         try:

@@ -33,9 +33,10 @@ async def start(
     accelerator: str,
     paused: Callable[[], bool],
 ) -> Outcome:
-    """Define, arm, create; return "started" or "paused", or a failed start with the error.
+    """Define the domain, arm netd, and start the domain.
 
-    `paused` returns, just before the guest runs, True if the record asks for a pause.
+    Return "started" or "paused"; on failure "start failed" or "start later", with the error.
+    `paused` is called just before the guest runs: True if the record requests a pause.
     """
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
@@ -83,7 +84,7 @@ async def _define(
 
 
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:
-    """Let the wrapper fetch the tap fds, once; raises VirtbusError."""
+    """Let vmwrapper fetch the VM's tap descriptors from netd, once; raises VirtbusError."""
     if not record.spec.domain.devices.interfaces:
         return
     made = net.latest
@@ -107,7 +108,7 @@ async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -
 
 
 async def await_start(uid: str, hypervisor: Hypervisor) -> MachineEvent:
-    """Return the result of a start that an earlier agent began."""
+    """Wait for a start that an earlier agent began; return "started", "paused" or "start later"."""
     loop = asyncio.get_running_loop()
     limit_s = loop.time() + ADOPT_LIMIT_S
     while loop.time() < limit_s:
@@ -120,7 +121,7 @@ async def await_start(uid: str, hypervisor: Hypervisor) -> MachineEvent:
 
 
 async def verify_running(uid: str, tools: AgentPorts) -> DomainFacts | None:
-    """Return the domain of a guest that should be running, because its end may have been missed."""
+    """Return the domain of a guest that should run, None if it is gone; repeats failed reads."""
     for delay_s in delays(*RETRY_S, tools.bus.sources):
         try:
             return await tools.hypervisor.facts(uid)
@@ -134,7 +135,10 @@ async def verify_running(uid: str, tools: AgentPorts) -> DomainFacts | None:
 async def learn_dependencies(
     record: VmRecord, image: Dependency[ImageReady], net: Dependency[NetReady]
 ) -> VirtbusError | None:
-    """Ask for an adopted guest's resources, which also restores DHCP; return what is missing."""
+    """Request an adopted guest's network and disks, which also restores DHCP.
+
+    Return the error if one is missing, otherwise None.
+    """
     try:
         if record.spec.domain.devices.interfaces:
             await net.get(record, ask_after_s=0.0)
@@ -149,7 +153,7 @@ async def learn_dependencies(
 async def await_ready(
     record: VmRecord, net: Dependency[NetReady], tools: AgentPorts, *, rebooted: bool
 ) -> str:
-    """Return the evidence that the guest is ready; waits as long as needed."""
+    """Wait until the guest is ready; return the evidence in words."""
     with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):
         return await tools.reach.answers(
             record.uid,

@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 async def shutdown(uid: str, hypervisor: Hypervisor) -> MachineEvent | None:
-    """Ask by ACPI; return "ended" if no guest runs.
+    """Request a shutdown by ACPI; return "ended" if no guest runs, otherwise None.
 
-    Without libvirt, the grace timer handles it.
+    If libvirt fails, the guest is destroyed when the grace expires.
     """
     try:
         return None if await hypervisor.shutdown(uid) else "ended"
@@ -26,7 +26,7 @@ async def shutdown(uid: str, hypervisor: Hypervisor) -> MachineEvent | None:
 async def destroy(
     uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None
 ) -> MachineEvent:
-    """Return "ended" once no guest runs, and `starting` cannot create one; raises VirtbusError."""
+    """End the guest, also one that `starting` creates; return "ended". Raises VirtbusError."""
     with tracing.span("virtbus end guest", uid=uid):
         await end(uid, hypervisor, starting)
     return "ended"

@@ -1,4 +1,4 @@
-"""Models of CDI's DataVolume, which a VirtualMachine can have as a template."""
+"""Defines models of CDI's DataVolume, which a VirtualMachine can have as a template."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Models of the guest's devices: disks, network interfaces, and other devices."""
+"""Defines models of the guest's devices: disks, network interfaces, and other devices."""
 
 from virtbus.documents.crds.models.part import Empty, Int32, Part, Switch, must, said
 from virtbus.documents.crds.models.pods import ATOMIC

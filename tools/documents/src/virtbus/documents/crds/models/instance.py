@@ -1,4 +1,4 @@
-"""Model of a VirtualMachineInstance: one run of a guest."""
+"""Defines the model of a VirtualMachineInstance: one run of a guest."""
 
 from typing import Any, Literal
 

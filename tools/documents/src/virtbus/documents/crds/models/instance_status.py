@@ -1,4 +1,4 @@
-"""Model of a VirtualMachineInstance's status."""
+"""Defines the model of a VirtualMachineInstance's status."""
 
 from virtbus.documents.crds.models.machine import Condition, CpuTopology, Machine
 from virtbus.documents.crds.models.migrations import ClaimInfo, MigratedVolume, MigrationState

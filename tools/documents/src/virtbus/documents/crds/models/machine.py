@@ -1,4 +1,4 @@
-"""Models of the guest's machine without devices: CPU, memory, clock, features and firmware."""
+"""Defines models of the guest's machine without devices: CPU, memory, clock, features, firmware."""
 
 from typing import Literal
 

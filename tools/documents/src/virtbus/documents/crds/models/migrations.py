@@ -1,4 +1,4 @@
-"""Models of live migration: its configuration and its state."""
+"""Defines models of live migration: its configuration and its state."""
 
 from typing import Annotated, Literal
 

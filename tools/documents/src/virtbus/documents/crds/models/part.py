@@ -1,4 +1,4 @@
-"""Building blocks of the models: documented fields, JSON types and types of Kubernetes."""
+"""Defines building blocks of the models: documented fields, and types of JSON and Kubernetes."""
 
 from typing import Annotated, Any
 
@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Part(BaseModel):
-    """An object within an object. `kubectl explain` shows its docstring."""
+    """An object within an object. `kubectl explain` shows the docstring of its model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def said(text: str, *, max_length: int | None = None, **schema: Any) -> Any:
-    """Declare an optional field with its description and further keywords of its schema."""
+    """Declare an optional field with its description, and with more keywords of its schema."""
     extra = schema or None
     return Field(default=None, description=text, max_length=max_length, json_schema_extra=extra)
 

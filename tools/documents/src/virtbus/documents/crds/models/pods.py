@@ -1,4 +1,4 @@
-"""Models of pod fields that a VM has too: affinity, tolerations, DNS, probes and resources."""
+"""Defines models of pod fields that a VM has, too: affinity, tolerations, DNS, probes, limits."""
 
 from typing import Any
 

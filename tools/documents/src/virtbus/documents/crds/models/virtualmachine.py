@@ -1,4 +1,4 @@
-"""Model of a VirtualMachine, whose run strategy decides when an instance is created."""
+"""Defines the model of a VirtualMachine, whose run strategy decides when an instance is created."""
 
 from virtbus.documents.crds.models.datavolumes import DataVolumeTemplate
 from virtbus.documents.crds.models.devices import Disk

@@ -1,4 +1,4 @@
-"""Models of volumes, networks and access credentials."""
+"""Defines models of volumes, networks and access credentials."""
 
 from typing import Annotated
 
