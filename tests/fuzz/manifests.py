@@ -23,6 +23,8 @@ IDLE_S = 12.0
 PAUSE_S = 0.15
 ANSWER_S = 12.0
 BODY_BYTES = 2 * 1024 * 1024
+MUTATED_BYTES = 16 * 1024
+"""A larger manifest is not mutated again: a list of lists of manifests would need gigabytes."""
 
 
 class Manifests:
@@ -55,7 +57,7 @@ class Manifests:
                 )
                 return "PUT", f"{PREFIX}/{kind}/h/{rng.choice(VERBS)}", text.encode()[:4096]
             case _:
-                body = self._spoilt(json.dumps(self._object(), default=str).encode())
+                body = self._spoilt(_json(self._object()).encode())
                 return "PUT", f"{PREFIX}/expand-vm-spec", body
 
     def _object(self) -> Any:
@@ -63,7 +65,7 @@ class Manifests:
         rng = self._rng
         found: Any = manifests.vm() if rng.random() < 0.6 else manifests.vmi()
         for _ in range(rng.randrange(4)):
-            if not isinstance(found, dict | list):
+            if not isinstance(found, dict | list) or len(_json(found)) > MUTATED_BYTES:
                 break
             _, found = rng.choice(DATA)(found, rng)
         return found
@@ -77,7 +79,7 @@ class Manifests:
         if rng.random() < 0.5:
             request["oldObject"] = self._object()
         whole = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
-        body = json.dumps(whole | {"request": request}, default=str).encode()
+        body = _json(whole | {"request": request}).encode()
         return self._spoilt(body)
 
     def _spoilt(self, body: bytes) -> bytes:
@@ -115,3 +117,7 @@ class Manifests:
                 for writer in held:
                     writer.close()
             self._coverage.answer(of, "held")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)
