@@ -142,6 +142,5 @@ class EventWriter:
     async def flush(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` until all events are stored; log the number of those left."""
         if not await wait_for_event(self._idle, timeout_s):
-            log.warning(
-                "%d events not stored at exit", len(self._queue), extra={"code": "facts_left"}
-            )
+            left = len(self._queue) + self._under_way
+            log.warning("%d events not stored at exit", left, extra={"code": "facts_left"})

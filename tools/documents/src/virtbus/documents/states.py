@@ -79,7 +79,8 @@ def _of_uids() -> list[str]:
     return [
         "## A uid, as the agent knows it",
         "",
-        f"From `{uid_table.__name__}`. The last word of the bus on a uid (`LISTINGS`, `FROM_ANY`):",
+        f"From `{uid_table.__name__}`. The last message of the bus about a uid "
+        "(`LISTINGS`, `FROM_ANY`):",
         "",
         *_drawn(listings, "unknown"),
         "",

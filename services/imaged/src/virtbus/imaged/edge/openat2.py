@@ -88,11 +88,10 @@ def replace(name: str, data: bytes, dir_fd: int) -> None:
     """Write `name` atomically: temporary file, fsync, rename."""
     temporary = f".tmp-{name}"
     descriptor = open_file(temporary, dir_fd, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        os.write(descriptor, data)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 

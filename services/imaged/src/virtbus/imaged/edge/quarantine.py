@@ -6,6 +6,7 @@ does not cross mounts, and a sandbox may mount sibling directories separately.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -86,11 +87,8 @@ class QuarantineFiles:
     def _free(self, uid: str) -> str:
         """Return a free entry name: `<uid>` or `<uid>.<number>`."""
         taken = {one.name for one in self.root.iterdir()}
-        return next(
-            name
-            for name in (uid, *(f"{uid}.{number}" for number in range(2, 10_000)))
-            if name not in taken
-        )
+        names = itertools.chain([uid], (f"{uid}.{number}" for number in itertools.count(2)))
+        return next(name for name in names if name not in taken)
 
     def restore(self, entry: str, uid: str, instead: QuarantineManifest) -> None:
         """Make the disks of an entry the disks of the VM `uid`.

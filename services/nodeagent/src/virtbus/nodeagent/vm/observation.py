@@ -129,8 +129,8 @@ def _note_ending(
         return
     how = (event == "crashed" and seen.fault) or HOW[event]
     words = WORDS.get(how, how)
-    tools.events.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
     if before != "new" or not seen.end_reported:
+        tools.events.emit(EventKind.DOMAIN_STOPPED, record, reason=how)
         at_ns = tools.bus.sources.time_ns()
         seen.last_exit = GuestExit(how=how, asked=before in WAY_DOWN, at_ns=at_ns)
     if phase == "waiting":
