@@ -10,7 +10,7 @@ import re
 HEAD_BYTES = 64 * 1024
 """Size of the start that `claims` needs: up to the third ISO 9660 volume descriptor."""
 TAIL_BYTES = 1024
-"""Size of the end: VHD and DMG have their magic in the last sector."""
+"""Size of the end that `claims` needs: VHD and DMG have their magic in the last sector."""
 
 QCOW2_MAGIC = b"QFI\xfb"
 ARCHIVES = frozenset({"gzip", "xz", "zstd", "bzip2", "zip", "7z", "tar"})
