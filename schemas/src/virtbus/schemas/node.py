@@ -53,7 +53,7 @@ class NodeRecord(LenientModel):
     network_namespaces: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Namespaces that may use a network other than `default`, or `*` for all; empty: none."""
     addresses: tuple[str, ...] = ()
-    """The host's own global IPv4 and IPv6 addresses, without those of guests' bridges."""
+    """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     started_ns: int = 0

@@ -106,7 +106,7 @@ class CloudInitConfigDrive(CloudInit):
 FileName = Annotated[
     str, StringConstraints(pattern=r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$", max_length=64)
 ]
-"""A key of a ConfigMap or Secret, within the length of Joliet's names."""
+"""A key of a ConfigMap or Secret, not longer than a file name in Joliet."""
 
 
 class FilesVolume(StrictModel):

@@ -59,7 +59,7 @@ class EvictionStrategy(StrEnum):
     LIVE_MIGRATE = "LiveMigrate"
     """It leaves only by live migration, which virtbus does not support yet. So it stays."""
     LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
-    """As None for as long as there is no live migration."""
+    """Like None, as long as virtbus has no live migration."""
     EXTERNAL = "External"
     """It stays; an external controller moves it with `vm.move`."""
 

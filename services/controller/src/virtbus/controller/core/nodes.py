@@ -14,7 +14,7 @@ down."""
 LEFT_FOR_S = 60.0
 """Time for which a node that left is still shown. Its last heartbeat key lasts as long."""
 TOGETHER_S = 10.0
-"""Nodes that were last heard within this time of each other fell silent together."""
+"""Nodes whose last heartbeats arrived within this time of each other fell silent together."""
 BRAKE_SHARE = 3
 """If more than n/BRAKE_SHARE of n nodes (and more than one) are silent together, the bus or the
 network has failed."""

@@ -1,4 +1,4 @@
-"""Fair shares of a stream that all nodes write to (ADR 0030).
+"""Computes which nodes exceed their fair share of a stream that all nodes write to (ADR 0030).
 
 nats-server limits a stream or a subject, but not a node's subtree. So the controller with the lease
 estimates each node's share from a sample, and trims nodes that exceed it.

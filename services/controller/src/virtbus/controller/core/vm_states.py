@@ -61,7 +61,7 @@ STATES = (
     StateRow(VmState.STOPPING, "its node releases it for a move", lambda vm: vm.releasing),
     StateRow(None, "otherwise; Scheduled before its node reports", lambda _: True),
 )
-"""The first row that holds decides."""
+"""The first row whose condition is true decides."""
 
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:

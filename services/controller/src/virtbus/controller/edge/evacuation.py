@@ -174,7 +174,7 @@ class Evacuations:
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
     async def _finish(self, held: StoredVm, fence: Fenced) -> None:
-        """Complete a delete whose node will not answer; its disks are removed when it is back."""
+        """Complete a delete on a fenced node, which removes the disks when it is back."""
         try:
             revision = await self._commits.finish(held, fence=fence)
         except ConflictError:

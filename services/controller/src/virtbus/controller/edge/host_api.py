@@ -31,7 +31,7 @@ Change = Callable[[HostRecord], HostRecord]
 
 
 class HostApi(NodeApi):
-    """The handlers of `node.*` that change a host record."""
+    """All handlers of `node.*`: those of NodeApi, and those that change a host record."""
 
     async def takeover(self, request: Request) -> NodeDetail:
         """Give a node to an agent that was refused and waits (ADR 0031).

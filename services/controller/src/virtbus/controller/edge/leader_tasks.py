@@ -18,7 +18,7 @@ Duty = Callable[[LeaderTerm], Coroutine[Any, Any, None]]
 
 
 class LeaderTasks:
-    """The singleton tasks of the controllers, under one lease."""
+    """The leader tasks of this controller, under one lease."""
 
     def __init__(self, leases: Leases, duties: Sequence[Duty]) -> None:
         self._leases = leases

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 TTL_S = 15.0
 RENEW_S = 4.0
 MARGIN_S = 3.0
-"""Longer than a write in flight may take to reach the bus' leader."""
+"""Longer than a write may take to reach the stream's leader."""
 LOOK_S = 2.0
 """Interval of checks while another process holds the lease."""
 AGAIN_S = 1.0

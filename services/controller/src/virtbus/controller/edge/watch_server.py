@@ -23,7 +23,7 @@ RENEW_S = 30.0
 LOOK_S = 1.0
 CATCH_UP_S = 2.0
 RESUME_WITHIN_S = 23 * 3600
-"""Purge markers live 24 h: deletes before an older position can no longer be reported."""
+"""Maximum age of a position. Purge markers expire after 24 h, and with them older deletes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class WatchServer:
         """By requested namespace; None: all namespaces."""
         self._catching_up: set[asyncio.Event] = set()
         self._pace = Pace()
-        """Each page of a first list is made and sent in its own turn. So a thousand new watches have
-        only one page in memory."""
+        """Each page of a first list is made and sent in its own turn. So a thousand new watches
+        have only one page in memory."""
         self._teller = WatchSender(fleet, self._position)
         self._by_token: dict[str, Watcher] = {}
         self._never_renewed: dict[Watcher, None] = {}

@@ -52,8 +52,8 @@ def token_url(challenge: Challenge, ref: ContainerRef) -> str:
 def may_get_login(registry: str, base: str, realm: str, realms: Mapping[str, str]) -> bool:
     """Return True if the token server `realm` may get the password for `registry` at `base`.
 
-    The server must be the registry's own host, the one in `realms`, or otherwise the well-known
-    one. A password for https is never sent over http.
+    The server must be the registry's own host, or its token server in `realms` (default: REALMS). A
+    password for https is never sent over http.
     """
     server, own = urlsplit(realm), urlsplit(base)
     if server.scheme not in {own.scheme, "https"}:

@@ -1,8 +1,8 @@
 """Detects the known container formats of a file by its first and last bytes.
 
 Magic numbers are those of QEMU's block drivers (`block/*.c`, the `*_probe` functions), of ECMA-119
-for ISO 9660, and of the usual archive formats. The formats are not read; a file that is accepted as
-raw must be none of them (IMG-06, IMG-08, IMG-09).
+for ISO 9660, and of the usual archive formats. This module does not parse the formats. A file is
+accepted as raw only if it has none of them (IMG-06, IMG-08, IMG-09).
 """
 
 import re

@@ -16,7 +16,7 @@ class TransferLimits:
     max_expansion: int = 100
     """Maximum expansion factor of a container's layer beyond 64 MiB (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024
-    """Slower than this over a whole window is a stall (SRC-08)."""
+    """A transfer that is slower than this over `rate_window_s` counts as stalled (SRC-08)."""
     rate_window_s: float = 60.0
     connect_timeout_s: float = 10.0
     header_timeout_s: float = 15.0
