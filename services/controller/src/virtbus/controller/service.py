@@ -59,7 +59,8 @@ in turns anyway."""
 READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
 """Verbs that do not go through the storage guard: they only read, or send requests to nodes.
 
-`image delete` shares its verb with `vm delete`, so it goes through the guard, which does no harm.
+Only `node quarantine` also writes: the record of an adopted VM. `image delete` shares its verb with
+`vm delete`, so it goes through the guard, which does no harm.
 """
 
 
