@@ -30,8 +30,8 @@ from virtbus.schemas.vm_status import VmView
 class VmCreate(StrictModel):
     """`vm.create`. The shorthand fields (`image`, `cpus`, …) complete `spec`.
 
-    Without `uid` the server generates one. Send your own UUID to make the request repeatable: the
-    same uid and spec answers 200 with the existing VM.
+    Without `uid` the server generates one. Send your own UUID to make the request repeatable: a
+    repeat with the same uid and spec returns the existing VM.
     """
 
     name: Id
@@ -96,19 +96,20 @@ class VmRestart(VmRef):
 
 
 class VmCommand(VmRef):
-    """`vm.reset`, `vm.soft-reboot`: acts once, on the running guest; repeat safely by request id.
+    """`vm.reset`, `vm.soft-reboot`: act on the running guest, once for each request id.
 
-    `epoch` is that of the view. If the guest runs on another node by then, the answer is 409
-    `moved`.
+    `epoch` is the epoch in the VmView that the client has read. If the VM has another epoch by now,
+    the answer is 409 `moved`.
     """
 
     epoch: Count | None = Field(None, ge=1)
 
 
 class VmMove(VmRef):
-    """`vm.move`: stops the VM and starts it on `to` from its images.
+    """`vm.move`: stops the VM and starts it on the node `to` from its images.
 
-    Default: the best other node.
+    The default of `to` is the best other node. `discard_local_disks` permits the loss of the data
+    on its disks.
     """
 
     to: Id | None = None
@@ -116,7 +117,7 @@ class VmMove(VmRef):
 
 
 class VmList(StrictModel):
-    """`vm.list`. The field `continue_` of a page requests the next page."""
+    """`vm.list`. Send the `continue` of a page to request the next page."""
 
     namespace: Id | None = None
     labels: Labels = Field(default_factory=dict)
@@ -144,9 +145,9 @@ class NodeRef(StrictModel):
 
 
 class NodeDrain(NodeRef):
-    """`node.drain`.
+    """`node.drain`: cordons a node and evacuates its VMs.
 
-    `discard_local_disks`: VMs without an eviction strategy are evacuated as well.
+    With `discard_local_disks`, VMs with local disks and without an eviction strategy leave as well.
     """
 
     discard_local_disks: bool = False
@@ -169,7 +170,8 @@ class NodeAudit(StrictModel):
 class BusRebuild(StrictModel):
     """`bus.rebuild`: restores lost records from the hosts' copies; `dry_run` only reports them.
 
-    Afterwards each node that answered belongs to this bus, even if it had joined another one.
+    Each node that answers then joins this bus, even if it had joined another one. A node with a VM
+    in conflict does not join.
     """
 
     dry_run: bool = False
@@ -195,12 +197,12 @@ class VmCreated(LenientModel):
 
 
 class WatchReply(LenientModel):
-    """One reply of a watch; exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
+    """One reply of a watch: exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
 
-    A watch with this `after` resumes after this reply. `renew`, in the first reply, is a
-    subject: send it any message after `synced`, and at least every 30 s. The watch ends 30 s after
-    the last renewal. One that was never renewed ends, with 429 `displaced`, once its account has no
-    room for a new one.
+    A new watch with this `after` continues after this reply. The first reply contains `renew`, the
+    subject for renewals. Publish any message to it after `synced`, and then at least every 30 s.
+    The watch ends 30 s after `synced` or the last renewal. If its account has too many watches for
+    a new one, its oldest watch that was never renewed ends with 429 `displaced`.
     """
 
     items: tuple[VmView, ...] | None = None
@@ -222,7 +224,7 @@ class NodePage(Paged):
 
 
 class NodeVm(LenientModel):
-    """A VM of a node. `eviction_blocked_reason` says why a drain leaves it there."""
+    """A VM on a node. `eviction_blocked_reason` says why a drain or fence does not move it."""
 
     uid: Uid
     namespace: str
@@ -246,7 +248,7 @@ class NodeForgotten(LenientModel):
 
     node: str
     statuses: int = 0
-    """Statuses of VMs on the node that were removed."""
+    """Number of removed VM statuses of the node."""
 
 
 class NetworkPage(Paged):
@@ -256,7 +258,7 @@ class NetworkPage(Paged):
 
 
 class ConsumerStatus(LenientModel):
-    """The lag of a consumer: undelivered messages, and pull requests that wait for messages."""
+    """A consumer: `pending` undelivered messages, and `waiting` pull requests without a message."""
 
     name: str
     pending: int = 0
@@ -264,7 +266,7 @@ class ConsumerStatus(LenientModel):
 
 
 class StreamStatus(LenientModel):
-    """A stream of the bus; `fill` is the used share of its limit."""
+    """A stream of the bus; `fill` is the used share of its size limit, 0.0-1.0."""
 
     name: str
     fill: float = 0.0
@@ -274,7 +276,10 @@ class StreamStatus(LenientModel):
 
 
 class BusStatus(LenientModel):
-    """The answer of `bus.status`: streams, nodes that fit (`node.list` has all), counts of VMs."""
+    """The answer of `bus.status`.
+
+    `nodes` has as many nodes as fit into one message; `node.list` has all.
+    """
 
     streams: tuple[StreamStatus, ...] = ()
     nodes: tuple[NodeView, ...] = ()
@@ -282,12 +287,12 @@ class BusStatus(LenientModel):
     vms: dict[str, int] = Field(default_factory=dict)
     """Number of VMs in each state."""
     queue_depth: int = 0
-    """VMs that should run and do not run yet."""
+    """Number of VMs that should run and do not run yet."""
     oldest_pending_created_ns: int | None = None
     unplaced: int = 0
-    """VMs without a node."""
+    """Number of VMs without a node."""
     dead_letters: int = 0
-    """Messages of the last 30 days that could not be handled."""
+    """Number of messages of the last 30 days that could not be handled."""
     skew_s: float = 0.0
     servers: int = 0
     """Number of servers that hold a replica of every stream."""
@@ -299,7 +304,7 @@ class BusStatus(LenientModel):
 
 
 class RebuiltVm(LenientModel):
-    """The result for one VM: `step` is add, raise, move, end, keep or conflict."""
+    """The result for one VM: `step` is add, raise, move, end, keep, unsigned or conflict."""
 
     uid: Uid
     namespace: str = ""
@@ -310,7 +315,7 @@ class RebuiltVm(LenientModel):
 
 
 class RebuiltNode(LenientModel):
-    """A node that answered the rebuild. `joined`: it belongs to this bus now."""
+    """A node of the rebuild. `joined`: it belongs to this bus now; `message` says why not."""
 
     node: str
     vms: int = 0
@@ -319,10 +324,7 @@ class RebuiltNode(LenientModel):
 
 
 class BusRebuilt(LenientModel):
-    """The answer of `bus.rebuild`.
-
-    VMs that the bus already had unchanged (`keep`) are only counted.
-    """
+    """The answer of `bus.rebuild`. VMs that need no change are only counted, in `kept`."""
 
     vms: tuple[RebuiltVm, ...] = ()
     nodes: tuple[RebuiltNode, ...] = ()
@@ -330,7 +332,7 @@ class BusRebuilt(LenientModel):
 
 
 class NodeFindings(LenientModel):
-    """The audit of one node; `message` says why there is none."""
+    """The audit of one node; `message` says why findings are missing, if any are."""
 
     node: str
     findings: tuple[AuditFinding, ...] = ()

@@ -1,22 +1,22 @@
 """Size limits of stored values by kind, for requests, writers and readers (ADR 0027).
 
-A value grows between its admission and its last write. So each step has a larger limit than the one
-before: accepted < written < read. Even the largest view of a VM fits in one message of the bus:
-record and status as JSON, with each byte escaped to six.
+A value grows between its admission and its last write. So each step has a larger limit than the
+step before: accepted < written < read. The largest view of a VM (record and status) fits in one
+message, even if JSON escapes each of its bytes as six.
 """
 
 from typing import NamedTuple
 
 KIB = 1024
 BUS_BYTES = 1024 * KIB
-"""A message of the bus, headers included (`max_payload` of the server)."""
+"""Size limit of a message, headers included (`max_payload` of the NATS server)."""
 REQUEST_BYTES = 512 * KIB
-"""A request, or any other message that is not stored."""
+"""Size limit of a request, or of any other message that is not stored."""
 RECORD_ACCEPTED_BYTES = 128 * KIB
-"""A VM's record after a create or update: the user's fields and admission's defaults."""
+"""Size limit of a VM's record at a create or update: the user's fields and filled defaults."""
 
 LOGINS_BYTES = 256 * KIB
-"""A VM's pull secrets. They go to imaged in one request, together with the record."""
+"""Size limit of a VM's pull secrets. imaged gets them in one request together with the record."""
 
 
 class Bound(NamedTuple):
@@ -28,12 +28,12 @@ class Bound(NamedTuple):
 
 
 RECORD = Bound("record", RECORD_ACCEPTED_BYTES + 8 * KIB, 512 * KIB)
-"""Later writes add node, requests, graces and a trace: less than 2 KiB of these 8 KiB."""
+"""Writes after admission add node, request ids, graces and a trace: less than 2 of the 8 KiB."""
 SECRET = Bound("secret inputs", 512 * KIB, BUS_BYTES)
-"""Written once and copied unchanged. A larger request is refused by its size."""
+"""Secrets are written once and then only copied. A larger request is refused for its size."""
 STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
-"""500 of them fit in the 16 MiB of their bucket."""
+"""500 heartbeats fit in the 16 MiB of the bucket `node`."""
 SMALL = Bound("small value", 20 * KIB, 32 * KIB)
 """Name claims, join records, desired states of nodes, reserved sums, leases, image keys of a
 node.
@@ -46,7 +46,7 @@ OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
 KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, HOSTS, EVENT, LETTER, OTHER)
 LEAST_WRITTEN_BYTES = min(one.written_bytes for one in KINDS)
 LEAST_READ_BYTES = min(one.read_bytes for one in KINDS)
-"""A value of up to this size is within the limits of every kind."""
+"""A value of up to this size is within the read limit of every kind."""
 HEADER_BYTES = 4 * KIB
 """Space for the headers of a stored message: id, expectations, a trace."""
 STORED_BYTES = {
@@ -73,7 +73,7 @@ _BY_PLACE = {
 
 
 def bound_of(subject: str) -> Bound:
-    """Return the limits of a bucket's key, or of a subject of a stream."""
+    """Return the limits of the values at `subject`, a bucket's key or a stream's subject."""
     tokens = subject.split(".")
     if tokens[-1] == "_hosts":
         return HOSTS

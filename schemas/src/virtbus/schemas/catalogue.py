@@ -1,6 +1,7 @@
-"""The catalogue of the bus: every subject with its kind, its messages and its senders.
+"""Lists every subject of the bus with its kind, its messages, its senders and its receivers.
 
-The permissions, docs/reference/subjects.md and asyncapi.yaml are made from it.
+The permissions of the NATS users, docs/reference/subjects.md and asyncapi.yaml are generated from
+it.
 """
 
 import re
@@ -43,14 +44,17 @@ class Plane(StrEnum):
     CORE = "core message"
     """Published without an answer; may be lost."""
     RECORD = "record"
-    """The last value of a key-value bucket."""
+    """The last value of a key in a key-value bucket."""
     FACT = "fact"
-    """A message in a stream's history."""
+    """A message that a stream keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One subject. `message` None: a plain map; `reply` None: no reply."""
+    """One subject. `message` None: a plain map; `reply` None: no reply.
+
+    `function` names the function of `virtbus.schemas.subjects` that returns the subject.
+    """
 
     id: str
     subject: str
@@ -64,7 +68,7 @@ class Channel:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names in braces, in order."""
+        """Return the names in braces in the subject, in order."""
         return tuple(re.findall(r"\{(\w+)\}", self.subject))
 
     @property

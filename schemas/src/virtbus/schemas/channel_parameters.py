@@ -1,4 +1,4 @@
-"""Subject templates with parameters in braces; a sample value and a description of each."""
+"""Makes subject templates such as `$KV.vm.{node}.{uid}`, and describes their parameters."""
 
 import inspect
 from collections.abc import Callable
@@ -53,11 +53,11 @@ ASKERS = {
     "inspect": "tools and tests",
     "quarantine": "controller, nodeagent",
 }
-"""The service that calls a verb of a node's services. Default: the agent."""
+"""The callers of a verb of a node's services. Verbs that are not listed are called by nodeagent."""
 
 
 def template(make: Callable[..., str], **fixed: str) -> str:
-    """Return the subject that `make` yields, with `{parameter}` for each free argument."""
+    """Return the subject of `make`, with `{name}` for each argument that is not in `fixed`."""
     names = [name for name in inspect.signature(make).parameters if name not in fixed]
     subject = make(**fixed, **{name: SAMPLES[name] for name in names})
     for name in names:

@@ -1,7 +1,7 @@
-"""Container images: their references, and a disk from such an image (KubeVirt's containerDisk).
+"""Parses container image references, and defines a disk from such an image (containerDisk).
 
-The grammar is that of the distribution project's `reference` package, with Docker's short names:
-`fedora` is `docker.io/library/fedora:latest`.
+References have the grammar of the distribution project's `reference` package, with Docker's short
+names: `fedora` is `docker.io/library/fedora:latest`.
 """
 
 import re
@@ -32,7 +32,8 @@ _MAX_REPOSITORY = 255
 class ContainerRef(NamedTuple):
     """A parsed reference.
 
-    `tag` is empty with a digest only; `path` is empty for the single disk.
+    `tag` is empty if only a digest was given. `path` is the disk file in the image; empty: the only
+    file in /disk.
     """
 
     registry: str
@@ -42,19 +43,21 @@ class ContainerRef(NamedTuple):
 
     @property
     def locator(self) -> str:
-        """`docker://registry/repository[:tag][#path]`, which `parse_locator` reads back."""
+        """Return `docker://registry/repository[:tag][#path]`, which `parse_locator` parses."""
         tag = f":{self.tag}" if self.tag else ""
         path = f"#{self.path}" if self.path else ""
         return f"{SCHEME}{self.image}{tag}{path}"
 
     @property
     def image(self) -> str:
-        """`registry/repository`."""
+        """Return `registry/repository`."""
         return f"{self.registry}/{self.repository}"
 
 
 def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
-    """Read `docker://[registry/]repository[:tag][#path]`; `pinned`: a digest is given separately.
+    """Parse `docker://[registry/]repository[:tag][#path]`; the default registry is docker.io.
+
+    The default tag is `latest`. `pinned`: a digest is given separately, so there is no default tag.
 
     Raises:
         ValueError: the text is not such a reference.
@@ -90,7 +93,7 @@ def check_path(text: str) -> str:
 
 
 def _split(image: str) -> tuple[ContainerRef, str]:
-    """The reference and the digest (or an empty one) of `[registry/]repository[:tag][@digest]`."""
+    """Return reference and digest (or empty) of `[registry/]repository[:tag][@digest]`."""
     name, _, digest = image.partition("@")
     if "#" in name or ((digest or "@" in image) and _DIGEST.fullmatch(digest) is None):
         msg = "must be a container image, may end in @sha256: and 64 lower-case hex digits"
@@ -108,7 +111,7 @@ def check_image(text: str) -> str:
 
 
 class ImagePullPolicy(StrEnum):
-    """The rule for asking a registry again before a disk is made (Kubernetes' terms)."""
+    """The rule for contacting the registry before a disk is made (as in Kubernetes)."""
 
     ALWAYS = "Always"
     """Resolve the tag for each new disk; an unchanged image is not transferred again."""
@@ -120,11 +123,11 @@ class ImagePullPolicy(StrEnum):
 class ContainerDisk(StrictModel):
     """A private overlay of the disk file in a container image (KubeVirt's containerDisk).
 
-    The file is the only one in the image's /disk, or `path`. The guest's writes are private and are
-    deleted with the VM. Without `image_pull_policy`: Always for the tag latest, otherwise
-    IfNotPresent. `image_pull_secret` is a `config.json` as written by `docker login`. Only its
-    login for this image is used, in place of the node's own. It is a secret: a record shows it
-    empty.
+    `path` is the disk file; default: the only file in the image's /disk. The guest's writes are
+    private and are deleted with the VM. Without `image_pull_policy`: Always for the tag latest,
+    otherwise IfNotPresent. `image_pull_secret` is a `config.json` as written by `docker login`.
+    Only its login for this image is used, in place of the node's login. A record shows the secret
+    as an empty text.
     """
 
     image: Annotated[str, StringConstraints(max_length=1024), AfterValidator(check_image)]
@@ -148,20 +151,20 @@ class ContainerDisk(StrictModel):
         return login.config(ref.registry)
 
     def without_secrets(self) -> "ContainerDisk":
-        """Return the disk as a record may hold it: the secret's existence, not its content."""
+        """Return the disk for a record: a secret that is set becomes an empty text."""
         secret = None if self.image_pull_secret is None else ""
         return self.model_copy(update={"image_pull_secret": secret})
 
     @property
     def ref(self) -> str:
-        """Return it as an image reference, `docker://…`, as image stores list it."""
+        """Return the image reference, `docker://…`, as image stores list it."""
         ref, digest = _split(self.image)
         locator = ref._replace(path=self.path or "").locator
         return f"{locator}@{digest}" if digest else locator
 
     @property
     def pull_policy(self) -> ImagePullPolicy:
-        """`image_pull_policy`, or Kubernetes' default."""
+        """Return `image_pull_policy`, or Kubernetes' default if it is unset."""
         if self.image_pull_policy is not None:
             return self.image_pull_policy
         latest = _split(self.image)[0].tag == _LATEST

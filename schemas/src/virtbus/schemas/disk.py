@@ -10,7 +10,7 @@ from virtbus.schemas.model import StrictModel
 from virtbus.schemas.quantity import Count
 
 BOOT_ORDER_MAX = 2**31 - 1
-"""QEMU holds it in an int32."""
+"""QEMU stores the boot order in an int32."""
 
 
 class DiskBus(StrEnum):
@@ -22,7 +22,7 @@ class DiskBus(StrEnum):
 
 
 class ErrorPolicy(StrEnum):
-    """QEMU's answer to an I/O error of the host (libvirt: formatdomain, error_policy)."""
+    """QEMU's reaction to an I/O error on the host (libvirt: formatdomain, error_policy)."""
 
     STOP = "stop"
     """The guest pauses."""
@@ -44,4 +44,4 @@ class Disk(StrictModel):
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
     error_policy: ErrorPolicy | None = None
-    """Unset: enospace."""
+    """None: enospace."""

@@ -9,7 +9,7 @@ from virtbus.schemas.wire import MAX_NODES, decode, validate
 
 
 class Envelope(LenientModel):
-    """The outer fields. `timeout_ms` counts on the receiver's monotonic clock from receipt."""
+    """The outer fields of a message. `timeout_ms` counts from receipt, on the receiver's clock."""
 
     id: str = Field("", max_length=128)
     source: str = Field("", max_length=256)
@@ -26,7 +26,7 @@ def open_envelope(body: bytes, most_values: int = MAX_NODES) -> Envelope:
     """Return the envelope in `body`. A body that is not a map with `data` is the data itself.
 
     Raises:
-        VirtbusError: as `decode`; 400 if the attributes are not those of CloudEvents.
+        VirtbusError: as `wire.decode`; 400 if an attribute has a wrong type or size.
     """
     value = decode(body, most_values=most_values) if body.strip() else {}
     if isinstance(value, dict) and "data" in value:

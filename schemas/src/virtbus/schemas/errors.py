@@ -1,4 +1,4 @@
-"""The error shape of every answer, its codes and its reasons."""
+"""Defines the error in an answer: its code, reason, message, retry rule and details."""
 
 import re
 from enum import IntEnum, StrEnum
@@ -16,15 +16,15 @@ MAX_DETAIL_CHARS = 500
 MAX_ERROR_BYTES = 64 * 1024
 """Maximum size of an error as JSON or msgpack; a message on the bus may have 1 MiB."""
 _BODY_BYTES = 4096
-"""Size of an error's own fields and their names without its message."""
+"""Upper bound of an encoded error's size without its message and details."""
 _DETAIL_BYTES = 40
-"""Size of the names and quotes around one detail."""
+"""Size of the field names and quotes of one encoded detail."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, which JSON writes with six bytes each, and lone surrogates."""
 
 
 def quotable(text: str, most: int) -> str:
-    """Return `text` cut to `most` characters, without control characters; at most 4 bytes each."""
+    """Return `text` cut to `most` characters, with control characters replaced."""
     kept = text if len(text) <= most else text[: most - 1] + "…"
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", kept)
 
@@ -46,7 +46,7 @@ class Code(IntEnum):
 
 
 class Retry(StrEnum):
-    """The client's next step: give up, repeat the same request, or repeat it later."""
+    """The client's next step: give up, repeat with the same request id, or repeat later."""
 
     NEVER = "never"
     SAME_ID = "same_id"
@@ -62,14 +62,14 @@ _RETRY = {
 
 
 class Detail(LenientModel):
-    """One problem: the field's path (`spec.domain.cpu.cores`) or the subject, and the next step."""
+    """One problem. `path` is a field (`spec.domain.cpu.cores`) or object; `hint` the next step."""
 
     path: str = ""
     message: str
     hint: str = ""
 
     def bounded(self) -> "Detail":
-        """Return it with texts of at most MAX_DETAIL_CHARS each."""
+        """Return the detail with texts of at most MAX_DETAIL_CHARS each."""
         return Detail(
             path=quotable(self.path, MAX_DETAIL_CHARS),
             message=quotable(self.message, MAX_DETAIL_CHARS),
@@ -78,7 +78,7 @@ class Detail(LenientModel):
 
 
 class ErrorBody(LenientModel):
-    """`{code, reason, message, retry, after_ms, details[]}`."""
+    """The error in an answer. `after_ms` is the pause before a repeat."""
 
     code: int
     reason: str
@@ -88,9 +88,10 @@ class ErrorBody(LenientModel):
     details: tuple[Detail, ...] = Field(())
 
     def bounded(self) -> "ErrorBody":
-        """Return it cut to at most MAX_ERROR_BYTES.
+        """Return the error cut to at most MAX_ERROR_BYTES.
 
-        Texts are shortened first. Details that do not fit are omitted; the last one says how many.
+        Texts are shortened first. Details that do not fit are omitted. Then the last detail says
+        how many are missing.
         """
         message = quotable(self.message, MAX_MESSAGE_CHARS)
         kept: list[Detail] = []
@@ -114,17 +115,20 @@ class ErrorBody(LenientModel):
 
 
 def _size_bytes(*texts: str) -> int:
-    """Return the size of clean texts as JSON. A quote, backslash or line break takes two bytes."""
+    """Return the size as JSON of texts from `quotable`.
+
+    A quote, backslash, tab or line break takes two bytes.
+    """
     return sum(len(text.encode()) + sum(map(text.count, '"\\\n\t')) for text in texts)
 
 
 def unlisted(count: int) -> Detail:
-    """Return the detail that replaces `count` others."""
+    """Return a detail that says that `count` others were omitted."""
     return Detail(message=f"{count} more are not listed; fix these first")
 
 
 class VirtbusError(Exception):
-    """An error that a person or a program can act on; raised anywhere, rendered by the bus.
+    """An error that a person or a program can act on. The bus client sends it as an answer.
 
     `reason` is a stable word (`name_taken`). `message` is a sentence that includes the next step.
     It may quote untrusted text, so its size is bounded at construction.
@@ -153,7 +157,7 @@ class VirtbusError(Exception):
 
     @classmethod
     def of(cls, body: ErrorBody) -> "VirtbusError":
-        """Return the error that a peer sent."""
+        """Return the exception for an error that a peer sent."""
         error = cls(
             Code(body.code) if body.code in set(Code) else Code.INTERNAL, body.reason, body.message
         )

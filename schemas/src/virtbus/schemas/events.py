@@ -1,4 +1,4 @@
-"""Events on `virtbus.evt.<node>.<uid>.<kind>`: steps of a VM's life; with uid `_`, of a node."""
+"""Events of VMs on `virtbus.evt.<node>.<uid>.<kind>`; the uid `_` marks events of the node."""
 
 from enum import StrEnum
 
@@ -54,7 +54,7 @@ class EventKind(StrEnum):
 
 
 class Event(LenientModel):
-    """One event. `at_ns` is the sender's clock, for people; the stream's sequence is the order."""
+    """One event. `at_ns` is the sender's time, for people; the stream sequence gives the order."""
 
     kind: EventKind
     uid: str
@@ -88,7 +88,7 @@ class Span(LenientModel):
 
 
 class SpanBatch(LenientModel):
-    """The stored form: spans of one VM and one service that ended together."""
+    """The stored form of spans: those of one VM and one service that ended together."""
 
     spans: tuple[Span, ...] = ()
 
@@ -96,7 +96,7 @@ class SpanBatch(LenientModel):
 class DeadLetter(LenientModel):
     """`virtbus.dlq.<service>`: a message that could not be handled, without its content.
 
-    The content may be secret. It is still at `subject` and `revision`.
+    The content may be secret. The stream may still have it at `revision` of `subject`.
     """
 
     subject: str

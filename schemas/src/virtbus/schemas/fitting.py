@@ -17,13 +17,13 @@ from virtbus.schemas.wire import encode
 MARK = "…"
 KEY_BYTES = 256
 LEAST_ENTRIES = 16
-"""Maps below this size are never cut: as plain data, a model is a map as well."""
+"""A map keeps at least this many entries, because a model as plain data is a map as well."""
 HINTS = frozenset({"detail", "attributes"})
 """Optional fields that readers can do without."""
 
 
 class CutStep(NamedTuple):
-    """The longest text and the longest list after one step of cutting."""
+    """The longest text and list after one step of cutting; `hints`: optional fields stay."""
 
     text_bytes: int
     items: int
@@ -40,7 +40,7 @@ STEPS = (
 
 
 def fitted_bytes(value: VmStatus | NodeRecord) -> bytes:
-    """Return the encoded status or heartbeat, cut to the size that its kind may be written."""
+    """Return the encoded status or heartbeat, cut to the written limit of its kind."""
     most = (STATUS if isinstance(value, VmStatus) else HEARTBEAT).written_bytes
     body, forms = encode(value), smaller_forms(value)
     while len(body) > most and (smaller := next(forms, None)) is not None:
@@ -54,7 +54,7 @@ def smaller_forms(value: Any) -> Iterator[Any]:
 
 
 def cut_text(text: str, most_bytes: int) -> str:
-    """Return the beginning of a text, with a mark if something was cut off."""
+    """Return at most `most_bytes` (UTF-8) of a text; a shortened text ends with `…`."""
     data = text.encode(errors="replace")
     if len(data) <= most_bytes:
         return text

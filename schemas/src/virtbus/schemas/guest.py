@@ -1,4 +1,7 @@
-"""Answers of QEMU's guest agent. They are untrusted, so every field is bounded."""
+"""Questions to QEMU's guest agent, and its answers.
+
+Answers are untrusted. nodeagent limits the size of every field.
+"""
 
 from enum import StrEnum
 
@@ -18,7 +21,7 @@ class GuestQuestion(StrEnum):
 
 
 class GuestAsk(LenientModel):
-    """`rpc.agent.guest`: asks a VM's guest agent `questions`, or for all it can answer.
+    """`rpc.agent.guest`: asks a VM's guest agent the questions `about`; without them, all.
 
     `timeout_s` bounds the whole request.
     """
@@ -46,7 +49,7 @@ class GuestOs(LenientModel):
 
 
 class GuestUser(LenientModel):
-    """A logged-in user; `login_time_s` in seconds since 1970, by the guest's clock."""
+    """A logged-in user; `login_time_s` is in seconds since 1970, by the guest's clock."""
 
     name: str
     domain: str = ""
@@ -65,7 +68,7 @@ class GuestFilesystem(LenientModel):
 
 
 class GuestInterface(LenientModel):
-    """A network interface in the guest; `addresses` with their prefix."""
+    """A network interface in the guest; `addresses` have a prefix length."""
 
     name: str
     mac: str = ""

@@ -10,8 +10,8 @@ class GuestExit(LenientModel):
 
     `how`: the guest powered itself off (`shut down`); it was destroyed (`ended`); its emulator died
     (`crashed`); its kernel reported a failure by the pvpanic device (`panicked`); its watchdog
-    powered it off (`watchdog`). A run strategy treats the last two as crashes. `asked`: a stop,
-    restart, delete or move requested the end.
+    powered it off (`watchdog`). A run strategy treats `panicked` and `watchdog` like `crashed`.
+    `asked`: a stop, restart, delete or move requested the end.
     """
 
     how: Literal["shut down", "ended", "crashed", "panicked", "watchdog"]

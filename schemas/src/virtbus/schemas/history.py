@@ -1,4 +1,4 @@
-"""`vm.events`: stored facts, in pages."""
+"""Request and answer of `vm.events`: stored events, in pages."""
 
 from pydantic import Field
 
@@ -8,9 +8,9 @@ from virtbus.schemas.quantity import Count
 
 
 class EventList(StrictModel):
-    """`vm.events`: stored events of one VM, or of all; `spans` adds trace spans.
+    """`vm.events`: requests stored events of one VM or of all VMs; `spans` adds trace spans.
 
-    A page has at most 200 events.
+    `after` is a sequence of the stream. A page has at most 200 events, even if `limit` is higher.
     """
 
     uid: Uid | None = None
@@ -20,7 +20,7 @@ class EventList(StrictModel):
 
 
 class EventItem(LenientModel):
-    """A stored event: `event` or `span` as a map."""
+    """A stored event. `data` is an `Event` or a `Span` as a map."""
 
     sequence: int
     subject: str
@@ -29,7 +29,10 @@ class EventItem(LenientModel):
 
 
 class EventPage(LenientModel):
-    """A page of `vm.events`; `next_after`, passed as `after`, requests the next; None: the last."""
+    """A page of `vm.events`.
+
+    Send `next_after` as `after` to request the next page. None: this is the last page.
+    """
 
     items: tuple[EventItem, ...] = ()
     next_after: int | None = None

@@ -11,7 +11,7 @@ from virtbus.schemas.vm import Labels
 
 
 class NodeTakeover(NodeRef):
-    """`node.takeover`: gives the node to the refused agent that waits for it.
+    """`node.takeover`: gives the node to an agent on another host that was refused and waits.
 
     `confirm` says how the previous host is known to be off. `instance` names the agent if several
     wait.
@@ -24,7 +24,7 @@ class NodeTakeover(NodeRef):
 class NodeApprove(NodeRef):
     """`node.approve`: sets the labels and size that the node may offer.
 
-    An omitted field keeps its currently reported value.
+    An omitted field gets the value that the node reports now.
     """
 
     labels: Labels | None = None

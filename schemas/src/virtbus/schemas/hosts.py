@@ -8,29 +8,29 @@ from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 class HostMarks(LenientModel):
     """Digests that identify a host; they are only compared.
 
-    `key` is of a random key in the agent's state folder. The others are of values that the machine
-    reports, and empty if it reports none.
+    `key` is the digest of a random key in the agent's state folder. `machine` and `hardware` are
+    digests of values that the machine reports, and empty if it reports none.
     """
 
     key: str
     machine: str = ""
     """Digest of /etc/machine-id."""
     hardware: str = ""
-    """Digest of the firmware's UUID of the machine (DMI)."""
+    """Digest of the machine's UUID in the firmware (DMI)."""
 
     def same(self, other: "HostMarks") -> bool:
-        """Return True unless a mark shows that the two are different hosts."""
+        """Return True if `key` is equal and no other digest that both have differs."""
         own, others = (self.machine, self.hardware), (other.machine, other.hardware)
         differ = any(a and b and a != b for a, b in zip(own, others, strict=True))
         return self.key == other.key and not differ
 
 
 class Instance(LenientModel):
-    """One life of a node's agent.
+    """One run of a node's agent.
 
-    At `$KV.st.<node>._instance` it is the agent that acts for the node; each write is a
-    compare-and-set over the previous one. At `$KV.st.<node>._rival` it is an agent that was
-    refused, with `why`; that key expires.
+    At `$KV.st.<node>._instance` it describes the agent that acts for the node. Each write is a
+    compare-and-set over the previous one. At `$KV.st.<node>._rival` it describes an agent that was
+    refused, and `why` says why. That key expires.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -40,19 +40,20 @@ class Instance(LenientModel):
     boot: str = ""
     """Boot id of the host; empty if unknown."""
     folder: str = ""
-    """Device and inode of the state folder's lock, which one agent at a time holds."""
+    """Device and inode of the lock file in the state folder. One agent at a time has the lock."""
     hostname: str = ""
     since_ns: int = 0
     token: str = ""
-    """Different in each write, so that a write whose answer was lost is recognised."""
+    """Different in each write, so that an agent recognises its own write whose answer was lost."""
     why: str = ""
 
 
 class Takeover(LenientModel):
-    """The node was given to this instance by a person.
+    """A person's decision to give the node to the agent `instance`.
 
-    The request said how the previous host is known to be off. `over` is the revision of `_instance`
-    that was given up. If that key is written again, its holder is back and the takeover is void.
+    `why` says how the previous host is known to be off. `over` is the revision of the key
+    `_instance` at that time. If the key has a later revision, the previous agent is back, and the
+    takeover is void.
     """
 
     instance: str
@@ -62,7 +63,7 @@ class Takeover(LenientModel):
 
 
 class Approved(LenientModel):
-    """Capacity and labels that a node may offer. A report beyond this attracts no VM."""
+    """Capacity and labels that a node may offer. Placement ignores reported values beyond them."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     cpus: int = 0
@@ -71,10 +72,10 @@ class Approved(LenientModel):
 
 
 class HostRecord(LenientModel):
-    """`$KV.vm.<node>._host`: the part of a node's join record that a backup keeps.
+    """`$KV.vm.<node>._host`: the approved identity and capacity of a node's host.
 
-    Controllers write it by compare-and-set: first the node's first heartbeat, then only a person's
-    decision. `trusted`: the host holds the bus admin's credentials anyway, so its report is
+    Controllers write it by compare-and-set: at the node's first heartbeat, and then only on a
+    person's request. `trusted`: the host has the bus admin's credentials anyway, so its report is
     accepted unchanged.
     """
 
@@ -85,11 +86,11 @@ class HostRecord(LenientModel):
     approved: Approved | None = None
     trusted: bool = False
     requests: tuple[str, ...] = ()
-    """Ids of the last requests about it: a repeated request changes nothing."""
+    """Ids of the last requests that changed it. A repeated request changes nothing."""
 
 
 class SigningKey(LenientModel):
-    """`$KV.sec._signing.<id>`: an HMAC key in hex, by which controllers sign records."""
+    """`$KV.sec._signing.<id>`: an HMAC key in hex, with which controllers sign records."""
 
     schema_version: int = SCHEMA_VERSION
     seed: str

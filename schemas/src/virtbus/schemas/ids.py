@@ -1,7 +1,7 @@
-"""Identifiers. One grammar for everything that becomes a subject token, a file name or a domain.
+"""Identifiers, with one grammar for subject tokens, file names and domain names.
 
-An id with a dot adds subject tokens, the server delivers `*` and `>` literally, and a slash leaves
-a directory. One type refuses them all, at every boundary (BUS-01).
+In an id, a dot would add subject tokens, `*` and `>` could act as wildcards, and a slash would
+leave a directory. Requests and stored values use `Id` and `Uid`, which refuse all of them (BUS-01).
 """
 
 import base64
@@ -22,18 +22,18 @@ UNPLACED = "_"
 
 
 def is_id(text: str) -> bool:
-    """True for 1-63 characters of `a-z 0-9 -` that start with a letter or digit."""
+    """Return True for 1-63 characters of `a-z 0-9 -` that start with a letter or digit."""
     return _ID.fullmatch(text) is not None
 
 
 def is_uid(text: str) -> bool:
-    """True for a UUID in its canonical form, lower case."""
+    """Return True for a UUID in its canonical form, lower case."""
     return _UID.fullmatch(text) is not None
 
 
 @functools.lru_cache(KNOWN)
 def check_id(text: str) -> str:
-    """Return `text`, or raise ValueError naming the grammar."""
+    """Return `text` if it is an id, or raise a ValueError that states the grammar."""
     if not is_id(text):
         msg = "must be 1-63 characters of a-z, 0-9 and '-', starting with a letter or digit"
         raise ValueError(msg)
@@ -58,7 +58,7 @@ Uid = Annotated[str, StringConstraints(max_length=36), AfterValidator(check_uid)
 
 _CLAIM = r"^[a-z0-9][a-z0-9-]{0,62}(/[0-9a-f-]{36})?$"
 UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM)]
-"""`NODE/UID`, or `NODE`: a host's copy of one VM, or of all its VMs."""
+"""`NODE/UID` or `NODE`: the host's copy of one VM's record, or of all its VMs' records."""
 
 
 def name_token(name: str) -> str:

@@ -25,8 +25,8 @@ _SCHEMES = ("http://", "https://", "file://", CONTAINER_SCHEME)
 class ImageSource(NamedTuple):
     """A parsed reference: `locator` is a URL or a name, `digest` the pinned `sha256:<hex>`.
 
-    The digest of a container image (`docker://…`) is that of its manifest, any other that of the
-    file.
+    For a container image (`docker://…`) the digest is that of the manifest, otherwise that of the
+    image file.
     """
 
     locator: str
@@ -42,18 +42,18 @@ class ImageSource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the image in a store. With a file's digest the query does not count."""
+        """Return the image's name in a store. If a digest is pinned, it omits the URL's query."""
         locator = self.locator.partition("?")[0] if self.digest else self.locator
         return self._replace(locator=locator).ref
 
     @property
     def ref(self) -> str:
-        """The reference, which `parse_image_ref` reads back."""
+        """Return the reference as text, which `parse_image_ref` parses."""
         return self.locator if self.digest is None else f"{self.locator}@{self.digest}"
 
 
 def parse_image_ref(text: str) -> ImageSource:
-    """Split `name|URL[@sha256:<hex>]`; a container image's URL gets its registry and tag.
+    """Parse `name|URL[@sha256:<hex>]`; a container image's URL gets its default registry and tag.
 
     Raises:
         ValueError: unlisted scheme, malformed name, malformed digest, or control characters.
@@ -80,7 +80,7 @@ def parse_image_ref(text: str) -> ImageSource:
 
 
 def check_image_ref(text: str) -> str:
-    """Return `text` as `parse_image_ref` understands it; it fits into a record as well."""
+    """Return a reference in its normal form; raise ValueError if it is invalid or too long."""
     ref = parse_image_ref(text).ref
     if len(sealed_ref(ref)[0]) > MAX_REF_CHARS:
         msg = f"is too long with the SHA-256 of its query; at most {MAX_REF_CHARS} characters"
@@ -89,7 +89,7 @@ def check_image_ref(text: str) -> str:
 
 
 def names_within(names: Sequence[str], max_bytes: int) -> tuple[str, ...]:
-    """Return the first names that have at most `max_bytes` together."""
+    """Return as many of the first names as fit into `max_bytes` together."""
     sizes = itertools.accumulate(len(name.encode()) for name in names)
     return tuple(name for name, size in zip(names, sizes, strict=True) if size <= max_bytes)
 
@@ -101,10 +101,11 @@ def shown_ref(ref: str) -> str:
 
 
 def sealed_ref(ref: str) -> tuple[str, str]:
-    """A reference with the SHA-256 of its URL's query in place of that, and the query.
+    """Return the sealed form of a reference, and the query of its URL.
 
-    A query may be a signature, so it is in `$KV.sec` only. The query is empty if there is none,
-    or if the reference is sealed.
+    The sealed form has the SHA-256 of the query in place of the query. A query may be a signature,
+    so it is stored in `$KV.sec` only. The returned query is empty if there is none, or if `ref` is
+    already sealed.
     """
     if "?" not in ref:
         return ref, ""
@@ -117,7 +118,7 @@ def sealed_ref(ref: str) -> tuple[str, str]:
 
 
 def is_sealed(ref: str) -> bool:
-    """True for a reference whose query is elsewhere."""
+    """Return True for a reference that `sealed_ref` has sealed."""
     if "?" not in ref:
         return False
     query = parse_image_ref(ref).locator.partition("?")[2]
@@ -131,25 +132,25 @@ ImageRef = Annotated[
 
 
 def check_stored_ref(text: str) -> str:
-    """Return `text` as a reference, or as the digest of an image."""
+    """Return a digest, or a reference in its normal form; raise ValueError for anything else."""
     return text if _DIGEST.fullmatch(text) else check_image_ref(text)
 
 
 StoredRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_stored_ref)]
-"""The name of an image that is stored already."""
+"""The reference or digest of an image that is already stored."""
 
 
 MAX_IMAGE_KEYS = 512
 
 
 def image_key(ref: str) -> str:
-    """Return the 8-byte key of a reference or digest, as `NodeImages` lists it."""
+    """Return the key (16 hex digits) of a reference or digest, as `NodeImages` lists it."""
     return hashlib.sha256(ref.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 ImageKeys = Annotated[tuple[ImageKey, ...], Field(max_length=MAX_IMAGE_KEYS)]
-"""Keys of the images that a node used last, by each name and by digest."""
+"""Keys of the images that a node used last: one for each name and one for each digest."""
 
 
 class ImageFormat(StrEnum):
@@ -165,14 +166,14 @@ class ImageInfo(LenientModel):
     digest: str
     names: tuple[str, ...] = ()
     more_names: int = 0
-    """Number of names that are omitted."""
+    """Number of further names, which are omitted."""
     format: ImageFormat
     size_bytes: int
     virtual_size_bytes: int
 
 
 class Progress(LenientModel):
-    """`node.<id>.progress.<uid>.<step>`: the progress of a long step. Droppable."""
+    """`node.<id>.progress.<uid>.<step>`: the progress of a long step; may be lost."""
 
     uid: str
     step: str

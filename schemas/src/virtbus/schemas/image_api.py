@@ -9,7 +9,7 @@ from virtbus.schemas.node_rpc import ForgottenImage
 
 
 class ImageList(StrictModel):
-    """`image.list`. The field `continue_` of a page requests the next page."""
+    """`image.list`. Send the `continue` of a page to request the next page."""
 
     continue_: str | None = Field(None, alias="continue", pattern="^sha256:[0-9a-f]{64}$")
 
@@ -17,7 +17,8 @@ class ImageList(StrictModel):
 class ImagePull(StrictModel):
     """`image.pull`: fetches `ref` onto `node` (default: every ready node).
 
-    It continues after the answer. 504 `image_pulling`: a node needs longer; repeat the request.
+    `job` is the uid in the subjects of progress messages. The error 504 `image_pulling` means that
+    a node needs longer. The pull continues; repeat the request.
     """
 
     ref: ImageRef
@@ -28,7 +29,7 @@ class ImagePull(StrictModel):
 class ImageDelete(StrictModel):
     """`image.delete`: removes an image by name, URL or digest from `node` (default: every node).
 
-    Its names are removed at once, its bytes when no VM's disk uses it.
+    Its names are removed at once, its file as soon as no VM's disk uses it.
     """
 
     ref: StoredRef
@@ -36,13 +37,13 @@ class ImageDelete(StrictModel):
 
 
 class NodeImage(ImageInfo):
-    """An image and its node."""
+    """An image, and the nodes that have it."""
 
     nodes: tuple[str, ...] = ()
 
 
 class ImagePage(LenientModel):
-    """A page of `image.list`, by digest."""
+    """A page of `image.list`, ordered by digest."""
 
     items: tuple[NodeImage, ...] = ()
     continue_: str | None = Field(None, alias="continue")
@@ -51,7 +52,7 @@ class ImagePage(LenientModel):
 
 
 class PulledImages(LenientModel):
-    """The answer of `image.pull`: the image by node, and the error by node that failed."""
+    """The answer of `image.pull`: images and errors, each by node."""
 
     images: dict[str, ImageInfo] = Field(default_factory=dict)
     errors: dict[str, str] = Field(default_factory=dict)

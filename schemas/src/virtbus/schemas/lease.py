@@ -4,7 +4,7 @@ from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 
 
 class Lease(LenientModel):
-    """`$KV.lease.<role>`: its revision is the fencing token, which never goes back."""
+    """`$KV.lease.<role>`. The key's revision is the fencing token, which only rises."""
 
     schema_version: int = SCHEMA_VERSION
     holder: str

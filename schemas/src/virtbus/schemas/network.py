@@ -26,7 +26,7 @@ Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)
 
 
 class InterfaceStatus(LenientModel):
-    """One attached interface. `addresses` are CIDR strings; `queues` counts the tap queues."""
+    """One attached interface. `addresses` are CIDR strings; `tap` is a device in `netns`."""
 
     name: str
     network: str = "default"
@@ -44,6 +44,6 @@ class NetworkInfo(LenientModel):
     name: str
     kind: str
     namespaces: tuple[str, ...] = ()
-    """Namespaces that may use it, or `*` for all. `default` is open to every namespace."""
+    """VM namespaces that may use the network, or `*` for all. All may use the network `default`."""
     subnet: str = ""
     detail: dict[str, str] = Field(default_factory=dict)

@@ -33,7 +33,7 @@ class ServiceState(LenientModel):
 
 
 class NodeRecord(LenientModel):
-    """`$KV.node.<id>`: liveness and capacity. In memory, TTL 15 s, renewed every 4 s."""
+    """`$KV.node.<id>`: liveness and capacity. The agent renews it every 4 s; its TTL is 15 s."""
 
     schema_version: int = SCHEMA_VERSION
     node: str
@@ -53,13 +53,13 @@ class NodeRecord(LenientModel):
     network_namespaces: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Namespaces that may use a network other than `default`, or `*` for all; empty: none."""
     addresses: tuple[str, ...] = ()
-    """The host's own global IPv4 and IPv6 addresses, without those of guests' bridges."""
+    """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     started_ns: int = 0
     time_ns: int = 0
     held: int = 0
-    """VMs here without a record on the bus: only a person may start or end them."""
+    """Number of VMs on the node without a record on the bus. Only a person starts or ends them."""
     quarantined: int = 0
     """Number of entries in the node's quarantine, and the disk space that they use."""
     quarantined_bytes: int = 0
@@ -78,9 +78,10 @@ class NodeImages(LenientModel):
 
 
 class Fence(LenientModel):
-    """Proof that a node is off, and the agent's life that this ended.
+    """Proof that a node is off.
 
-    `instance` is the last one heard of the agent, or empty if no present controller heard it.
+    `instance` and `started_ns` are those of the agent's last heartbeat. `instance` is empty if the
+    controller that wrote the fence had received no heartbeat.
     """
 
     instance: str = ""
@@ -90,11 +91,11 @@ class Fence(LenientModel):
     why: str
     time_ns: int
     discard_local_disks: bool = False
-    """The user's permission for all VMs. Without it, each VM's eviction strategy decides."""
+    """The user's permission to lose local disks. A VM's eviction strategy, if set, decides."""
 
 
 class Drain(LenientModel):
-    """A request to evacuate a node; `discard_local_disks` is the permission for all its VMs."""
+    """A request to evacuate a node; `discard_local_disks` is as in `Fence`."""
 
     discard_local_disks: bool = False
     since_ns: int
@@ -103,9 +104,9 @@ class Drain(LenientModel):
 class NodeSpec(LenientModel):
     """`$KV.vm.<node>._spec`: the desired state of a node. Written by controllers, by CAS.
 
-    It is in the node's own subtree. So a node reads in one list the VMs that it should run, and
-    whether it is fenced: a fenced node starts nothing (F25). Without the key, the node takes VMs. A
-    value that requests nothing exists only for its `requests`, and expires.
+    The key is in the node's own subtree. So one list gives a node both its VMs and its fence: a
+    fenced node starts nothing (F25). Without the key, the node takes VMs. A value that requests
+    nothing is kept only for its `requests`, and expires.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -114,9 +115,9 @@ class NodeSpec(LenientModel):
     draining: Drain | None = None
     fenced: Fence | None = None
     lease_revision: int = 0
-    """The revision of the lease under which a singleton wrote it; 0 for a person's request."""
+    """The revision of the lease under which a leader task wrote it; 0 for a person's request."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests about the node: a repeated request changes nothing."""
+    """Ids of the last requests about the node. A repeated request changes nothing."""
 
     @property
     def idle(self) -> bool:
@@ -125,7 +126,7 @@ class NodeSpec(LenientModel):
 
     @property
     def closed(self) -> str:
-        """Return why the node takes no VM, as in "n1 is cordoned"; empty if it does."""
+        """Return why the node takes no VMs, such as "is cordoned"; empty if it takes VMs."""
         if self.fenced is not None:
             return f"is fenced ({self.fenced.why})"
         if self.draining is not None:
@@ -136,8 +137,8 @@ class NodeSpec(LenientModel):
 class HostAddresses(LenientModel):
     """`$KV.vm.<node>._hosts`: addresses that guests of the node may not reach.
 
-    Written by controllers, by CAS. `own` are the node's addresses, kept while it is silent. `fleet`
-    are those of every host, this node's included.
+    Controllers write it by CAS. `own` are the addresses of the node's host, kept while the node is
+    silent. `fleet` are the addresses of all hosts, including this one.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -149,7 +150,7 @@ class HostAddresses(LenientModel):
 class Reserved(LenientModel):
     """`$KV.vm._reserved.node.<node>`: the sum of the resources of strict VMs on a node.
 
-    Written only in one atomic batch with their records. Memory includes QEMU's overhead.
+    It is written only in one atomic batch with the VMs' records. Memory includes QEMU's overhead.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -164,7 +165,7 @@ class NodeView(NodeRecord):
 
     node_spec: NodeSpec | None = None
     images: int = 0
-    """Number of its images, by each name and by digest; at most 512 are reported."""
+    """Number of its image keys: one for each name and each digest, at most 512."""
     vms: int = 0
     committed_vcpus: int = 0
     committed_memory_bytes: int = 0
@@ -174,6 +175,6 @@ class NodeView(NodeRecord):
     """Fields that were omitted because the view was too large for one message."""
     approved: Approved | None = None
     unapproved: tuple[str, ...] = ()
-    """Reported capacity and labels beyond the approved ones. They attract no VM."""
+    """Reported capacity and labels beyond the approved ones. Placement ignores them."""
     rivals: tuple[Instance, ...] = ()
     """Agents of the same id that were refused recently."""

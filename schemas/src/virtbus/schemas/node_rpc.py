@@ -1,4 +1,4 @@
-"""Messages between the services of one node (`virtbus.node.<id>.…`)."""
+"""Requests to the services of a node, and their events (`virtbus.node.<id>.…`)."""
 
 from enum import StrEnum
 from typing import Literal
@@ -15,10 +15,10 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Ensure(LenientModel):
-    """`rpc.<imaged|netd>.ensure`: make everything this record needs; the answer is the ready event.
+    """`rpc.<imaged|netd>.ensure`: make the VM's disks or network; the answer is the ready event.
 
-    `image_pull` are the secrets that the VM brings, by volume, for imaged, which reads none itself:
-    logins of container disks, queries of images' URLs.
+    `image_pull` are the VM's own secrets for pulls, by volume: logins of container disks, and
+    queries of image URLs. imaged gets them here because it does not read `$KV.sec`.
     """
 
     record: VmRecord
@@ -26,14 +26,14 @@ class Ensure(LenientModel):
 
 
 ANY_EPOCH = 2**62
-"""In a release: any epoch, if no record of the VM exists (audits)."""
+"""The epoch in a release of a VM without a record (audits). It covers every epoch."""
 
 
 class Release(LenientModel):
     """`rpc.<imaged|netd>.release`: remove everything of `uid`.
 
-    `epoch` fences late requests: after the release, nothing is made for that epoch again. With
-    `keep` imaged moves written disks into the quarantine (ADR 0033).
+    After the release, the service refuses to make anything for `epoch` or a lower one, so that late
+    requests have no effect. With `keep`, imaged moves written disks into the quarantine (ADR 0033).
     """
 
     uid: str
@@ -42,14 +42,14 @@ class Release(LenientModel):
 
 
 class ReleaseReply(LenientModel):
-    """Nothing of `uid` is left, except the quarantine's entry `kept`."""
+    """Nothing of `uid` is left, except the quarantine entry `kept` (empty: none)."""
 
     uid: str
     kept: str = ""
 
 
 class GuestCommand(LenientModel):
-    """`rpc.agent.command`: run `verb` on the guest that runs under `epoch`, once for each `id`."""
+    """`rpc.agent.command`: run `verb` on the guest of `epoch`, once for each request `id`."""
 
     uid: str
     epoch: int
@@ -68,10 +68,10 @@ class Inspect(LenientModel):
 
 
 class HeldResources(LenientModel):
-    """The uids that a service has resources of, and those resources, for audits and orphan sweeps.
+    """A service's resources on the host, by uid, for audits and orphan sweeps.
 
     `faults` are missing resources by uid. The empty uid stands for the host's own resources (netd:
-    bridge, nftables, forwarding).
+    Linux bridge, nftables, forwarding).
     """
 
     things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -81,7 +81,7 @@ class HeldResources(LenientModel):
 class MadeDisk(LenientModel):
     """A disk of a VM, a qcow2 file; `digest` and `image_format` are of its image, if it has one.
 
-    It contains no path: the agent derives the paths of disks and images (ADR 0030).
+    There is no field for a path: the agent derives the paths of disks and images (ADR 0030).
     """
 
     virtual_size_bytes: int = Field(ge=0)
@@ -90,7 +90,7 @@ class MadeDisk(LenientModel):
 
 
 class ImageReady(LenientModel):
-    """`ready.<uid>.image`: every disk of the VM exists, or an error. `disks` by volume name."""
+    """`ready.<uid>.image`: every disk of the VM exists, or `error`. `disks` is by volume name."""
 
     uid: str
     epoch: int
@@ -104,13 +104,13 @@ class NetPhase(StrEnum):
     """The progress of a VM's network."""
 
     BEGUN = "begun"
-    """MACs are known and the wrapper may wait for its descriptors; addresses are not known yet."""
+    """MACs are known, addresses are not yet. vmwrapper may already wait for its descriptors."""
     READY = "ready"
     FAILED = "failed"
 
 
 class NetReady(LenientModel):
-    """`ready.<uid>.net`: interfaces in the order of the spec, or an error."""
+    """`ready.<uid>.net`: interfaces in the order of the spec, or `error`."""
 
     uid: str
     epoch: int
@@ -134,7 +134,7 @@ class ServiceReport(LenientModel):
 
 
 class ListImages(LenientModel):
-    """`rpc.imaged.list`: a page of the images in order of digest, after the digest `after`."""
+    """`rpc.imaged.list`: request the page of images, ordered by digest, that follows `after`."""
 
     after: str = ""
 
@@ -147,7 +147,7 @@ class HeldImages(LenientModel):
 
 
 class PullImage(LenientModel):
-    """`rpc.imaged.pull`: fetch into the store. `job` names the progress subject (a UUID)."""
+    """`rpc.imaged.pull`: fetch the image `ref`. `job` is the UUID in the progress subject."""
 
     ref: str
     job: str
@@ -172,16 +172,20 @@ class ForgottenImage(LenientModel):
 
 
 class ArmNic(LenientModel):
-    """`-device` of one interface: QEMU's properties, `driver` first, without `netdev` and `mac`."""
+    """One interface: the properties of QEMU's `-device`, `driver` first.
+
+    `device` has no `netdev` and no `mac`.
+    """
 
     device: dict[str, str]
     mac: str
 
 
 class Arm(LenientModel):
-    """Admin socket of netd: the wrapper of (uid, epoch) may fetch its tap fds once, in 30 s.
+    """A request on netd's admin socket: vmwrapper of (uid, epoch) may fetch its tap descriptors.
 
-    `domain_name` is the libvirt domain name whose cgroup the peer must be in.
+    It may do so once, within 30 s. `domain_name` is the libvirt domain in whose cgroup vmwrapper
+    must run.
     """
 
     uid: str
@@ -192,7 +196,7 @@ class Arm(LenientModel):
 
 
 class Armed(LenientModel):
-    """netd's answer: armed, or why the start must not happen now."""
+    """netd's answer to `Arm`. `error` says why the guest must not start now."""
 
     uid: str
     error: ErrorBody | None = None
@@ -201,7 +205,7 @@ class Armed(LenientModel):
 class RecordsRead(LenientModel):
     """`rpc.agent.records`: a host's copies of its VMs' records, to rebuild a lost bus.
 
-    Pages of at most `limit` records, those with a uid above `after`.
+    The answer is a page of at most `limit` records with a uid above `after`.
     """
 
     after: str = ""
@@ -209,8 +213,9 @@ class RecordsRead(LenientModel):
 
 
 class KnownRecords(LenientModel):
-    """One page. `removed` (first page only): uids that left this host recently, with their epoch.
+    """A page of a host's records.
 
+    `removed` (first page only) are the uids that left this host recently, with their epoch.
     `node_spec` is the node's desired state on the bus that it had joined, or None. `nonce` is the
     bus incarnation that the node joined. `more` is set if another page follows.
     """
@@ -230,7 +235,7 @@ class JoinBus(LenientModel):
 
 
 class JoinedBus(LenientModel):
-    """The node belongs to the given bus now; `vms` actors resumed."""
+    """The node has joined the given bus; `vms` is the number of actors that resumed."""
 
     node: str
     nonce: str

@@ -6,7 +6,7 @@ from virtbus.schemas.model import LenientModel, StrictModel
 
 
 class PageAsk(StrictModel):
-    """A list without a filter. The `continue` of a page requests the next one."""
+    """A request for a list without a filter. Send the `continue` of a page for the next page."""
 
     continue_: str | None = Field(None, alias="continue", max_length=1024)
 

@@ -18,10 +18,10 @@ Count = Annotated[int, Strict()]
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes of `value`: an int, or digits with a binary (Ki, MiB) or decimal (k, MB) unit.
+    """Return the bytes of an int, or of digits with a binary (Ki, MiB) or decimal (k, MB) unit.
 
     Raises:
-        ValueError: not a whole number of bytes in a known unit.
+        ValueError: the value is not a whole number of bytes in a known unit.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         msg = "must be a number of bytes or a quantity such as 256MiB"
@@ -57,7 +57,7 @@ def _whole(count: int) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """Return `count` in the largest unit that needs at most one decimal: 268435456 → 256MiB."""
+    """Return `count` in its largest binary unit, with at most one decimal: 268435456 → 256MiB."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -73,4 +73,4 @@ Bytes = Annotated[
         {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}], "examples": ["256MiB"]}
     ),
 ]
-"""A size in bytes; accepts quantities on input, always an int on the wire."""
+"""A size in bytes. Input may be a quantity such as 256MiB; the wire always has an int."""

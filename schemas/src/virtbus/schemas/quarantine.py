@@ -10,7 +10,7 @@ from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.vm import VmRecord
 
 ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?$"
-"""The uid of the VM; further entries of the same uid have the suffix `.2`, `.3`, …."""
+"""An entry's name: the VM's uid. Further entries of the same uid have the suffix `.2`, `.3`, …."""
 ENTRY = re.compile(ENTRY_PATTERN)
 LIST_MAX = 500
 ORPHANED = "virtbus.io/orphaned"
@@ -25,10 +25,10 @@ class QuarantineRequest(LenientModel):
 
 
 class QuarantineEntry(LenientModel):
-    """One entry of a quarantine, or a VM without a record that is held in place (`held`).
+    """One entry of a quarantine, or (`held`) a VM without a record that is still on the node.
 
-    `bytes` is the disk space of its disks. `digests` are their images. `adoptable`: the record was
-    saved with them.
+    `bytes` is the disk space of its disks, `digests` are their images. `adoptable`: the VM's record
+    is known.
     """
 
     entry: str
@@ -48,7 +48,7 @@ class QuarantineEntry(LenientModel):
 class QuarantineWork(LenientModel):
     """`rpc.imaged.quarantine`: list entries, get one, restore its disks to `uid`, or purge it.
 
-    `restore` moves existing disks of `uid` into the quarantine, as `keep` says.
+    `restore` first moves existing disks of `uid` into a new entry, which `keep` describes.
     """
 
     do: Literal["list", "get", "restore", "purge"]
@@ -58,7 +58,7 @@ class QuarantineWork(LenientModel):
 
 
 class Quarantine(LenientModel):
-    """Entries of a node's quarantine, by name; `record` answers a `get`."""
+    """Entries of a node's quarantine. `record` is the saved record, after `get` and `adopt`."""
 
     entries: tuple[QuarantineEntry, ...] = ()
     total: int = 0
@@ -68,8 +68,8 @@ class Quarantine(LenientModel):
 class QuarantineAsk(LenientModel):
     """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a new VM.
 
-    `keep` ends a guest without a record. With `below_epoch` it also ends one that runs elsewhere by
-    now; only controllers can know that.
+    `keep` ends a guest without a record. With `below_epoch` it does so only if the guest's epoch is
+    lower: then the VM has moved to another node, which only controllers know.
     """
 
     do: Literal["list", "adopt", "keep", "purge"]
@@ -80,7 +80,7 @@ class QuarantineAsk(LenientModel):
 
 
 class NodeQuarantine(StrictModel):
-    """`node.quarantine`: `entry` is the uid, or the entry's name in `list`."""
+    """`node.quarantine`: `entry` is an entry's name, as `do=list` shows it."""
 
     node: Id
     do: Literal["list", "adopt", "keep", "purge"] = "list"

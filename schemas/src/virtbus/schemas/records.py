@@ -1,4 +1,4 @@
-"""Stored values: read with the limits of their kind, and refused one at a time."""
+"""Reads stored values within the size limit of their kind; an invalid one raises VirtbusError."""
 
 from typing import Any, TypeVar
 
@@ -17,25 +17,24 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_stored(model: type[Model], key: str, value: bytes) -> Model:
-    """Return the value of a key.
+    """Return the bytes `value`, stored at `key`, as `model`.
 
     Raises:
-        VirtbusError: 413 larger than its kind may be read; 400 malformed or of another shape; 422
-            `newer_schema` or `older_schema`: written by another virtbus. Nobody can read it until
-            it is replaced.
+        VirtbusError: 413 larger than the read limit of its kind; 400 malformed or not a `model`;
+            422 `newer_schema` or `older_schema`: another version of virtbus wrote it.
     """
     return as_stored(model, plain_stored(key, value))
 
 
 def plain_stored(key: str, value: bytes) -> Any:
-    """Return the value as plain data of any shape."""
+    """Return the decoded value of any shape; raises VirtbusError 413 or 400 as `read_stored`."""
     if len(value) <= LEAST_READ_BYTES:
         return decode(value)
     return decode(value, bound_of(key).read_bytes)
 
 
 def as_stored(model: type[Model], data: Any) -> Model:
-    """Return plain data as the model of this schema version; raises VirtbusError."""
+    """Return decoded data as `model`; raises VirtbusError 400 or 422 as `read_stored`."""
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int):
         check_version("it", version, reasons=("older_schema", "newer_schema"))
@@ -43,7 +42,7 @@ def as_stored(model: type[Model], data: Any) -> Model:
 
 
 def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
-    """Return a record, or its tombstone.
+    """Return the record or tombstone at `key`.
 
     Raises:
         VirtbusError: as `read_stored`; 400 `foreign_record`: key and record name different VMs or

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 DOCKER_HUB = "docker.io"
 HUB_KEY = "https://index.docker.io/v1/"
-"""The name that `docker login` gives Docker Hub."""
+"""The key of Docker Hub in the `config.json` of `docker login`."""
 SECRET_BYTES = 64 * 1024
 
 
@@ -33,10 +33,12 @@ class Login(NamedTuple):
 
 
 def login_for(image: str, text: bytes) -> Login | None:
-    """Return the login for `registry/repository` in a `config.json`: the longest match.
+    """Return the login in `text`, a `config.json`, for the image `registry/repository`.
+
+    The entry with the longest match is used. Return None if no entry matches.
 
     Raises:
-        ValueError: the file cannot be read; its content is not repeated.
+        ValueError: `text` is invalid. The error does not quote it, because it is secret.
     """
     auths = _auths(text)
     parts = image.split("/")

@@ -1,6 +1,6 @@
-"""Data that the platform provides to a guest on small ISO disks: seeds and files.
+"""Models of the small ISO disks that virtbus writes for a guest: cloud-init seeds and files.
 
-Their contents are secrets: they are only in `$KV.sec`, never in a record or status.
+Their contents are secrets, so they are only in `$KV.sec`, never in a record or status.
 """
 
 import base64
@@ -19,7 +19,7 @@ FILES = 128
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of `text`, line ends ignored; raises ValueError."""
+    """Return the bytes of a base64 text, ignoring line ends, or raise ValueError."""
     try:
         return base64.b64decode("".join(text.split("\n")).replace("\r", ""), validate=True)
     except (binascii.Error, ValueError):
@@ -46,7 +46,8 @@ SshKey = Annotated[
 class CloudInit(StrictModel):
     """Data for cloud-init at first boot, independent of the datasource.
 
-    User and network data are given as text or as base64 (not both), which may be anything (gzip).
+    User data and network data are each given as text or as base64, not both. Base64 may contain any
+    bytes, such as gzip.
     """
 
     user_data: str | None = Field(None, max_length=SEED_BYTES)
@@ -67,9 +68,9 @@ class CloudInit(StrictModel):
         return _bytes(self.network_data, self.network_data_base64)
 
     def without_secrets(self) -> Self:
-        """Return the seed without secrets, as a record may hold it.
+        """Return the seed without secrets, for a record.
 
-        SSH keys are left out as well, because their size is unbounded.
+        SSH keys are left out as well, because they can be larger than a record may be.
         """
         return self.model_copy(update={**dict.fromkeys(_SECRET), "ssh_keys": ()})
 
@@ -78,7 +79,10 @@ _SECRET = ("user_data", "user_data_base64", "network_data", "network_data_base64
 
 
 class CloudInitNoCloud(CloudInit):
-    """A seed of the datasource NoCloud (label `cidata`); network data is a network-config."""
+    """A seed of the datasource NoCloud (label `cidata`).
+
+    The network data is cloud-init's network-config.
+    """
 
 
 class CloudInitConfigDrive(CloudInit):
@@ -102,11 +106,11 @@ class CloudInitConfigDrive(CloudInit):
 FileName = Annotated[
     str, StringConstraints(pattern=r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$", max_length=64)
 ]
-"""A key of a ConfigMap or Secret, within the length of Joliet's names."""
+"""A key of a ConfigMap or Secret, not longer than a file name in Joliet."""
 
 
 class FilesVolume(StrictModel):
-    """Files by name on a read-only ISO: a ConfigMap, a Secret or a Sysprep answer (KubeVirt's).
+    """Files by name on a read-only ISO: KubeVirt's ConfigMap, Secret or Sysprep volume.
 
     `data` is text, `binary_data` base64. A running guest sees the files of its last start.
     """
@@ -127,12 +131,12 @@ class FilesVolume(StrictModel):
 
     @property
     def contents(self) -> dict[str, bytes]:
-        """Bytes by file name."""
+        """Return the files' bytes by name."""
         text = {name: value.encode() for name, value in self.data.items()}
         return text | {name: decode_base64(value) for name, value in self.binary_data.items()}
 
     def without_secrets(self) -> Self:
-        """Return the volume without secrets, as a record may hold it."""
+        """Return the volume without its files, for a record."""
         return self.model_copy(update={"data": {}, "binary_data": {}})
 
 

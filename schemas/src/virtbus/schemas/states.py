@@ -1,6 +1,7 @@
 """The states of a VM as users see them.
 
-The agent's phases map to them, and the controller decides by `virtbus.controller.core.vm_states`.
+The agent reports one of them in the status. The controller may show another one, by the table in
+`virtbus.controller.core.vm_states`.
 """
 
 from enum import StrEnum

@@ -4,7 +4,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class BusStorage(LenientModel):
-    """`virtbus.report.bus.storage`: sent every few seconds and at changes; droppable.
+    """`virtbus.report.bus.storage`: sent every few seconds and on change; may be lost.
 
     `low`: too little space for creates; deletes still fit. `stalled`: the server stores nothing in
     these streams. `message` is the cause and the next step, empty if all is well.

@@ -1,8 +1,8 @@
 """Streams of bytes between a client and a VM, through its node (ADR 0023).
 
-A request that opens a stream (`StreamOpen`) is answered by many `StreamData`. The first names the
-subject for the client's own data. Both ends count bytes from 0 and announce how far the other may
-send.
+A request that opens a stream (`StreamOpen`) is answered by many `StreamData`. The first one names
+the subject to which the client sends its own `StreamData`. Each end counts bytes from 0 and
+announces up to which byte the other end may send.
 """
 
 import base64
@@ -19,8 +19,8 @@ MAX_WINDOW_BYTES = 16 * 1024 * 1024
 class StreamOpen(LenientModel):
     """The common fields of a request that opens a stream.
 
-    `window` is how many bytes the node may send before the client grants more; a client that never
-    grants more reads so many. `owner` names the opener, for people.
+    `window` is the number of bytes that the node may send before the client grants more by `upto`.
+    `owner` names the client, for people.
     """
 
     uid: str
@@ -31,8 +31,8 @@ class StreamOpen(LenientModel):
 class ConsoleOpen(StreamOpen):
     """`rpc.agent.console`: open a VM's serial console, shared with other clients.
 
-    `tail_bytes` of earlier output come first. Of the clients that `write`, the latest one does;
-    input of the others is dropped.
+    `tail_bytes` of earlier output come first. Only the latest client with `write` can type; the
+    input of other clients is dropped.
     """
 
     write: bool = True
@@ -40,7 +40,7 @@ class ConsoleOpen(StreamOpen):
 
 
 class LogsRead(StreamOpen):
-    """`rpc.agent.logs`: a VM's console log: the last `tail_bytes`, then more if `follow`."""
+    """`rpc.agent.logs`: read the last `tail_bytes` of a console log; with `follow`, new output."""
 
     tail_bytes: int = 65_536
     follow: bool = False
@@ -60,10 +60,10 @@ class PortOpen(StreamOpen):
 class StreamData(LenientModel):
     """A piece of a stream, in either direction; without `data` it is a keep-alive.
 
-    `at` is how many bytes its sender sent before. `upto` is how many bytes the other end may have
-    sent in total. `eof`: the sender sends no more. `closed` says why the stream ended, in both
-    directions. `note` is for people. `input_subject` is only in the first piece; it takes the
-    client's pieces.
+    `at` is the number of bytes that its sender sent before. `upto` is the total number of bytes
+    that the other end may send. `eof`: the sender sends no more data. `closed` says why the stream
+    ended in both directions. `note` is a text for people. `input_subject`, only in the first piece,
+    is the subject for the client's pieces.
     """
 
     data: bytes = b""

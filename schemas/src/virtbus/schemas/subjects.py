@@ -1,4 +1,7 @@
-"""Every subject on the bus, as functions. Tokens are checked, so no id can add or match others."""
+"""Functions that return the subjects of the bus.
+
+They check every token, so an id can neither add tokens nor match other subjects.
+"""
 
 from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token
 
@@ -25,12 +28,12 @@ def api(resource: str, verb: str) -> str:
 
 
 def vm_record(node: str, uid: str) -> str:
-    """The desired state of a VM: `$KV.vm.<node>.<uid>`."""
+    """`$KV.vm.<node>.<uid>`: the record of a VM."""
     return f"$KV.vm.{_node(node)}.{check_uid(uid)}"
 
 
 def vm_anywhere(uid: str) -> str:
-    """Filter for one uid on every node; never matches a name claim (one token more)."""
+    """Filter over one uid on every node. It never matches a name claim, which has more tokens."""
     return f"$KV.vm.*.{check_uid(uid)}"
 
 
@@ -40,7 +43,7 @@ def vm_all() -> str:
 
 
 def name_claim(namespace: str, name: str) -> str:
-    """`$KV.vm._name.<namespace>.<base32(name)>`."""
+    """`$KV.vm._name.<namespace>.<base32(name)>`: the uid that has a name."""
     return f"$KV.vm._name.{check_id(namespace)}.{name_token(check_id(name))}"
 
 
@@ -65,7 +68,7 @@ def node_hosts(node: str) -> str:
 
 
 def hosts_all() -> str:
-    """Filter over that key of every node."""
+    """Filter over the key `_hosts` of every node."""
     return f"$KV.vm.*.{HOSTS_KEY}"
 
 
@@ -75,22 +78,22 @@ def node_reserved(node: str) -> str:
 
 
 def vm_secret(node: str, uid: str) -> str:
-    """`$KV.sec.<node>.<uid>`."""
+    """`$KV.sec.<node>.<uid>`: the secrets of a VM."""
     return f"$KV.sec.{_node(node)}.{check_uid(uid)}"
 
 
 def signing_key(key: str) -> str:
-    """`$KV.sec._signing.<id>`: a key by which controllers sign records."""
+    """`$KV.sec._signing.<id>`: a key with which controllers sign records."""
     return f"$KV.sec.{SIGNING}.{check_id(key)}"
 
 
 def signing_keys() -> str:
-    """Filter over those keys."""
+    """Filter over all keys with which controllers sign records."""
     return f"$KV.sec.{SIGNING}.>"
 
 
 def vm_status(node: str, uid: str) -> str:
-    """`$KV.st.<node>.<uid>`."""
+    """`$KV.st.<node>.<uid>`: the status of a VM."""
     return f"$KV.st.{check_id(node)}.{check_uid(uid)}"
 
 
@@ -100,7 +103,7 @@ def node_instance(node: str) -> str:
 
 
 def node_rival(node: str) -> str:
-    """`$KV.st.<node>._rival`: an agent of the same id that was refused; expires."""
+    """`$KV.st.<node>._rival`: a refused agent of the same node id; expires."""
     return f"$KV.st.{check_id(node)}.{RIVAL_KEY}"
 
 
@@ -110,17 +113,17 @@ def node_images(node: str) -> str:
 
 
 def node_record(node: str) -> str:
-    """`$KV.node.<id>`."""
+    """`$KV.node.<id>`: the heartbeat of a node."""
     return f"$KV.node.{check_id(node)}"
 
 
 def lease(role: str) -> str:
-    """`$KV.lease.<role>`."""
+    """`$KV.lease.<role>`: the lease of a role."""
     return f"$KV.lease.{check_id(role)}"
 
 
 def ready(node: str, uid: str, part: str) -> str:
-    """`virtbus.node.<id>.ready.<uid>.<image|net>`: the fast path of a create; may be lost."""
+    """`virtbus.node.<id>.ready.<uid>.<image|net>`: disks or network are ready; may be lost."""
     return f"{PREFIX}.node.{check_id(node)}.ready.{check_uid(uid)}.{check_id(part)}"
 
 
@@ -130,22 +133,22 @@ def ready_all(node: str) -> str:
 
 
 def rpc(node: str, service: str, verb: str) -> str:
-    """`virtbus.node.<id>.rpc.<service>.<verb>`: ensure, inspect, release; the repair path."""
+    """`virtbus.node.<id>.rpc.<service>.<verb>`: a request to a service of a node."""
     return f"{PREFIX}.node.{check_id(node)}.rpc.{check_id(service)}.{check_id(verb)}"
 
 
 def progress(node: str, uid: str, step: str) -> str:
-    """`virtbus.node.<id>.progress.<uid>.<step>`: droppable."""
+    """`virtbus.node.<id>.progress.<uid>.<step>`: progress of a long step; may be lost."""
     return f"{PREFIX}.node.{check_id(node)}.progress.{check_uid(uid)}.{check_id(step)}"
 
 
 def service_report(node: str, service: str) -> str:
-    """`virtbus.node.<id>.report.<service>`: the report of a node's service; droppable."""
+    """`virtbus.node.<id>.report.<service>`: the report of a node's service; may be lost."""
     return f"{PREFIX}.node.{check_id(node)}.report.{check_id(service)}"
 
 
 def service_report_all(node: str) -> str:
-    """Filter over a node's telemetry."""
+    """Filter over the reports of a node's services."""
     return f"{PREFIX}.node.{check_id(node)}.report.*"
 
 
@@ -172,7 +175,7 @@ def dead_letter(service: str) -> str:
 
 
 def watch_renewal(instance: str, token: str) -> str:
-    """`virtbus.api.v1.watch.renew.<instance>.<token>`: any message keeps that watch alive."""
+    """`virtbus.api.v1.watch.renew.<instance>.<token>`: any message on it renews a watch."""
     return f"{API}.watch.renew.{check_id(instance)}.{check_id(token)}"
 
 
@@ -187,15 +190,15 @@ def stream_input(node: str, verb: str, session: str) -> str:
 
 
 def client_span() -> str:
-    """`virtbus.report.client.span`: a client's own span of a request; droppable."""
+    """`virtbus.report.client.span`: a client's own span of a request; may be lost."""
     return f"{PREFIX}.report.client.span"
 
 
 def bus_storage() -> str:
-    """`virtbus.report.bus.storage`: the disk of the bus, reported by the server's supervisor."""
+    """`virtbus.report.bus.storage`: the disk of the bus, reported by `virtbus up`."""
     return f"{PREFIX}.report.bus.storage"
 
 
 def storage_probe(bucket: str) -> str:
-    """`$KV.<bucket>._probe`: purged, with a marker that expires after 1 s, to test storage."""
+    """`$KV.<bucket>._probe`: a key whose purge tests whether the bus stores messages."""
     return f"$KV.{check_id(bucket)}._probe"

@@ -4,7 +4,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
 
 VERSION = "0.2.0"
-"""A constant, because importlib.metadata takes 20 ms. A test compares it with the members' own."""
+"""A constant, because importlib.metadata takes 20 ms. A test compares it with all packages."""
 
 _OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-from-0.1.md"
 
@@ -12,13 +12,13 @@ _OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-
 def check_version(
     what: str, version: int | str, *, reasons: tuple[str, str], next_step: str = "upgrade it"
 ) -> None:
-    """Refuse data of another schema version; text that is no number is of a newer one.
+    """Raise if data has another schema version. A version that is not a number counts as newer.
 
     Args:
-        what: the data, as the subject of a sentence.
+        what: the data, as the subject of the error's sentence.
         version: the version that was found.
-        reasons: of the error, for older and for newer data.
-        next_step: for newer data.
+        reasons: the error's reason for older data, and the reason for newer data.
+        next_step: the end of the error's sentence for newer data.
 
     Raises:
         VirtbusError: 422 with one of `reasons`.

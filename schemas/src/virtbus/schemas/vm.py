@@ -1,7 +1,7 @@
 """A virtual machine: desired state (spec, record) and observed state (status).
 
-The vocabulary is KubeVirt's where KubeVirt has the same concept, in snake_case. The Kubernetes
-bridge then only translates names.
+The vocabulary is KubeVirt's where KubeVirt has the same concept, in snake_case. So the bridge only
+translates names.
 """
 
 from enum import StrEnum
@@ -47,19 +47,19 @@ class RunStrategy(StrEnum):
 
 
 class EvictionStrategy(StrEnum):
-    """The effect of a drain, or of the loss of its node, on the VM (KubeVirt's evictionStrategy).
+    """The effect on a VM of a drain or a fence of its node (KubeVirt's evictionStrategy).
 
-    A VM's disks are overlays on its node. Moved without live migration, it starts elsewhere from
-    its images. So a VM with writable disks and no strategy stays, unless a command says
+    A VM's disks are overlays on its node. A VM that moves starts again from its images, and loses
+    what it has written. So a VM with writable disks and no strategy stays, unless the request has
     `discard_local_disks`.
     """
 
     NONE = "None"
     """It is stopped and started elsewhere; its written disks are lost."""
     LIVE_MIGRATE = "LiveMigrate"
-    """It leaves only by live migration, which virtbus does not support yet: it stays."""
+    """It leaves only by live migration, which virtbus does not support yet. So it stays."""
     LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
-    """As None for as long as there is no live migration."""
+    """Like None, as long as virtbus has no live migration."""
     EXTERNAL = "External"
     """It stays; an external controller moves it with `vm.move`."""
 
@@ -104,7 +104,7 @@ class Devices(StrictModel):
 
 
 class Firmware(StrictModel):
-    """Values that the guest's firmware shows. `uuid` may repeat on a host; the VM's uid may not."""
+    """Values that the guest's firmware shows. Several VMs of a host may have the same `uuid`."""
 
     uuid: Uid | None = None
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
@@ -121,9 +121,9 @@ class Domain(StrictModel):
 
 
 class ImageVolume(StrictModel):
-    """A private overlay of an image, optionally larger than it.
+    """A private overlay of the image `ref`. `size` may be larger than the image.
 
-    The query of a URL may be a signature: a record has its SHA-256 in its place.
+    The query of a URL may be a signature. So a record has the query's SHA-256 in its place.
     """
 
     ref: ImageRef
@@ -154,12 +154,12 @@ class Volume(StrictModel):
 
     @property
     def cloud_init(self) -> CloudInit | None:
-        """Return the seed, of either datasource."""
+        """Return the cloud-init seed of either datasource, or None."""
         return self.cloud_init_no_cloud or self.cloud_init_config_drive
 
     @property
     def is_iso(self) -> bool:
-        """Return True for a disk that the platform writes for each start of the guest."""
+        """Return True for an ISO disk, which virtbus writes for each start of the guest."""
         return self.cloud_init is not None or self.files is not None
 
     @property
@@ -170,7 +170,7 @@ class Volume(StrictModel):
 
 
 class Network(StrictModel):
-    """The network of the interface of that name: `default`, or a CNI conflist on the node."""
+    """The network of the interface `name`: `default`, or the name of a CNI conflist on the node."""
 
     name: Id
     network: Id = "default"
@@ -180,7 +180,7 @@ class Overcommit(StrEnum):
     """The overcommit policy of a VM."""
 
     SHARED = "shared"
-    """CPUs are shared, up to eight vCPUs each; a stopped VM frees its CPUs and memory."""
+    """VMs share host CPUs, by default eight vCPUs each; a stopped VM frees its CPUs and memory."""
     STRICT = "strict"
     """The VM's CPUs and memory are reserved for it from placement to delete, even when stopped."""
 
@@ -207,7 +207,7 @@ class VmSpec(StrictModel):
 
     @property
     def local_disks(self) -> tuple[str, ...]:
-        """Return the volumes that the guest may write to; they exist on its node only."""
+        """Return the names of volumes that the guest may write to; they exist on its node only."""
         fixed = {
             disk.name
             for disk in self.domain.devices.disks
@@ -243,25 +243,27 @@ class VmRecord(LenientModel):
     """Rises with every start or stop, so that a start is seen even if the VM stopped by itself."""
     stop_grace_s: int | None = None
     restart_epoch: int = 0
-    """The power epoch of the last restart: a guest that was started for an earlier one is ended."""
+    """The power epoch of the last restart. A guest that was started before it is ended."""
     paused: bool = False
-    """True if the guest's CPUs should be paused, also those of its next run (ADR 0021)."""
+    """True if the guest's CPUs should be paused, also in its next run (ADR 0021)."""
     pause_epoch: int = 0
-    """Rises with every pause and unpause: an unpause also resumes guests paused by others."""
+    """Rises with every pause and unpause. So an unpause also resumes a guest that virtbus did not
+    pause."""
     requests: tuple[str, ...] = ()
-    """Ids of the last changes except updates: a repeated request changes nothing."""
+    """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
     deleting: bool = False
     delete_grace_s: int | None = None
     evacuating: bool = False
-    """Evacuation: the node ends the guest and releases it; then a controller moves the record."""
+    """True if the node should end the guest and release the VM. Then a controller moves it."""
     evacuation_target: str | None = None
     """The requested target node of the evacuation; None: placement decides."""
     reserved: bool = False
     """Its CPUs and memory are counted in `$KV.vm._reserved.node.<node>`."""
     lease: int = 0
-    """The revision of the lease under which a singleton last moved it; 0: none did."""
+    """The revision of the lease under which a leader task last moved it; 0: none did."""
     owner: str = ""
-    """The bridge that created it. No other bridge may change it; controllers set this field."""
+    """The bridge that created it, or empty. Controllers set it; no other bridge may change the
+    VM."""
     traceparent: str | None = None
     sec_digest: str | None = None
     signature: str = ""
@@ -269,12 +271,12 @@ class VmRecord(LenientModel):
 
     @property
     def ending(self) -> bool:
-        """Return True if nothing of the VM should stay on its node: it is deleted or evacuated."""
+        """Return True if the VM should leave its node: it is being deleted or evacuated."""
         return self.deleting or self.evacuating
 
 
 class Tombstone(LenientModel):
-    """`$KV.vm._.<uid>` of a uid whose name claim was taken over: nobody may commit that uid."""
+    """`$KV.vm._.<uid>`: prevents the commit of a uid whose name claim was taken over."""
 
     schema_version: int = SCHEMA_VERSION
     tombstone: Literal[True] = True
@@ -282,7 +284,7 @@ class Tombstone(LenientModel):
 
 
 class NameClaim(LenientModel):
-    """`$KV.vm._name.<namespace>.<token>`: the holder of a name."""
+    """`$KV.vm._name.<namespace>.<token>`: the uid that has the name."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
@@ -296,11 +298,11 @@ class JoinNonce(LenientModel):
 
 
 class VmSecrets(LenientModel):
-    """`$KV.sec.<node>.<uid>`: secret inputs, by volume name."""
+    """`$KV.sec.<node>.<uid>`: a VM's secret inputs, by volume name."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
     cloud_init: dict[str, CloudInit] = Field(default_factory=dict)
     files: dict[str, FilesVolume] = Field(default_factory=dict)
     image_pull: dict[str, str] = Field(default_factory=dict)
-    """Secrets of a pull, by volume: the registry's login (`config.json`) or the query of a URL."""
+    """Secrets of a pull, by volume name: a registry login (`config.json`) or the query of a URL."""

@@ -12,7 +12,7 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmSpec
 
 GUEST_ENDED = "guest_ended"
-"""The reason of a status: the guest crashed, powered itself off, or was ended from outside."""
+"""The `reason` of a status whose guest crashed, powered itself off, or was ended from outside."""
 FailureStage = Literal["", "image", "network", "start", "guest"]
 """The stage that a failure stopped: images and disks, the network, the start, or the guest's run.
 

@@ -1,4 +1,4 @@
-"""A guest's watchdog: its action if the guest no longer resets it (KubeVirt's)."""
+"""A guest's watchdog device, and its action if the guest stops resetting it (as in KubeVirt)."""
 
 from typing import Literal
 
@@ -12,6 +12,6 @@ class I6300esb(StrictModel):
 
 
 class Watchdog(StrictModel):
-    """A watchdog counts once the guest has opened it; in Linux `/dev/watchdog`, module i6300esb."""
+    """A watchdog. It starts to count when the guest opens it (Linux: /dev/watchdog, i6300esb)."""
 
     i6300esb: I6300esb = I6300esb()

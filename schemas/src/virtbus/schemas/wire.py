@@ -1,7 +1,7 @@
 """Decodes and encodes msgpack and JSON, with limits on untrusted bytes (MSG-01 to MSG-04).
 
-All decoding of foreign bytes in virtbus goes through `decode`. It keeps no state between messages,
-and it raises one exception class.
+The services decode all received bytes by `decode`. It keeps no state between messages, and it
+raises only VirtbusError.
 """
 
 import difflib
@@ -24,14 +24,18 @@ from virtbus.schemas.ids import check_uid
 MAX_MESSAGE_BYTES = REQUEST_BYTES
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+"""Maximum number of values in a message, maps and lists included."""
 CLIENT_VALUES = 8192
-"""Values in a client's request. The largest valid one has some 6,500: 24 volumes of 256 files."""
+"""Maximum number of values in a client's request.
+
+The largest valid request has some 6,500: 24 volumes of 256 files.
+"""
 MANY_PROBLEMS = 1000
-"""Up to this many problems of a value are made, to show MAX_DETAILS of them."""
+"""Up to this many problems of a value are collected in full, to show MAX_DETAILS of them."""
 MAX_HINTS = 10
 """Maximum number of unknown fields with a hint; each is compared with every known name."""
 HINT_CHARS = 64
-"""The longest field name of any model."""
+"""Longer unknown fields get no hint, because no model has such a long field name."""
 
 _ALWAYS = frozenset({"schema_version", "tombstone"})
 """Fields that are written even at their default: a record's bytes must contain its version."""
@@ -44,7 +48,7 @@ class _PairsError(ValueError):
 
 
 class _Budget:
-    """Counts values while a body is read, and stops at the limit."""
+    """Counts values while a body is decoded, and raises above the limit."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
@@ -158,7 +162,7 @@ def decode(
     """Return the value of a msgpack or JSON body.
 
     Raises:
-        VirtbusError: 413 over `most_bytes`; 400 malformed in any way, or over `most_values`.
+        VirtbusError: 413 more than `most_bytes`; 400 malformed, or more than `most_values`.
     """
     if len(body) > most_bytes:
         raise VirtbusError(
@@ -216,7 +220,7 @@ def read(model: type[Model], body: bytes) -> Model:
 
 
 def validate(model: type[Model], value: Any, prefix: str = "") -> Model:
-    """Return `value` as `model`, or VirtbusError 400 with every problem and its field path."""
+    """Return `value` as `model`, or raise VirtbusError 400 with all problems by field path."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -229,9 +233,10 @@ def validate(model: type[Model], value: Any, prefix: str = "") -> Model:
 def _first_problems(
     model: type[BaseModel], value: Any, prefix: str, count: int
 ) -> tuple[Detail, ...]:
-    """Return the first of thousands of problems, and count the others.
+    """Return the first of thousands of problems, and a detail that counts the others.
 
-    pydantic makes all errors or none: 20,000 take 10 MiB. So a part of the value is validated.
+    pydantic returns all errors or none, and 20,000 take 10 MiB. So only a part of the value is
+    validated again.
     """
     left = iter(range(MANY_PROBLEMS))
     try:
@@ -244,7 +249,7 @@ def _first_problems(
 
 
 def _part(value: Any, names: frozenset[str], left: Iterator[int]) -> Any:
-    """Return a value with all known fields, and as many others and items as `left` has."""
+    """Return a part of a value: all known fields, but only `left` unknown fields and list items."""
     if isinstance(value, dict):
         kept = (key for key in value if key in names or next(left, None) is not None)
         return {key: _part(value[key], names, left) for key in kept}
@@ -254,7 +259,7 @@ def _part(value: Any, names: frozenset[str], left: Iterator[int]) -> Any:
 
 
 def invalid(details: tuple[Detail, ...]) -> VirtbusError:
-    """Return an error 400 with all problems in one answer."""
+    """Return the error 400 that lists all problems."""
     count = len(details)
     first = f"{details[0].path}: {details[0].message}" if details[0].path else details[0].message
     more = f" (and {count - 1} more)" if count > 1 else ""
@@ -275,7 +280,7 @@ def problems(
     """Return pydantic's errors as details. The input is not repeated because it may be a secret.
 
     With `model`, the first MAX_HINTS unknown fields get the most similar known name as a hint. At
-    most MAX_DETAILS are made; the last one counts the others.
+    most MAX_DETAILS details are returned; then the last one counts the others.
     """
     found = error.errors(include_url=False, include_input=False, include_context=False)
     details, hints = [], 0
@@ -333,7 +338,8 @@ HASHED_WHEN_SET = frozenset(
         "error_policy",
     }
 )
-"""Fields that were added after the first release. Unset, they do not change older hashes."""
+"""Fields that were added after the first release. They are hashed only if set, so that the hashes
+of older specs stay equal."""
 
 
 _NESTED = frozenset({dict, list})
@@ -346,7 +352,7 @@ def spec_hash(value: BaseModel) -> str:
 
 
 def canonical(value: BaseModel) -> bytes:
-    """Return a model's JSON with defaults, in ASCII and with sorted keys."""
+    """Return a model's ASCII JSON with sorted keys, without unset fields of HASHED_WHEN_SET."""
     plain = _hashed(value.model_dump(mode="json"))
     return _CANONICAL.encode(plain).encode()
 

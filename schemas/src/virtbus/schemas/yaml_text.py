@@ -1,8 +1,8 @@
-"""Reads YAML from outside under a budget; no other module uses a YAML reader (ADR 0029).
+"""Reads untrusted YAML with a limit on its values; no other module parses YAML (ADR 0029).
 
 The cost is linear in the size of the text. Each alias of a value, and each merge key that includes
-it, counts the value again before anything is copied. So no text expands beyond the budget.
-libyaml's reader is never used: it recurses on the C stack.
+it, counts the value again before anything is copied. So no text expands beyond the limit. libyaml's
+parser is not used, because it recurses on the C stack.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ MAX_NUMBER = 128
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or exceeds the budget.
+    """The text is not YAML, or exceeds a limit.
 
     `line` counts from 1; 0: unknown. `shown` is the message on several lines, with the position.
     """
@@ -37,7 +37,7 @@ def read_yaml(text: str, *, max_values: int) -> Any:
 
     Raises:
         YamlError: the text is not YAML, holds more than one document, refers to itself, nests
-            deeper than MAX_DEPTH, or exceeds the budget.
+            deeper than MAX_DEPTH, or has more than `max_values` values.
     """
     loader = _Loader(text, max_values)
     try:
@@ -54,7 +54,7 @@ def read_yaml(text: str, *, max_values: int) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts while composing, before merge keys are expanded and values are made."""
+    """Counts values while nodes are composed, before merge keys are expanded."""
 
     def __init__(self, text: str, max_values: int) -> None:
         try:
@@ -64,9 +64,7 @@ class _Loader(yaml.SafeLoader):
         self._max_values = max_values
         self._spent = self._depth = 0
         self._sizes: dict[yaml.Node, int] = {}
-        """Count the values in a node, including those that its aliases repeat; valid once it is
-        complete.
-        """
+        """Number of values in each complete node, including those that its aliases repeat."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -94,7 +92,7 @@ class _Loader(yaml.SafeLoader):
             raise _over(message, event)
 
     def fetch_flow_collection_start(self, token: Any) -> None:
-        """Limit open brackets: the scanner reads ahead, and each token costs time per bracket."""
+        """Raise if too many brackets are open: the scanner's time for a token grows with them."""
         if self.flow_level > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH}"
             mark: Any = self.get_mark()

@@ -1,6 +1,7 @@
-"""Message bodies: JSON to the API, which then answers JSON with all defaults.
+"""Encodes and decodes message bodies.
 
-Msgpack for the rest.
+Requests are JSON, so the services answer in JSON, with all default values. Consoles, logs and
+events use msgpack.
 """
 
 import json
@@ -17,7 +18,7 @@ class UndecodableError(Exception):
 
 
 def envelope(subject: str, message_id: str, timeout_ms: int | None, data: Any) -> dict[str, Any]:
-    """Return `data` in an envelope of this command."""
+    """Return an envelope map for a message on `subject` with `data`; its source is this command."""
     return frame_of(subject, data, message_id=message_id, source=SOURCE, timeout_ms=timeout_ms)
 
 
@@ -35,10 +36,10 @@ def to_msgpack(value: Any) -> bytes:
 
 
 def read(body: bytes) -> Any:
-    """Return the value of a body; None for an empty one.
+    """Return the decoded value of a body; None if the body is empty.
 
     Raises:
-        UndecodableError: neither JSON nor msgpack.
+        UndecodableError: the body is neither JSON nor msgpack.
     """
     if not body:
         return None
@@ -49,13 +50,13 @@ def read(body: bytes) -> Any:
 
         return msgpack.unpackb(body, strict_map_key=False)
     except Exception as error:
-        # msgpack's own exceptions share no base below Exception with ValueError
+        # the only common base of msgpack's exceptions and ValueError is Exception
         msg = "a message cannot be read; do the command and the services have one version?"
         raise UndecodableError(msg) from error
 
 
 def data_of(body: bytes) -> Any:
-    """Return the data of an envelope, or the whole value if there is no envelope."""
+    """Return the `data` of the envelope in a body; without an envelope, the whole value."""
     value = read(body)
     if isinstance(value, Mapping) and "data" in value and ("id" in value or "type" in value):
         return value["data"]

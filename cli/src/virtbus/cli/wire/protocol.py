@@ -1,7 +1,7 @@
-"""The NATS client protocol as bytes in, messages and lines out; no socket.
+"""Parses received bytes of the NATS client protocol into messages and lines; opens no socket.
 
-Messages and publications are those of `virtbus.bus.client.nats_protocol`. Source of the other
-lines: the protocol page of the NATS documentation (INFO, CONNECT, SUB, PING, PONG, -ERR).
+`virtbus.bus.client.nats_protocol` parses the messages (MSG, HMSG). This module parses the other
+lines (INFO, PING, PONG, +OK, -ERR), as the protocol page of the NATS documentation defines them.
 """
 
 import json
@@ -15,7 +15,7 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 class WireMessage(NamedTuple):
-    """A delivered message. `status` is the server's (503: no responder), or empty."""
+    """A delivered message. `status` is the server's status (503: no responders), or empty."""
 
     subject: str
     sid: int
@@ -29,14 +29,14 @@ class WireMessage(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Another line of the server, such as PING."""
+    """A line of the server that is not a message, such as PING."""
 
     verb: str
     text: str = ""
 
 
 class Reader:
-    """Collects bytes and returns messages and lines, one at a time."""
+    """Collects received bytes and returns the messages and lines in them, one at a time."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -51,7 +51,7 @@ class Reader:
         """Return the next complete message or line, or None while bytes are missing.
 
         Raises:
-            MalformedError: the bytes are not NATS.
+            MalformedError: the bytes do not follow the NATS protocol.
         """
         while not self._complete and len(self._buffer) >= max(self._awaited, 1):
             used, self._awaited = take_messages(bytes(self._buffer), self._deliver)
@@ -65,7 +65,7 @@ class Reader:
         self._complete.append(WireMessage(names[0], sid, names[1], body, headers_of(head)))
 
     def _line(self) -> bool:
-        """Take a line that is no message; return False if none is complete."""
+        """Queue the next line, which is not a message; return False if it is incomplete."""
         end = self._buffer.find(b"\r\n")
         if end < 0:
             if len(self._buffer) > MAX_LINE_BYTES:
@@ -86,7 +86,7 @@ def info_of(line: Line) -> dict[str, Any]:
     """Return the fields of the server's INFO.
 
     Raises:
-        MalformedError: it is another line, or unreadable.
+        MalformedError: the line is not INFO, or its JSON cannot be read.
     """
     try:
         fields = json.loads(line.text) if line.verb == "INFO" else None
@@ -99,5 +99,5 @@ def info_of(line: Line) -> dict[str, Any]:
 
 
 def connect_line(fields: Mapping[str, Any]) -> bytes:
-    """Return CONNECT with these options."""
+    """Return the CONNECT line with `fields` as its JSON options."""
     return b"CONNECT " + json.dumps(fields, separators=(",", ":")).encode() + b"\r\n"

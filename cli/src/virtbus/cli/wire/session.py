@@ -1,7 +1,7 @@
-"""Requests and subscriptions that survive a lost connection, with known outcomes.
+"""Sends requests and keeps subscriptions across reconnects.
 
-It uses one thread: a waiting caller calls `pump`, and each message goes to the callback of its
-subscription.
+The error of a request says whether the request may have acted. A session uses one thread: a waiting
+caller calls `pump`, which passes each message to the callback of its subscription.
 """
 
 import os
@@ -20,17 +20,18 @@ from virtbus.cli.wire.protocol import WireMessage
 
 REQUEST_TIMEOUT_S = 10.0
 NOBODY_PATIENCE_S = 3.0
-"""Time that a request waits for a missing service, which may be restarting."""
+"""Time that a request waits for a service that does not respond; it may be restarting."""
 RECONNECT_PATIENCE_S = 30.0
 _REPEAT_FIRST_S = 0.1
 _REPEAT_MOST_S = 2.0
 _REPEAT_AFTER_MS = 2000
-"""An error that asks for a longer pause is shown instead, so that a person decides."""
+"""Longest pause that a request waits before a repeat. An error with retry `later` and a longer
+`after_ms` is raised instead, so that a person decides."""
 Receive = Callable[[WireMessage], None]
 
 
 class _Subscription:
-    """A subscription to be repeated on every new connection."""
+    """A subscription that is repeated on every new connection."""
 
     def __init__(self, subject: str, receive: Receive) -> None:
         self.subject = subject
@@ -38,7 +39,7 @@ class _Subscription:
 
 
 class Session:
-    """A connection that reconnects, with its subscriptions."""
+    """A connection that reconnects by itself and then repeats its subscriptions."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -84,7 +85,7 @@ class Session:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send once; after a lost connection, reconnect first.
+        """Send a message. If the connection is lost, reconnect and send the message again.
 
         Raises:
             CliError: there is no connection, or the message cannot be sent.
@@ -98,10 +99,13 @@ class Session:
             raise CliError(Exit.REFUSED, "unsendable", str(error)) from None
 
     def pump(self, timeout_s: float, also: int | None = None) -> None:
-        """Dispatch received messages; wait for the first up to `timeout_s`, or for fd `also`.
+        """Pass received messages to their subscriptions.
+
+        Wait up to `timeout_s` for the first message. Return earlier if the file descriptor `also`
+        is readable.
 
         Raises:
-            CliError: the connection was lost and could not be made again, or a subject is denied.
+            CliError: the connection was lost and reconnecting failed, or a subject is denied.
         """
         try:
             for item in self._connection.messages(timeout_s, also):
@@ -121,11 +125,14 @@ class Session:
         timeout_s: float = REQUEST_TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the answer's map. Repeat the same request (same id) while its outcome is open.
+        """Send a request and return its answer, a map.
+
+        The request is repeated with the same id while its outcome is unknown, or its error permits
+        it.
 
         Raises:
-            CliError: refused; unavailable (nothing happened); outcome unknown (time limit reached
-                after it was sent).
+            CliError: refused; unavailable (nothing happened); outcome unknown (the time limit was
+                reached after the request was sent).
         """
         return _Asking(self, subject, data, timeout_s, dict(headers or {})).answer()
 
@@ -172,7 +179,7 @@ class Session:
 
 
 class _Asking:
-    """One request, over as many attempts as its outcome needs."""
+    """One request, which is repeated until it has an outcome or its time is over."""
 
     def __init__(
         self, session: Session, subject: str, data: Any, timeout_s: float, headers: dict[str, str]
@@ -208,9 +215,9 @@ class _Asking:
             pause_s = min(_REPEAT_MOST_S, pause_s * 2)
 
     def _attempt(self) -> WireMessage | None:
-        """Return the first answer of one attempt.
+        """Send the request once and return its first answer.
 
-        None if the connection or the time ended first.
+        Return None if the connection was lost or the time was over first.
         """
         session = self._session
         left_s = self._deadline - time.monotonic()
@@ -258,7 +265,7 @@ NOBODY = "no_responders"
 
 
 def nobody(subject: str) -> CliError:
-    """Return the error for a subject without a responder."""
+    """Return the error for a subject that no service responds on."""
     part = "node's agent" if subject.startswith("virtbus.node.") else "controller"
     return CliError(
         Exit.UNAVAILABLE,

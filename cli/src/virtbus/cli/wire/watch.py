@@ -1,4 +1,4 @@
-"""A watch of VMs over request and reply: kept alive, and resumed."""
+"""Watches VMs by `vm.watch`: renews the watch, and requests it again if replies stop."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ SUBJECT = "virtbus.api.v1.vm.watch"
 RENEW_EVERY_S = 12.0
 """The server ends a watch after 30 s without a renewal."""
 SILENCE_S = 12.0
-"""Heartbeats arrive every 5 s: after two lost ones the watch is requested again."""
+"""Time without a reply after which the watch is requested again. The server sends a heartbeat
+every 5 s, so two were lost."""
 RETRY_S = 0.5
 
 
@@ -21,16 +22,16 @@ class Sees:
     """The callbacks of a watch; override as needed."""
 
     def vm(self, view: Mapping[str, Any]) -> None:
-        """Handle a VM of the list, or a change."""
+        """Handle a VM of the first list, or a changed VM."""
 
     def gone(self, uid: str) -> None:
-        """Handle a delete."""
+        """Handle a VM that was deleted or no longer matches the query."""
 
     def synced(self) -> None:
-        """Handle the end of the list."""
+        """Handle the end of the first list."""
 
     def restarted(self) -> None:
-        """Handle a new list: VMs that are not in it are gone."""
+        """Handle the start of a new list. VMs that are not in it are gone."""
 
 
 class WireWatch:
@@ -47,7 +48,7 @@ class WireWatch:
         session.on_reconnect(self.start)
 
     def start(self) -> None:
-        """Request the watch, with a full list."""
+        """Request the watch, which starts with a full list."""
         if self._reply:
             self._session.forget(self._reply)
             self._sees.restarted()
@@ -64,7 +65,7 @@ class WireWatch:
         )
 
     def tick(self) -> None:
-        """Renew, and restart a silent watch."""
+        """Renew the watch, or request it again if it failed or is silent."""
         now = time.monotonic()
         if (self._broken and now - self._asked > RETRY_S) or now - self._heard > SILENCE_S:
             self.start()
@@ -72,7 +73,7 @@ class WireWatch:
             self._renew()
 
     def _renew(self) -> None:
-        """Tell the server that somebody reads this watch, once it has named the subject."""
+        """Send a renewal if a reply has named the subject for renewals."""
         if self._renew_subject:
             self._renewed = time.monotonic()
             self._session.publish(self._renew_subject, b"{}")

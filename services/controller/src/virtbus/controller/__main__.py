@@ -1,4 +1,4 @@
-"""`virtbus-controller`: connects settings, bus and service."""
+"""Starts `virtbus-controller` with its settings and its connection to the bus."""
 
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.provisioning import node_join, stream_setup
@@ -22,7 +22,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script `virtbus-controller`."""
     settings = load(Settings)
     raise SystemExit(process.run(settings, lambda: serve(settings)))
 

@@ -1,4 +1,4 @@
-"""The controller's loop: runs the feeds, answers requests, completes deletes."""
+"""Assembles a controller: the watches, the handlers of requests, and the leader tasks."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ from virtbus.schemas.wire import CLIENT_VALUES
 log = logging.getLogger(__name__)
 
 REQUESTS_AT_ONCE = 256
-"""Requests of one kind in work at once; more wait, then get 429."""
+"""Limit of concurrent requests of one kind. Further ones wait, then get 429."""
 READS_AT_ONCE = {
     ("vm", "list"): 8,
     ("vm", "events"): 4,
@@ -54,12 +54,13 @@ READS_AT_ONCE = {
 }
 """Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
 WATCHES_BEGUN_AT_ONCE = 16
-"""Each costs a task and a page until its list is sent; lists are sent in turns anyway."""
+"""Limit of watches whose first list is being sent. Each needs a task and a page, and lists are sent
+in turns anyway."""
 READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
-"""Verbs that store nothing on the bus; all others go through the storage guard.
+"""Verbs that do not go through the storage guard: they only read, or send requests to nodes.
 
-Commands, `node quarantine`, `image pull` and `image delete` ask nodes; the last goes through the
-guard without need or harm.
+Only `node quarantine` also writes: the record of an adopted VM. `image delete` shares its verb with
+`vm delete`, so it goes through the guard, which does no harm.
 """
 
 
@@ -130,7 +131,7 @@ class ControllerService:
         return [*map(self._when_synced, duties), *at_once]
 
     def _when_synced(self, duty: Duty) -> Duty:
-        """Run the task once the fleet is known."""
+        """Return the task, delayed until the fleet is listed."""
 
         async def run(tenure: LeaderTerm) -> None:
             await self._feeds.synced()
@@ -141,7 +142,7 @@ class ControllerService:
     async def run(self) -> None:
         """Serve until cancelled.
 
-        `declared` keeps the bus' streams declared, `joined` joins new nodes to it.
+        `declared` of the constructor keeps the streams declared; `joined` joins new nodes.
         """
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
@@ -163,7 +164,7 @@ class ControllerService:
                 await asyncio.get_running_loop().create_future()
 
     def _nodes_here(self) -> set[str]:
-        """Return the nodes that were heard recently."""
+        """Return the nodes whose heartbeats arrive."""
         now_s = asyncio.get_running_loop().time()
         return {node for node in self._fleet.nodes if not self._fleet.silent(node, now_s)}
 

@@ -1,4 +1,4 @@
-"""`virtbus-imaged`: connects settings, bus and service."""
+"""Starts `virtbus-imaged` with its settings and its connection to the bus."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +11,8 @@ from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
 LOOKUP_THREADS = 64
-"""An unanswered look-up outlives the turn of its pull by half a minute. With asyncio's default of
-few threads, four such names would delay all other look-ups."""
+"""Threads for DNS look-ups. An unanswered look-up lasts half a minute longer than its pull's turn.
+With asyncio's default of few threads, four such names would delay all other look-ups."""
 
 
 async def serve(settings: Settings) -> None:
@@ -25,7 +25,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script `virtbus-imaged`."""
     settings = load(Settings)
     raise SystemExit(process.run(settings, lambda: serve(settings)))
 

@@ -1,4 +1,4 @@
-"""imaged's step in a create: the VM's disks."""
+"""Makes a VM's disks, as imaged's step of a create."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class DiskStep:
-    """`record_worker.Step`: the disks are made once, and later only checked."""
+    """A `virtbus.bus.client.record_worker.Step`. Disks are made once, and later only checked."""
 
     name = "make the disks"
     span = "virtbus ensure image"
@@ -23,10 +23,10 @@ class DiskStep:
         self._disks = disks
         self._reporter = reporter
         self.refs: dict[str, frozenset[str]] = {}
-        """The images in the records on the bus, by uid."""
+        """By uid: the image references in the VM's record on the bus."""
 
     def follows(self, record: VmRecord) -> bool:
-        """Return False for a VM with secrets: its agent requests the disks, with the login."""
+        """Return False for a VM with pull secrets: its agent requests the disks, with them."""
         self.refs[record.uid] = refs_of(record.spec)
         return not brings_secret(record.spec)
 
@@ -40,6 +40,6 @@ class DiskStep:
         return Ensured(done.ready, {"digest": done.ready.digest} if done.made else None)
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> ImageReady:
-        """Return the outcome of a failure."""
+        """Return the ready event that reports a failure."""
         uid, epoch, generation = record.uid, record.epoch, record.generation
         return ImageReady(uid=uid, epoch=epoch, generation=generation, error=error.body)

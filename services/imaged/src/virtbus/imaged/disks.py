@@ -1,4 +1,4 @@
-"""The disks of VMs: made once, kept while the VM exists, removed on release."""
+"""Makes the disks of VMs once, keeps them while the VM exists, and removes them on release."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,12 @@ from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 
 MAX_REMEMBERED = 10_000
-"""Fences kept in memory; the agent's epoch ledger is the durable one."""
+"""Number of uids whose epochs are kept in memory. The agent's ledger is the durable copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """The answer, and True if any disk was missing before."""
+    """The answer; `made`: any disk was missing before."""
 
     ready: ImageReady
     made: bool
@@ -41,7 +41,7 @@ class Ensured:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The result of a release: True if there were disks, and the quarantine's entry, if any."""
+    """The result of a release. `found`: there were disks; `kept`: the quarantine entry, if any."""
 
     found: bool
     kept: str = ""
@@ -75,7 +75,7 @@ class Disks:
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
-        """Set when the quarantine changed, and at the start."""
+        """Set when the quarantine changed, and at the start, so that it is counted again."""
         self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
         self._locks = KeyedLock()
@@ -90,8 +90,8 @@ class Disks:
     ) -> Ensured:
         """Ensure every disk of the record; existing ones are checked and kept.
 
-        `logins` are the VM's own by volume, each a `config.json`. If the disks or their images
-        exist, no network and no source is needed.
+        `logins` are the VM's own pull secrets by volume: a `config.json`, or the query of a URL. If
+        the disks or their images exist, no network and no source is needed.
 
         Raises:
             VirtbusError: 400 `disk_too_small`, `disk_too_large`; 409 `stale_epoch`, `released`,
@@ -158,7 +158,7 @@ class Disks:
     def _ensure_many(
         self, uid: str, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
-        """Return disk and base digest by volume; a volume with a missing image is omitted."""
+        """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
             found = self._files.read(uid, disk.volume)
@@ -202,7 +202,8 @@ class Disks:
     async def release(self, uid: str, epoch: int, keep: QuarantineRequest | None = None) -> Gone:
         """Remove all disks of a VM, or move them to the quarantine if `keep` is given.
 
-        Afterwards only a higher epoch may make disks of that uid again; after `ANY_EPOCH` any.
+        Afterwards only a higher epoch may make disks of that uid again. A release with `ANY_EPOCH`
+        does not restrict later epochs.
 
         Raises:
             VirtbusError: 409 `stale_epoch`: the VM was assigned again since; 503 `store_error`.
@@ -234,7 +235,10 @@ class Disks:
         return await self._threads.run(self._quarantine.get, entry), record
 
     async def restore(self, entry: str, uid: str, keep: QuarantineRequest) -> None:
-        """Restore the disks of an entry for a VM that does not run; errors as `release`, 404."""
+        """Move an entry's disks to a VM that does not run; errors as `release`, and 404.
+
+        Existing disks of the VM go to the quarantine, in an entry that `keep` describes.
+        """
         async with self._locks.of(uid):
             instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
             await self._threads.run(self._quarantine.restore, entry, uid, instead)
@@ -259,9 +263,9 @@ class Disks:
     async def expire_names(
         self, wanted: frozenset[str], keep: expiry.ExpiryLimits
     ) -> tuple[str, ...]:
-        """Remove names that were unused for long, or of too many; return them.
+        """Remove names that were unused for long or that are too many; return them.
 
-        `wanted` are those of the node's records, which are in use.
+        `wanted` are the names in the node's records, which stay.
         """
         for name in wanted:
             self._store.used(name)
@@ -280,9 +284,9 @@ class Disks:
         return digests
 
     async def discard_unused(self, digests: frozenset[str]) -> tuple[int, tuple[str, ...]]:
-        """Remove unused ones of these images.
+        """Remove those of the images `digests` that are unused.
 
-        Return the freed bytes, and the VMs that use others.
+        Return the freed bytes, and the uids of VMs that use the other images.
         """
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         used = await self._threads.run(self._used)
@@ -292,7 +296,7 @@ class Disks:
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
 
     def _used(self) -> dict[str, set[str]]:
-        """Return the images of disks, with the VMs."""
+        """Return by image digest the uids whose disks use the image, quarantine included."""
         used: dict[str, set[str]] = {}
         for found in itertools.chain(self._files.find(), self._quarantine.find()):
             if found.digest:

@@ -1,4 +1,4 @@
-"""Admission: expands the shorthand, fills defaults, reports all problems, separates secrets."""
+"""Admits creates: expands the shorthand, fills defaults, reports problems, separates secrets."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would ov
 
 @dataclass(frozen=True, slots=True)
 class AdmittedVm:
-    """A valid request: complete, checked, free of secrets."""
+    """A valid create request. `spec` is complete; its secrets are in `secrets` only."""
 
     uid: str
     namespace: str
@@ -38,7 +38,7 @@ class AdmittedVm:
     spec: VmSpec
     spec_hash: str
     spec_bytes: int
-    """Bytes of the canonical spec, secrets included."""
+    """Size of the canonical spec, secrets included."""
     secrets: VmSecrets | None
     powered: bool
 
@@ -47,7 +47,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
     """Return the VM that `data` (a VmCreate as plain values) requests.
 
     Raises:
-        VirtbusError: 400 with all problems: of types and bounds, and between fields.
+        VirtbusError: 400 with all problems, of single fields and between fields.
     """
     found: list[Detail] = []
     create: VmCreate | None = None
@@ -78,7 +78,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
 
 
 def _checked(spec: Plain) -> VmSpec:
-    """Return `spec` if it is within its bounds with its defaults filled in; otherwise 400.
+    """Return the complete spec as a model; raise VirtbusError 400 if it is out of bounds.
 
     Every service reads the stored spec with the same bounds.
     """
@@ -94,10 +94,9 @@ def starts_by_itself(strategy: RunStrategy) -> bool:
 
 
 def complete(create: VmCreate) -> Plain:
-    """Return the complete spec: shorthand expanded, a seed, a disk per volume, NICs.
+    """Return the complete spec: shorthand expanded, with a seed, a disk for each volume, and NICs.
 
-    It is plain data: copies of models, and their validation, would cost a create three times as
-    much.
+    The spec is plain data. With copies of models, a create would take three times as long.
     """
     spec = create.spec.model_dump() if create.spec is not None else {}
     domain = spec.setdefault("domain", {})
@@ -233,7 +232,11 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
 
 
 def _sealed(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
-    """Only a record has the SHA-256 of a query: whose it is, has another the image of."""
+    """Refuse references that have the SHA-256 of a query in place of the query.
+
+    Only records contain such references. With another VM's reference, a create could get the image
+    behind that VM's signed URL.
+    """
     given = {"image": data.get("image")}
     for index, volume in enumerate(volumes):
         given[f"spec.volumes[{index}].image.ref"] = _map(volume.get("image")).get("ref")
@@ -245,7 +248,7 @@ def _has_seal(ref: Any) -> bool:
     try:
         return isinstance(ref, str) and is_sealed(ref)
     except ValueError:
-        return False  # its own refusal says why
+        return False  # pydantic reports it
 
 
 def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
@@ -263,7 +266,10 @@ def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
 def _partners(
     path: str, devices: list[Mapping[str, Any]], partners: list[Mapping[str, Any]], kind: str
 ) -> list[Detail]:
-    """Report devices without the content of the same name; the other direction is a default."""
+    """Report devices without a volume or network of the same name.
+
+    A volume or network without a device is no problem: `complete` adds the device.
+    """
     found = _duplicates(path, devices)
     names = [partner.get("name") for partner in partners]
     for index, device in enumerate(devices):
@@ -275,7 +281,7 @@ def _partners(
 
 
 def _empty_drive(device: Mapping[str, Any]) -> bool:
-    """Return True for a CD-ROM drive without a volume; virtio has no CD-ROM drives."""
+    """Return True for a CD-ROM drive, which needs no volume; virtio has no CD-ROM drives."""
     return device.get("device") == "cdrom" and device.get("bus") in {"sata", "scsi"}
 
 

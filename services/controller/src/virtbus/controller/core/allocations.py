@@ -1,6 +1,6 @@
-"""The allocations on each node, updated as records change.
+"""Sums the allocations on each node, and updates the sums as records change.
 
-A create considers every node. It must not scan every VM as well: 10,000 of them cost 10 ms.
+A create considers every node. It reads these sums, because a scan of 10,000 VMs takes 10 ms.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,16 +10,17 @@ from virtbus.schemas.vm import VmRecord
 
 
 def takes_room(record: VmRecord) -> bool:
-    """Return True if the record allocates CPU and memory; a stopped VM's does not (ADR 0012).
+    """Return True if the VM allocates CPU and memory (ADR 0012).
 
-    A strict VM keeps its reservation. The start of any other VM checks capacity again.
+    A stopped strict VM keeps its reservation. Any other stopped VM allocates none; its start checks
+    capacity again.
     """
     return record.powered or record.reserved
 
 
 @dataclass(slots=True)
 class Load:
-    """The sum over a node's VMs; memory with QEMU's overhead."""
+    """The sums over a node's VMs. Memory includes QEMU's overhead."""
 
     vms: int = 0
     vcpus: int = 0
@@ -27,7 +28,7 @@ class Load:
     reserved_vms: int = 0
     reserved_vcpus: int = 0
     reserved_memory_bytes: int = 0
-    """The reserved part of it, for strict VMs."""
+    """The three `reserved_` sums are the part of strict VMs."""
 
     def count(self, record: VmRecord, sign: int) -> None:
         """Add (`sign` 1) or subtract (-1) a record."""
@@ -46,7 +47,7 @@ NOTHING = Load()
 
 
 def with_vm(node: Candidate, record: VmRecord) -> Candidate:
-    """Return the node with one VM more; a stopped one uses only disk space."""
+    """Return the node with one more VM; a stopped shared VM adds only its disks."""
     on = takes_room(record)
     return replace(
         node,

@@ -1,7 +1,7 @@
-"""Approval of nodes: unapproved labels and capacity attract no VM.
+"""Limits the labels and capacity of a node to approved values before placement uses them.
 
-A node's credentials write its heartbeat. A stolen credential could otherwise attract VMs, and their
-secrets, by false labels or a false size (ADR 0031).
+Anyone with a node's credentials can write its heartbeat. Without this limit, a thief could attract
+VMs and their secrets by false labels or a false size (ADR 0031).
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.quantity import format_bytes
 
 SLACK = 1.02
-"""Growth below this factor is ignored: kernels count a host's memory differently."""
+"""Growth up to this factor is not reported, because kernels count a host's memory differently."""
 
 
 def approval(record: NodeRecord) -> Approved:
-    """Return the approval of a node's first heartbeat."""
+    """Return the labels and capacity of a heartbeat as approved values."""
     labels = {key: value for key, value in record.labels.items() if key != HOSTNAME}
     return Approved(
         labels=labels,
@@ -27,7 +27,10 @@ def approval(record: NodeRecord) -> Approved:
 
 
 def offered(record: NodeRecord, host: HostRecord | None) -> NodeRecord:
-    """Return the node as placement sees it; a node's name is always its own."""
+    """Return the heartbeat limited to approved values, for placement.
+
+    A label with the host name is kept only if it is the node's own name.
+    """
     approved = _limits(host)
     labels = {
         key: value
@@ -47,7 +50,7 @@ def offered(record: NodeRecord, host: HostRecord | None) -> NodeRecord:
 
 
 def beyond(record: NodeRecord, host: HostRecord | None) -> tuple[str, ...]:
-    """Return the unapproved part of a report, for people."""
+    """Return a text for each reported value beyond the approved ones."""
     return tuple(_beyond(record, _limits(host)))
 
 

@@ -1,7 +1,7 @@
-"""Decides about the claims of names and uids in claim-then-commit (ADR 0003).
+"""Decides how a create claims its name and commits its uid (ADR 0003).
 
-Each decision is a function of the last message of a key. So the crash table of the ADR is a table
-here too.
+Each decision depends only on the last message of a key. The tables below correspond to the ADR's
+table of crashes.
 """
 
 from enum import StrEnum
@@ -15,7 +15,7 @@ SECRETS_DIFFER = "its secret part is another"
 
 
 class UidState(StrEnum):
-    """The state of a uid, from the last message over `$KV.vm.*.<uid>`."""
+    """The state of a uid, by the last message of `$KV.vm.*.<uid>`."""
 
     NOTHING = "nothing"
     RECORD = "record"
@@ -27,7 +27,7 @@ class UidState(StrEnum):
 
 
 class NameStep(StrEnum):
-    """The action for a name that another uid claims."""
+    """The action for a create whose name is claimed by another uid."""
 
     REFUSE = "refuse"
     BURY_THEN_TAKE = "bury then take"
@@ -36,7 +36,7 @@ class NameStep(StrEnum):
 
 
 class CommitStep(StrEnum):
-    """The action for a commit that met an earlier message."""
+    """The action for a commit of a uid that already has a message."""
 
     SAME = "same"
     """The VM exists already: answer 200."""
@@ -46,6 +46,7 @@ class CommitStep(StrEnum):
     MOVE = "move"
     """Commit as a move from `_`: purge the tombstone in the same atomic batch."""
     GONE = "gone"
+    """The uid was deleted: 410."""
     RETRY = "retry"
 
 
@@ -66,7 +67,7 @@ _COMMIT_STEPS: dict[UidState, CommitStep] = {
 
 
 def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
-    """Classify the last message; `last` None and not `purged` is an empty key."""
+    """Return a uid's state by its last message; `last` None and not `purged`: there is none."""
     if purged:
         return UidState.MARKER
     if last is None:
@@ -75,9 +76,10 @@ def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
 
 
 def name_step(where: UidState, last: VmRecord | Tombstone | None, wanted: VmRecord) -> NameStep:
-    """Return the action for another uid's claim on `wanted`'s name, given that uid's state.
+    """Return the action for a create of `wanted` whose name another uid claims.
 
-    A uid whose record has another name can never be committed under this one.
+    `where` and `last` are the state and message of that uid. If its record has another name, it can
+    never be committed under this name.
     """
     if isinstance(last, VmRecord) and not bears(last, wanted.namespace, wanted.name):
         return NameStep.TAKE
@@ -85,7 +87,7 @@ def name_step(where: UidState, last: VmRecord | Tombstone | None, wanted: VmReco
 
 
 def bears(record: VmRecord, namespace: str, name: str) -> bool:
-    """Return True for a record of this name."""
+    """Return True if the record has this namespace and name."""
     return (record.namespace, record.name) == (namespace, name)
 
 
@@ -103,7 +105,7 @@ def commit_step(where: UidState, last: VmRecord | Tombstone | None, wanted: VmRe
 def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
     """Return the differences between a create and the existing VM of its uid, by field path.
 
-    For secrets, only digests are compared, because a record and an answer contain no more.
+    Secrets are compared by digest, because a record contains only the digest.
     """
     found = []
     if last.spec != wanted.spec:
@@ -117,13 +119,16 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
 
 
 def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
-    """Return True if a VM of another uid matches the request: a hint, as digests name their uid."""
+    """Return True if a VM of another uid seems to match the request.
+
+    It is a hint only: secrets cannot be compared, because their digests include the uid.
+    """
     secret = [one.sec_digest is not None for one in (holder, wanted)]
     return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]
 
 
 def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) -> VirtbusError:
-    """Return 409 for a name of another uid; `holder` is its record, if readable."""
+    """Return 409 for a name that `uid` has; `holder` is the record of `uid`, if readable."""
     if isinstance(holder, VmRecord) and holder.deleting:
         message = f"{wanted.name} (uid {holder.uid}) is being deleted; repeat after vm.deleted"
         return VirtbusError(Code.CONFLICT, "deleting", message)
@@ -138,9 +143,9 @@ def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) 
 
 
 def uid_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:
-    """Return 409 for a uid of another VM, or of a different one.
+    """Return 409 for a uid that an existing VM has.
 
-    The details list the differences.
+    If that VM has the wanted name, the details list its differences from the request.
     """
     if isinstance(holder, VmRecord) and bears(holder, wanted.namespace, wanted.name):
         message = f"uid {wanted.uid} is {wanted.name} already, and not as asked for here"

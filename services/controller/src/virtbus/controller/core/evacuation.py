@@ -1,4 +1,4 @@
-"""Evacuation: which VMs may leave, their records afterwards, and their targets (ADR 0014)."""
+"""Decides which VMs may leave a node, and computes their records and targets (ADR 0014)."""
 
 from collections.abc import Iterable
 
@@ -20,10 +20,10 @@ STAYS: dict[EvictionStrategy, str] = {
 
 
 def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
-    """Return why a VM does not leave by itself; empty if it may.
+    """Return why a drain or fence does not move a VM; empty if it may leave.
 
-    Its disks exist on its node only. A VM that may have written to them stays, unless the user
-    permits it in the spec or by `discard`.
+    A VM's disks exist on its node only. A VM that may have written to them stays, unless its spec
+    or `discard` permits the loss.
     """
     strategy = record.spec.eviction_strategy
     if strategy is not None:
@@ -32,7 +32,7 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
 
 
 def data_loss_reason(record: VmRecord) -> str:
-    """Return the data that a VM would lose by leaving, and how to permit that; empty if none."""
+    """Return a text on the disks that a move would lose and how to permit it; empty: none."""
     disks = record.spec.local_disks
     if not disks:
         return ""
@@ -44,7 +44,7 @@ def data_loss_reason(record: VmRecord) -> str:
 
 
 def fenced(record: VmRecord, fence: Fence) -> str:
-    """Return the consequence of a fence for a VM."""
+    """Return a text that says what the fence of its node means for a VM."""
     why = (
         ""
         if record.evacuating
@@ -59,28 +59,31 @@ def fenced(record: VmRecord, fence: Fence) -> str:
 
 
 def runs_after(record: VmRecord, status: VmStatus | None) -> bool:
-    """Return True if the VM should run on its next node: not if it has ended by itself.
+    """Return True if the VM should run on its next node.
 
-    A status from before the last start does not count.
+    A VM does not run again if it has ended by itself, or if its run strategy is Once.
     """
     return record.spec.run_strategy is not RunStrategy.ONCE and up(record, status)
 
 
 def up(record: VmRecord, status: VmStatus | None) -> bool:
-    """Return True for a VM that is on and has not ended by itself: it runs or is starting."""
+    """Return True if the VM is powered and has not ended by itself: it runs or is starting.
+
+    A status of an earlier epoch or power epoch does not count.
+    """
     asked = record.epoch, record.power_epoch
     told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
     return record.powered and (told is None or not told.ended)
 
 
 def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:
-    """Return the record that makes the node release the VM."""
+    """Return the record that makes the node end the guest and release the VM."""
     update = {"evacuating": True, "evacuation_target": to, "powered": runs_after(record, status)}
     return record.model_copy(update=update)
 
 
 def moved(record: VmRecord, node: str) -> VmRecord:
-    """Return the record on its new node: a higher epoch fences the old one (I15)."""
+    """Return the record on its new node. Its higher epoch fences the old node (I15)."""
     update = {
         "node": node,
         "epoch": record.epoch + 1,
@@ -96,17 +99,19 @@ def released_by_node(record: VmRecord, status: VmStatus | None) -> bool:
 
 
 class EvacuationTargets:
-    """Targets for evacuated VMs; each choice counts for the next."""
+    """Finds targets for evacuated VMs. Each found target counts as allocated for the next VM."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._nodes = {candidate.record.node: candidate for candidate in candidates}
         self._hopeless: dict[tuple[object, ...], str] = {}
-        """Demands that no node can take. Capacity only shrinks here, so similar VMs are skipped."""
+        """Demands that no node can take, with the reason. Free capacity only shrinks here, so a
+        similar VM gets the same answer."""
 
     def find(self, record: VmRecord, *, home: bool = False) -> tuple[str, str]:
-        """Return a node and "", or "" and the reason; with `home` its own node is the last choice.
+        """Return a target node and "", or "" and the reason why there is none.
 
-        A VM with a requested target goes there, or (with `home`) nowhere.
+        With `home`, the VM's own node is the last choice. A VM with a requested target gets only
+        that node, or with `home` its own.
         """
         goal = (record.node, record.evacuation_target, home)
         like = (demand_of(record.spec), takes_room(record), record.reserved, *goal)
@@ -141,5 +146,5 @@ class EvacuationTargets:
         return there is not None and not there.cordoned and not there.silent
 
     def keep(self, node: str, record: VmRecord) -> None:
-        """Count a VM that will come to `node`."""
+        """Count the VM as allocated on `node`, where it will start."""
         self._nodes[node] = with_vm(self._nodes[node], record)

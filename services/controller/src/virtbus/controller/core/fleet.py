@@ -1,6 +1,6 @@
-"""The cached state of the fleet: records, statuses, nodes and claims, from watches.
+"""Caches the fleet's records, statuses, nodes and claims, as watches of the bus deliver them.
 
-Use it for answers and placement. Decisions that must hold are CAS writes.
+The cache may lag. Answers and placement use it; each decision is then a CAS write.
 """
 
 import math
@@ -43,7 +43,7 @@ from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
-"""Longer than the interval of lease renewals: then the bus may be unreachable, not the nodes."""
+"""If the last lease renewal is older, silence is not counted: the bus may be unreachable."""
 SILENT_FRESH_S = 0.25
 """Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
 REASON_FRESH_S = 1.0
@@ -52,7 +52,7 @@ REASONS_KEPT = 1000
 
 @dataclass
 class Fleet:
-    """All cached state. `revision` and `status_revision` are the highest seen of each bucket.
+    """All cached state. `revision` and `status_revision` are the highest seen of `vm` and `st`.
 
     Statuses are by node and uid. A node may write anything below its own prefix, so its status of a
     VM counts only while the VM's record is on that node.
@@ -64,16 +64,16 @@ class Fleet:
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Overcommit factor of a node's shared CPUs."""
     vms: dict[str, StoredVm] = field(default_factory=dict)
-    """Read-only; written by `apply` and `drop_vm`, which keep `names` and `promises` consistent."""
+    """By uid. Only `apply` and `drop_vm` write it; they keep `names` and `promises` consistent."""
     promises: Allocations = field(default_factory=Allocations)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     holding: UnrecordedVms = field(default_factory=UnrecordedVms)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
-    """Read-only; written by `put_images` and `purge_images`."""
+    """Only `put_images` and `purge_images` write it."""
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
-    """The desired state of a node, and its revision."""
+    """By node: its desired state, and the revision."""
     evacuating: set[str] = field(default_factory=set)
     """Uids of the VMs that leave their node."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -81,23 +81,24 @@ class Fleet:
     unplaced: dict[str, None] = field(default_factory=dict)
     """Uids of VMs without a node."""
     refused: dict[str, None] = field(default_factory=dict)
-    """Uids of VMs that a node refused; their status says if that still holds."""
+    """Uids of VMs that a node refused; the VM's status says if that is still true."""
     moving: dict[str, int] = field(default_factory=dict)
-    """VMs purged without a delete, with the revision: the second half of a move will follow."""
+    """By uid: the revision of a purge that begins a move. The put on the new node will follow."""
     gone: dict[str, int] = field(default_factory=dict)
+    """By uid of a deleted VM: the revision of the purge."""
     forgotten_revision: int = 0
     """Deletes up to this revision may be missing in `gone`."""
     revision: int = 0
     status_revision: int = 0
     quiet_since_s: float = 0.0
-    """The time when the bus last became reachable: silence counts from then on."""
+    """The loop's time when the bus last became reachable. Silence counts from then on."""
     proved_s: float = math.inf
-    """The time of the last successful write to the bus: silence counts only until then."""
+    """The loop's time of the last known lease renewal. See PROOF_FRESH_S."""
     damaged: Damaged = field(default_factory=Damaged)
     braked: bool = False
     """Too many nodes are silent together, so no action is taken."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
-    """Cached candidates; one is removed when its node or its VMs change."""
+    """By node: cached candidates. A candidate is removed when its node or its VMs change."""
     _silent_s: float = -math.inf
     """The time of the last computation of silent nodes."""
     _reasons: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
@@ -139,13 +140,13 @@ class Fleet:
         self.vms[record.uid] = held
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
-        # otherwise its node deletes it without a move
+        # a VM that is being deleted is released without a move
         leaves = record.evacuating and not record.deleting
         (self.evacuating.add if leaves else self.evacuating.discard)(record.uid)
         return True
 
     def purge_vm(self, key: str, revision: int) -> str | None:
-        """Process a purge marker."""
+        """Process one purge marker of `$KV.vm`; return the uid if a VM was removed."""
         self.revision = max(self.revision, revision)
         tokens = key.split(".")
         if tokens[-1] == NODE_SPEC_KEY:
@@ -153,7 +154,7 @@ class Fleet:
             return None
         if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
             if tokens[-1] == JOIN_KEY:
-                # forgotten; a node that is online sends its next heartbeat soon
+                # the node was forgotten; if it is online, its next heartbeat adds it again
                 self.nodes.pop(tokens[2], None)
             return None
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
@@ -161,7 +162,7 @@ class Fleet:
         uid = tokens[3]
         held = self.vms.get(uid)
         if held is not None and (held.revision > revision or held.record.node != tokens[2]):
-            return None  # the purge half of a move
+            return None  # a move: its put was processed already
         if held is not None and not held.record.deleting:
             self.moving[uid] = revision  # the put of this move will follow
             return None
@@ -192,14 +193,14 @@ class Fleet:
         return uid
 
     def node_spec(self, node_spec: NodeSpec, revision: int) -> None:
-        """Process a node's desired state, in any order of arrival."""
+        """Store a node's desired state, unless a newer revision is known."""
         known = self.node_specs.get(node_spec.node)
         if known is None or known[1] < revision:
             self.node_specs[node_spec.node] = (node_spec, revision)
             self._candidates.pop(node_spec.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
-        """Process a `$KV.st` message; raise VirtbusError for a foreign key (BUS-04)."""
+        """Process one status; return its uid. Raise VirtbusError if its key differs (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
@@ -210,7 +211,7 @@ class Fleet:
         return status.uid
 
     def purge_status(self, key: str, revision: int) -> str | None:
-        """Process a status's purge marker; return the uid if it was known."""
+        """Process a status's purge marker; return the uid if the status was known."""
         self.status_revision = max(self.status_revision, revision)
         node, _, uid = key.removeprefix("$KV.st.").partition(".")
         self.holding.forget(node, uid)
@@ -225,7 +226,7 @@ class Fleet:
         self._candidates.pop(self.images.purge(key), None)
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
-        """Process a node's liveness record; raise VirtbusError if it does not match its key."""
+        """Process a heartbeat; return its node. Raise VirtbusError if its key differs."""
         plain = plain_stored(key, value)
         record = as_stored(NodeRecord, plain)
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
@@ -237,20 +238,20 @@ class Fleet:
         return record.node
 
     def offer(self, node: str) -> None:
-        """Recompute the approved part of a node's report."""
+        """Limit a node's last heartbeat to its approved values again."""
         if seen := self.nodes.get(node):
             record, plain = self.hosts.offered(node)
             self.nodes[node] = seen._replace(record=record, kind=kind_of(plain))
         self._candidates.pop(node, None)
 
     def forget_left(self, now_s: float) -> None:
-        """Forget nodes that left: their records expire on the bus without a message."""
+        """Forget nodes that left: their heartbeat keys expire without a message."""
         gone = [node for node, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]
         for node in gone:
             self.forget_node(node)
 
     def forget_node(self, node: str) -> None:
-        """Handle the end of a node's record: forget a node that left and has no VMs."""
+        """Process the end of a heartbeat key: forget a node that left and has no VMs."""
         seen = self.nodes.get(node)
         if seen and seen.record.state is NodeState.LEFT and node not in self.promises.on:
             del self.nodes[node]
@@ -279,7 +280,7 @@ class Fleet:
     def silent(self, node: str, now_s: float) -> bool:
         """Return True if the node gets no VMs and the states of its VMs are unknown."""
         seen = self.nodes.get(node)
-        # checked first, because every create asks for each node
+        # the fast path, because every create calls this for each node
         if seen and now_s - seen.heard_s <= SUSPECT_AFTER_S:
             return seen.record.state is NodeState.LEFT
         return self.node_state(node, now_s) in UNHEARD
@@ -294,11 +295,11 @@ class Fleet:
         return left or self.silence_s(node, now_s) > DOWN_AFTER_S
 
     def known_nodes(self) -> list[str]:
-        """Return nodes that were heard or hold VMs, by name."""
+        """Return the sorted names of nodes that sent a heartbeat or have VMs."""
         return sorted({*self.nodes, *self.promises.on} - {UNPLACED})
 
     def alarms(self) -> tuple[str, ...]:
-        """Return problems that need a person."""
+        """Return problems that need a person, one sentence each."""
         brake_alarm = (BRAKE_ALARM,) if self.braked else ()
         held = held_alarms(seen.record for seen in self.nodes.values())
         return (*brake_alarm, *held, *self.hosts.alarms(), *self.damaged.alarms())
@@ -324,10 +325,10 @@ class Fleet:
         return None if held is None else self.show_held(held, now_s)
 
     def show_held(self, held: StoredVm, now_s: float) -> VmView:
-        """Return the view of a record that was just read or written."""
+        """Return the API's view of a record, which may be newer than the cached one."""
         seen = self.last_status(held.record)
         node = self.node_state(held.record.node, now_s)
-        if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # not heard yet
+        if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # no heartbeat
             node = NodeState.READY
         known = self.node_specs.get(held.record.node)
         fence = known[0].fenced if known is not None else None
@@ -335,7 +336,7 @@ class Fleet:
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
-        """Return why it waits for a node; empty if it has one. Cached by demand for a second."""
+        """Return why an unplaced VM waits for a node. The text is cached by demand for 1 s."""
         needs = takes_room(record)
         demand = (demand_of(record.spec), needs, record.reserved)
         reason = self._reasons.get(demand)
@@ -350,13 +351,16 @@ class Fleet:
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:
-        """Return nodes that hold VMs and were not heard: their capacity is unknown."""
+        """Return nodes that have VMs and sent no heartbeat: their capacity is unknown."""
         return [node for node in self.known_nodes() if node not in self.nodes]
 
     def sorted_uids(
         self, namespace: str | None, labels: dict[str, str], owner: str = ""
     ) -> list[str]:
-        """Return sorted uids of a namespace (None: all) and owner (empty: all) with the labels."""
+        """Return the uids of a namespace (None: all) and owner (empty: all) with the labels.
+
+        They are sorted by namespace, name and uid.
+        """
         return [
             held.record.uid
             for held in sorted(self.vms.values(), key=StoredVm.order)
@@ -377,7 +381,7 @@ class Fleet:
         return [known[node] for node in self.nodes]
 
     def candidate(self, node: str, now_s: float) -> Candidate:
-        """Return one node that was heard, with its allocations."""
+        """Return one node of `nodes` with its allocations."""
         seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
         images = self.images.of(node)
         return Candidate(

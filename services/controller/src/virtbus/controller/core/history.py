@@ -1,4 +1,4 @@
-"""Stored events as the API shows them, in pages of bounded size."""
+"""Makes pages of stored events for the API, of bounded size."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -26,7 +26,10 @@ class Stored(Protocol):
 
 
 def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool) -> Plain:
-    """Return the first of these events that fit in one answer; `more`: others follow them."""
+    """Return an EventPage as plain data, with as many of the events as fit in one answer.
+
+    `more`: the stream has further events after `stored`. A repeated event is shown once.
+    """
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, want.after
     told: set[tuple[str, str]] = set()
@@ -49,9 +52,10 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
 
 
 def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
-    """Return a message's identity and its events; spans that ended together share a message.
+    """Return a message's identity (subject and id), and its events.
 
-    The identity includes the node of the subject, so no node can replace another's event.
+    Messages with one identity are one event. The subject contains the node, so no node can replace
+    another node's event. A message may have several spans.
     """
     unread = (message.subject, str(message.sequence))
     try:

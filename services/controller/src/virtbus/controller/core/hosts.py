@@ -1,4 +1,4 @@
-"""The hosts of nodes: identity, approved capacity, and refused agents."""
+"""Caches the hosts of nodes: their identity, approved capacity, and refused agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.wire import read
 
 RIVAL_FRESH_S = 20.0
-"""A refused agent repeats its message every 5 s."""
+"""Time after which a silent refused agent is forgotten. It repeats its message every 5 s."""
 RIVALS_KEPT = 8
-"""Limit for one node: a widely copied credential raises an alarm, but costs no more memory."""
+"""Limit of refused agents for one node, in case many hosts have copies of its credentials."""
 
 
 class Rival(NamedTuple):
@@ -27,12 +27,12 @@ class Rival(NamedTuple):
 
 @dataclass
 class Hosts:
-    """The hosts of nodes, from `_host`, `_rival` and heartbeats."""
+    """The hosts of nodes, from the keys `_host` and `_rival` and from heartbeats."""
 
     records: dict[str, tuple[HostRecord | None, int]] = field(default_factory=dict)
-    """By node, with the revision of the key; None if it was purged."""
+    """By node: the record, None if it was purged, and the key's revision."""
     reported: dict[str, tuple[NodeRecord, Mapping[str, Any]]] = field(default_factory=dict)
-    """The last heartbeats, unfiltered."""
+    """By node: the last heartbeat as reported, as a model and as plain data."""
     rivals: dict[str, dict[str, Rival]] = field(default_factory=dict)
 
     def put(self, key: str, value: bytes, revision: int) -> str:
@@ -46,7 +46,7 @@ class Hosts:
         return record.node
 
     def took(self, node: str, record: HostRecord | None, revision: int) -> None:
-        """Store a record at its revision, in any order of arrival."""
+        """Store a host record, unless a newer revision is known."""
         if self.revision(node) < revision:
             self.records[node] = (record, revision)
 
@@ -63,13 +63,13 @@ class Hosts:
         there = self.rivals.setdefault(instance.node, {})
         for name, one in list(there.items()):
             if (one.instance.host, one.instance.folder) == (instance.host, instance.folder):
-                del there[name]  # its previous life
+                del there[name]  # its previous run
         there[instance.instance] = Rival(instance, now_s)
         while len(there) > RIVALS_KEPT:
             del there[next(iter(there))]
 
     def forget_old(self, now_s: float) -> None:
-        """Forget rivals that are silent."""
+        """Forget refused agents that are silent."""
         for node, there in list(self.rivals.items()):
             for name in [n for n, one in there.items() if now_s - one.heard_s > RIVAL_FRESH_S]:
                 del there[name]
@@ -81,13 +81,13 @@ class Hosts:
         return tuple(one.instance for one in self.rivals.get(node, {}).values())
 
     def offered(self, node: str) -> tuple[NodeRecord, Mapping[str, Any]]:
-        """Return the approved part of the last heartbeat, also as plain values."""
+        """Return the last heartbeat limited to approved values, as a model and as plain data."""
         record, plain = self.reported[node]
         may = offered(record, self.record(node))
         return may, plain if may is record else {**plain, "labels": may.labels}
 
     def shown(self, node: str) -> dict[str, Any]:
-        """Return the fields of a node's view about its host."""
+        """Return the fields of `NodeView` that describe the node's host."""
         host, last = self.record(node), self.reported.get(node)
         return {
             "approved": host.approved if host is not None else None,
@@ -108,7 +108,7 @@ class Hosts:
         ]
 
     def _strangers(self) -> list[str]:
-        """Return heartbeats from a foreign host that uses the node's credentials."""
+        """Return an alarm for each node whose heartbeat comes from another host than recorded."""
         found = []
         for node, (record, _) in sorted(self.reported.items()):
             host = self.record(node)

@@ -8,9 +8,9 @@ from virtbus.schemas.image_api import ImagePage, NodeImage
 from virtbus.schemas.node_rpc import HeldImages
 
 PAGE_BYTES = 256 * 1024
-"""Size of the names in a page."""
+"""Size limit of a page."""
 NAMES_BYTES = 64 * 1024
-"""Size of the names of one image, over all nodes."""
+"""Size limit of one image's names, over all nodes."""
 _IMAGE_BYTES = 256
 
 
@@ -23,7 +23,10 @@ class _Merged:
 
 
 def merged(pages: Mapping[str, HeldImages]) -> ImagePage:
-    """Return one page of all nodes' images, by digest, up to the end of the shortest page."""
+    """Return one page of the fleet's images, ordered by digest, from one page of each node.
+
+    It ends at the lowest `next` of the nodes' pages: beyond it, a node may have further images.
+    """
     horizon = min((page.next for page in pages.values() if page.next), default="")
     found: dict[str, _Merged] = {}
     for node, page in pages.items():

@@ -1,4 +1,4 @@
-"""The images of each node, as keys of references and digests: for placement only."""
+"""Caches the images that each node reports, as keys of references and digests, for placement."""
 
 from hashlib import sha256
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from virtbus.schemas.wire import encode
 
 
 class HasImages(NamedTuple):
-    """The keys of a node's images, and a value that is equal for nodes with the same images."""
+    """The keys of a node's images; `mark` is equal for nodes with the same images."""
 
     keys: frozenset[str] = frozenset()
     mark: bytes = b""
@@ -22,7 +22,7 @@ _NONE = HasImages()
 
 
 class KnownImages:
-    """The last reports of the nodes."""
+    """The last report of each node."""
 
     def __init__(self) -> None:
         self._of: dict[str, HasImages] = {}
@@ -32,9 +32,9 @@ class KnownImages:
         return self._of.get(node, _NONE)
 
     def put(self, key: str, value: bytes) -> str:
-        """Process one key; return the node.
+        """Store the report at a key `_images`; return its node.
 
-        Raise VirtbusError if the value does not match its key.
+        Raise VirtbusError if the report does not match its key.
         """
         report = read_stored(NodeImages, key, value)
         refuse_foreign(key, is_id(report.node) and subjects.node_images(report.node))
@@ -49,5 +49,5 @@ class KnownImages:
         return node
 
     def known(self) -> set[str]:
-        """Return the keys of all reports."""
+        """Return the keys on the bus of all stored reports."""
         return {subjects.node_images(node) for node in self._of}

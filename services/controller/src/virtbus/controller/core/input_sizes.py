@@ -11,7 +11,10 @@ from virtbus.schemas.wire import encode
 
 KEY_BYTES = 64
 MOST_GROWTH = 4
-"""Bytes of a record for each byte of JSON, or each character: a short query has a long digest."""
+"""Upper bound of a record's bytes for each byte of the spec's JSON, or character of a label.
+
+For example, a short query of a URL becomes a long digest.
+"""
 _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 
 
@@ -20,8 +23,8 @@ def refuse_large(
 ) -> None:
     """Raise 413 if a record or its secret inputs are larger than accepted from users.
 
-    Later writes add to a record; there is space for that above this limit. `spec_bytes`, of the
-    spec's canonical JSON, saves a small record from being encoded for its size.
+    The limit leaves space for what later writes add. `spec_bytes` is the size of the spec's
+    canonical JSON; with it, a small record need not be encoded to find its size.
     """
     small = size_estimate(record, spec_bytes) < RECORD_ACCEPTED_BYTES // 2
     size = 0 if small else len(encode(record))
@@ -42,14 +45,17 @@ def refuse_large(
 
 
 def size_estimate(record: VmRecord, spec_bytes: int) -> int:
-    """Return a size that the record does not exceed by more than its other, short fields."""
+    """Return an upper bound of the record's size, without its short fields."""
     chars = sum(len(key) + len(text) for key, text in record.annotations.items())
     chars += sum(len(key) + len(text) for key, text in record.labels.items())
     return MOST_GROWTH * (spec_bytes + chars)
 
 
 def largest(value: Any, path: str = "") -> str:
-    """Return the path of the largest field of a value."""
+    """Return the path of the field that makes up most of a value.
+
+    The search descends as long as one child has at least half of the size.
+    """
     while True:
         sizes = {where: len(encode(one)) for where, one in _children(value, path).items()}
         if not sizes:

@@ -1,4 +1,4 @@
-"""Changes of an existing VM: the desired record after start, stop, update, delete."""
+"""Computes the record of an existing VM after a start, stop, update or delete."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +28,7 @@ AT_RESTART = (
 """Fields that take effect at the guest's next start; until then the VM shows RestartRequired."""
 
 REQUESTS_KEPT = 4
-"""Number of request ids to keep: requests that may be repeated within a client's time limit."""
+"""Number of request ids that a record keeps, to recognise repeated requests."""
 
 
 def changed_paths(before: Any, after: Any, path: str) -> Iterator[str]:
@@ -67,7 +67,7 @@ def updated(
         there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
         paths = list(changed_paths(there, plain, "spec"))
         fixed = [p for p in paths if not (_live(p) or p.startswith(AT_RESTART))]
-        fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # secrets
+        fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
         if fixed:
             message = (
                 "these fields cannot change while the VM exists; delete it and create it again"
@@ -83,7 +83,10 @@ def updated(
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:
-    """Return the spec; an image whose query is missing, or the same, keeps its stored query."""
+    """Return the spec with the sealed image references of the spec `before`.
+
+    A reference without its query, or with the same query, becomes the stored sealed reference.
+    """
     known = {volume.name: volume.image.ref for volume in before.volumes if volume.image is not None}
     volumes = tuple(_sealed_as(volume, known.get(volume.name, "")) for volume in spec.volumes)
     return spec.model_copy(update={"volumes": volumes})
@@ -134,7 +137,7 @@ def powered(
 
 
 def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
-    """Return the record after a start. A running or starting VM keeps its pause state.
+    """Return the record after a start. If it is `up` (running or starting), it keeps `paused`.
 
     Raises:
         VirtbusError: 409 if a running VM should be started paused, or the VM is being deleted.
@@ -146,7 +149,7 @@ def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
 
 
 def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
-    """Return the record after a restart; 409 if there is no guest to restart."""
+    """Return the record after a restart; raise VirtbusError 409 if the VM is not `up`."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     new = powered(record, on=True, grace_s=grace_s)
@@ -154,7 +157,7 @@ def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
 
 
 def paused(record: VmRecord, *, up: bool, on: bool) -> VmRecord:
-    """Return the record after pause (`on`) or unpause; 409 if there is no guest to pause."""
+    """Return the record after pause (`on`) or unpause; raise 409 if the VM is not `up`."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     return record.model_copy(update={"paused": on, "pause_epoch": record.pause_epoch + 1})
@@ -167,7 +170,7 @@ def _refuse_down(record: VmRecord, *, up: bool) -> None:
 
 
 def asked(record: VmRecord, before: VmRecord, request_id: str) -> VmRecord:
-    """Return the changed record, with the request's id if anything changed."""
+    """Return the record with the request's id, or as it is if it equals `before`."""
     if record == before or not request_id:
         return record
     return record.model_copy(update={"requests": remembered(record.requests, request_id)})

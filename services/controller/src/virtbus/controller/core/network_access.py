@@ -1,4 +1,4 @@
-"""Checks that a VM's namespace may use its networks, by the offers of nodes."""
+"""Checks that a VM's namespace may use the VM's networks, by what nodes offer."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +10,7 @@ BUILT_IN, EVERY = "default", "*"
 
 
 def check_networks(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord]) -> None:
-    """Raise 403 with each offered network that no node opens to the namespace."""
+    """Raise 403 if nodes offer a network of the spec, but no node opens it to the namespace."""
     wanted = [network.network for network in spec.networks]
     if all(name == BUILT_IN for name in wanted):
         return

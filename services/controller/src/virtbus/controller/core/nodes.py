@@ -1,4 +1,4 @@
-"""The state of a node: one table over its reports and the length of its silence."""
+"""Decides the state of a node, by a table over its reports and the length of its silence."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -12,12 +12,12 @@ DOWN_AFTER_S = 25.0
 """Longer than a bus election (9 s) plus a heartbeat; otherwise a leader change marks every node
 down."""
 LEFT_FOR_S = 60.0
-"""Time that a node that left is shown; its last record lasts as long."""
+"""Time for which a node that left is still shown. Its last heartbeat key lasts as long."""
 TOGETHER_S = 10.0
-"""Nodes that were last heard within this time of each other fell silent together."""
+"""Nodes whose last heartbeats arrived within this time of each other fell silent together."""
 BRAKE_SHARE = 3
-"""If more than one in this many (and more than one) are silent together, the bus or network
-failed."""
+"""If more than n/BRAKE_SHARE of n nodes (and more than one) are silent together, the bus or the
+network has failed."""
 
 BRAKE_ALARM = (
     "too many nodes fell silent together: nothing is done about them; look at the bus and the "
@@ -33,13 +33,14 @@ class NodeSeen(NamedTuple):
     skew_s: float = 0.0
     kind: bytes = b""
     vms: int = 0
-    """Number of VMs allocated to it at that time."""
+    """Number of VMs that were allocated to the node when the report arrived."""
 
 
 class NodeSignals(NamedTuple):
     """The inputs of the state table."""
 
     said: NodeState
+    """The state in the node's last heartbeat."""
     silence_s: float
     """Time without a message while the bus was reachable."""
     draining: bool = False
@@ -57,7 +58,7 @@ ROWS: tuple[tuple[NodeState, Callable[[NodeSignals], bool]], ...] = (
 """The first matching row decides. A brake keeps silent nodes at Suspect, without any action."""
 
 UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
-"""States in which the node's agent cannot be asked."""
+"""States in which the node's agent does not answer requests."""
 
 UNCERTAIN = UNHEARD | {NodeState.RECOVERING}
 """States in which the statuses of the node's VMs are shown as Unknown (I9): they are not
@@ -85,7 +86,7 @@ def state_of(signs: NodeSignals) -> NodeState:
 
 
 def unheard(node: str) -> NodeRecord:
-    """Return a placeholder record for a node that holds VMs and was not heard."""
+    """Return a placeholder record for a node that has VMs and sent no heartbeat."""
     return NodeRecord(
         node=node,
         hostname="",
@@ -101,7 +102,7 @@ def unheard(node: str) -> NodeRecord:
 def brake(silent_since_s: Iterable[float], nodes: int) -> bool:
     """Return True if more than max(1, nodes / 3) fell silent together.
 
-    `silent_since_s` is when each silent node was last heard.
+    `silent_since_s` has the time of each silent node's last heartbeat.
     """
     since = sorted(silent_since_s)
     together, first = 0, 0

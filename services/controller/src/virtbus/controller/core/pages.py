@@ -41,7 +41,10 @@ def answer(
     most: int = PAGE_ITEMS,
     **fields: Any,
 ) -> Plain:
-    """Return a page of `model` as plain data; `fields` are its other fields."""
+    """Return a page with the first items of `found`, as a `model` in plain data.
+
+    `fields` are the model's fields other than `items` and `continue`.
+    """
     found_ = page(found, as_json=asked.wants_json, most=most)
     continue_ = None if found_.last is None else token(found_.last)
     empty = model.model_validate({"continue": continue_, **fields})
@@ -71,9 +74,10 @@ def split(
 
 
 def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
-    """Return a model as plain data, and its size; omit the largest fields above ITEM_BYTES.
+    """Return a model as plain data, and its encoded size in bytes.
 
-    `cut` of the item names the omitted fields. A field without a default becomes an empty value.
+    Above ITEM_BYTES, the largest fields are omitted, and `cut` of the item names them. A field
+    without a default becomes an empty value instead.
     """
     item = plain(model, as_json=as_json)
     size_bytes = _size_bytes(item, as_json=as_json)
@@ -112,12 +116,12 @@ def _size_bytes(item: Plain, *, as_json: bool) -> int:
 
 
 def token(key: str) -> str:
-    """Return the `continue` of the page after an item."""
+    """Return the `continue` of the page that follows the item of this key."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 
 def key_of(continue_: str | None) -> str:
-    """Return the key in a `continue`, "" without one; VirtbusError 400 if it is invalid."""
+    """Return the key in a `continue`, "" for None; raise VirtbusError 400 if it is invalid."""
     try:
         return base64.urlsafe_b64decode((continue_ or "").encode()).decode()
     except ValueError:

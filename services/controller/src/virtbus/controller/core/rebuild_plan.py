@@ -1,7 +1,8 @@
-"""Decides which copy of each VM a rebuilt bus gets: the bus' or a host's (I15).
+"""Decides for each VM which record a rebuilt bus gets: the bus' own or a host's copy (I15).
 
-A host has the record that it acted on. The bus may have an older one (a restored backup), a newer
-one, or none. The copy with the higher (epoch, generation, power_epoch, pause_epoch) is used.
+A host has a copy of the record that it acted on. The bus may have an older record (a restored
+backup), a newer one, or none. The copy with the higher (epoch, generation, power_epoch,
+pause_epoch) is used.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,9 +22,9 @@ class RebuildAction(StrEnum):
     RAISE = "raise"
     """The host's copy is newer: it replaces the bus' copy."""
     MOVE = "move"
-    """The same, from another node's key."""
+    """The host's copy is newer, and the bus' copy is at another node's key: it is moved."""
     END = "end"
-    """The host released it after this copy was made, so it was deleted."""
+    """The host has released the VM since the bus' copy was made, so the VM was deleted."""
     KEEP = "keep"
     UNSIGNED = "unsigned"
     """A host's copy is newer but not signed by a controller: a person decides."""
@@ -35,7 +36,7 @@ class RebuildAction(StrEnum):
 class Known:
     """The last message of a uid on the bus.
 
-    `record` None if it is not a record, `node` of its key.
+    `record` is None if the message is not a record. `node` is the node in its key.
     """
 
     where: UidState
@@ -54,7 +55,7 @@ class Rebuilt:
 
 
 def age(record: VmRecord) -> tuple[int, int, int, int, bool, bool]:
-    """Return the sort key by which one copy of a record is newer than another."""
+    """Return a sort key. The newer of two copies of a record has the higher key."""
     changes = record.generation, record.power_epoch, record.pause_epoch
     return record.epoch, *changes, record.evacuating, record.deleting
 
@@ -117,9 +118,10 @@ def believed(
     good: Collection[tuple[str, str]],
     accepted: Collection[str],
 ) -> tuple[dict[str, KnownRecords], list[VmRecord]]:
-    """Split the reports into trusted ones (signed, or accepted by a person) and the rest.
+    """Return the reports with trusted records only, and a list of the other records.
 
-    `good` are node and uid of the signed ones, `accepted` names `NODE` or `NODE/UID`.
+    A record is trusted if it is signed or a person accepts it. `good` has node and uid of the
+    signed records. `accepted` has `NODE` or `NODE/UID` of the accepted ones.
     """
     kept: dict[str, KnownRecords] = {}
     doubtful: list[VmRecord] = []
@@ -138,7 +140,7 @@ def believed(
 def unsigned(
     doubtful: Iterable[VmRecord], steps: Iterable[Rebuilt], bus: Mapping[str, Known]
 ) -> list[Rebuilt]:
-    """Return the untrusted records that would change something."""
+    """Return an UNSIGNED step for each untrusted record that would change the bus."""
     settled = {step.record.uid: step.record for step in steps}
     found = []
     for record in doubtful:
@@ -183,7 +185,7 @@ def _unheld(record: VmRecord, was_released: bool, unheard: Sequence[str]) -> Reb
     """Return the step for a record of the bus that no host has."""
     if not was_released:
         return Rebuilt(RebuildAction.KEEP, record)
-    if record.evacuating:  # by another node's report, which is unsigned
+    if record.evacuating:  # only another node says that it was released, and unsigned
         why = "it left its node, and another host says that it was deleted there"
         return Rebuilt(RebuildAction.CONFLICT, record, f"{why}: vm delete, or repeat")
     if unheard:

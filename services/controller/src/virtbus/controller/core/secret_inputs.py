@@ -55,7 +55,7 @@ def secret_bytes(secrets: VmSecrets) -> bytes:
 
 
 def secret_paths(spec: VmSpec) -> tuple[str, ...]:
-    """Return the paths in a spec at which secrets may have been."""
+    """Return the paths in a record's spec from which secrets may have been removed."""
     return tuple(
         f"spec.volumes[{index}].{kind}"
         for index, volume in enumerate(spec.volumes)

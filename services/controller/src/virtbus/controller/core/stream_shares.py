@@ -1,4 +1,4 @@
-"""Fair shares of a stream that all nodes write to (ADR 0030).
+"""Computes which nodes exceed their fair share of a stream that all nodes write to (ADR 0030).
 
 nats-server limits a stream or a subject, but not a node's subtree. So the controller with the lease
 estimates each node's share from a sample, and trims nodes that exceed it.
@@ -15,12 +15,12 @@ MOST, LEAST, TIMES_FAIR = 0.5, 1 / 16, 4
 _OVERHEAD_BYTES = 64
 """Approximate overhead of a stored message in addition to subject and body."""
 _NODE_TOKEN = 2
-"""In `virtbus.evt.<node>.…` and in `$KV.st.<node>.…`."""
+"""Index of the node in the subjects `virtbus.evt.<node>.…` and `$KV.st.<node>.…`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A node that exceeds its share: about `bytes` of the stream; `keep` of its messages stay."""
+    """A node that exceeds its share. It uses about `bytes`; `keep` of its messages should stay."""
 
     node: str
     bytes: int
@@ -28,7 +28,7 @@ class Excess:
 
 
 def limit(max_bytes: int, nodes: int) -> int:
-    """Return the limit of one of so many nodes in a stream."""
+    """Return how many bytes of a stream of `max_bytes` one of `nodes` nodes may use."""
     fair = TIMES_FAIR / max(nodes, 1)
     return int(max_bytes * min(MOST, max(LEAST, fair)))
 
@@ -38,7 +38,7 @@ def excess(
 ) -> list[Excess]:
     """Return nodes above their limit, by a sample of (subject, body size) over the whole stream.
 
-    Trimming keeps messages for half of the limit.
+    `keep` is the number of messages that use about half of the limit.
     """
     by_node: Counter[str] = Counter()
     counted: Counter[str] = Counter()

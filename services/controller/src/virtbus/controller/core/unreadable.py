@@ -1,4 +1,4 @@
-"""Unreadable values on the bus: tracked by key, shown, and limited to one VM (ADR 0027)."""
+"""Tracks values on the bus that cannot be read, and shows them to people (ADR 0027)."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class Unreadable(NamedTuple):
 
     @property
     def uid(self) -> str:
-        """Return the VM in the key, if there is one."""
+        """Return the key's last token: the VM's uid, or a name such as `_spec`."""
         return self.key.rpartition(".")[2]
 
     @property
@@ -58,7 +58,7 @@ class Unreadable(NamedTuple):
 
 
 class UnreadableValueError(VirtbusError):
-    """422: a value that a request needs cannot be read; others are not affected."""
+    """The error 422: a value that a request needs cannot be read."""
 
     def __init__(self, found: Unreadable) -> None:
         message = f"the {found.kind} at {found.key} cannot be read ({found.why}); {found.way_out}"
@@ -67,13 +67,13 @@ class UnreadableValueError(VirtbusError):
 
 
 class Damaged:
-    """The unreadable values that the feeds met, until each is replaced."""
+    """The unreadable values that watches delivered, until each is replaced or purged."""
 
     def __init__(self) -> None:
         self._found: dict[str, Unreadable] = {}
 
     def add(self, found: Unreadable) -> bool:
-        """Add one; return False if it is known already."""
+        """Add an unreadable value; return False if it is known already."""
         if self._found.get(found.key) == found:
             return False
         self._found[found.key] = found
@@ -88,11 +88,11 @@ class Damaged:
         return key in self._found
 
     def record_of(self, uid: str) -> bool:
-        """Return True if a VM's record is unreadable: writes over the last good one would fail."""
+        """Return True if a VM's record is unreadable. A CAS over its last known one would fail."""
         return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
 
     def in_bucket(self, bucket: str) -> set[str]:
-        """Return the keys in one bucket."""
+        """Return the keys of the unreadable values in one bucket."""
         return {key for key in self._found if key.startswith(f"$KV.{bucket}.")}
 
     def of(self, uid: str) -> list[Unreadable]:
@@ -111,7 +111,7 @@ class Damaged:
         return iter(tuple(self._found.values()))
 
     def alarms(self) -> tuple[str, ...]:
-        """Return a sentence for each of the first, and the number of the rest."""
+        """Return a sentence for each of the first NAMED_IN_ALARM values, and one for the rest."""
         found = sorted(self)
         told = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
         more = len(told) - NAMED_IN_ALARM
@@ -119,7 +119,7 @@ class Damaged:
         return tuple(told[:NAMED_IN_ALARM] + (rest if more > 0 else []))
 
     def shown(self, view: VmView) -> VmView:
-        """Return the view of the last readable value, with a condition if that is outdated."""
+        """Return the view with a condition for each unreadable value of the VM."""
         if not self._found:
             return view
         found = [one for one in self.of(view.uid) if one.kind != "status" or _own(one, view)]

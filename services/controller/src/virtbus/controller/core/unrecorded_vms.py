@@ -1,4 +1,4 @@
-"""VMs that their nodes hold: the bus has lost their records, and only a person ends them."""
+"""Tracks VMs on nodes whose records the bus has lost. Only a person ends such VMs."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ def is_held(status: VmStatus) -> bool:
 
 
 class UnrecordedVms:
-    """The nodes that hold a VM, by uid: each create asks for one."""
+    """The nodes that have each such VM, indexed by uid because each create looks up its uid."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, set[str]] = {}
@@ -31,7 +31,7 @@ class UnrecordedVms:
             self.forget(status.node, status.uid)
 
     def forget(self, node: str, uid: str) -> None:
-        """Process the end of a status."""
+        """Process the removal of a status."""
         nodes = self._nodes.get(uid)
         if nodes is not None:
             nodes.discard(node)
@@ -39,7 +39,7 @@ class UnrecordedVms:
                 del self._nodes[uid]
 
     def node_of(self, uid: str) -> str:
-        """Return the first node that holds a VM; empty if none does."""
+        """Return the first node that has the VM without a record; empty if there is none."""
         return min(self._nodes.get(uid, ()), default="")
 
 

@@ -1,4 +1,4 @@
-"""A VM as users see it: the record, joined with the status that its node last wrote."""
+"""Joins a VM's record with the status that its node last wrote, as users see the VM."""
 
 from virtbus.controller.core.evacuation import fenced
 from virtbus.controller.core.nodes import UNCERTAIN, WHY_UNKNOWN
@@ -18,10 +18,10 @@ def view(
     fence: Fence | None = None,
     unplaced: str = "",
 ) -> VmView:
-    """Return the API's view. `revision` is the record's, to be sent back in an update.
+    """Return the VM as the API shows it.
 
-    `fence` is the proof that its node is off, if there is one. `unplaced` is why it waits for a
-    node.
+    `revision` is the record's; an update sends it back. `fence` is the proof that the VM's node is
+    off, if there is one. `unplaced` says why the VM waits for a node.
     """
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()
@@ -86,7 +86,7 @@ def view(
 
 
 def shown_spec(spec: VmSpec) -> VmSpec:
-    """Return a spec for display: image URLs without their query (`changes` restores it)."""
+    """Return a spec for display: image URLs without their query, which an update restores."""
     for volume in spec.volumes:
         if volume.image is not None and "?" in volume.image.ref:
             shown = tuple(_shown(volume) for volume in spec.volumes)

@@ -1,4 +1,4 @@
-"""Values of the bucket `vm`: records, tombstones, name claims, desired states of nodes."""
+"""Decodes values of the bucket `vm`: records, tombstones, name claims, desired node states."""
 
 from typing import NamedTuple
 
@@ -28,10 +28,10 @@ class StoredClaim(NamedTuple):
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeSpec | None:
-    """Return the value of a `$KV.vm…` key by the shape of the key.
+    """Return the decoded value at a `$KV.vm` key; the key decides its type.
 
-    Return None for join records and for addresses of hosts, which only nodes read. Raises
-    VirtbusError if it cannot be read.
+    Return None for host records, host addresses, join records and reserved sums, which other
+    modules read. Raises VirtbusError if the value cannot be read.
     """
     tokens = key.split(".")
     if tokens[-1] in {HOST_KEY, HOSTS_KEY}:
@@ -49,7 +49,7 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
 
 
 def refuse_foreign(key: str, own: str | bool) -> None:
-    """Raise 400 if the value at `key` belongs to another key (BUS-04)."""
+    """Raise 400 if `own`, the key that a value names, is not the `key` that stores it (BUS-04)."""
     if key != own:
         message = f"what stands at {key} is not its own"
         raise VirtbusError(Code.INVALID, "foreign_record", message)

@@ -1,4 +1,4 @@
-"""The state of a VM that users see: one table over its record, its status and its node.
+"""Decides the state of a VM that users see, by a table over its record, status and node.
 
 docs/reference/states.md is generated from STATES.
 """
@@ -15,7 +15,7 @@ from virtbus.schemas.vm_status import VmStatus
 
 
 class StateInputs(NamedTuple):
-    """The inputs of the table. The last four are of the node's status for this epoch."""
+    """The inputs of the table. The last four come from a status of the record's epoch."""
 
     record: VmRecord
     node: NodeState
@@ -28,7 +28,7 @@ class StateInputs(NamedTuple):
 
 
 class StateRow(NamedTuple):
-    """A state, the condition in words, and the condition. State None: the reported one."""
+    """A state, its condition in words, and as a function. State None: the reported state."""
 
     state: VmState | None
     when: str
@@ -61,7 +61,7 @@ STATES = (
     StateRow(VmState.STOPPING, "its node releases it for a move", lambda vm: vm.releasing),
     StateRow(None, "otherwise; Scheduled before its node reports", lambda _: True),
 )
-"""The first row that holds decides."""
+"""The first row whose condition is true decides."""
 
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:

@@ -1,4 +1,7 @@
-"""Moves a VM: one batch purges the old record and puts the new one; secrets first (ADR 0014)."""
+"""Moves a VM's record to another node (ADR 0014).
+
+The secrets are copied first. Then one atomic batch purges the old record and puts the new one.
+"""
 
 import hashlib
 import logging
@@ -34,12 +37,13 @@ class Assignment:
         self._reservations = Reservations(bus, fleet)
 
     async def move(self, held: StoredVm, node: str, *, fence: Fenced | None = None) -> StoredVm:
-        """Return the record on `node`, with a higher epoch.
+        """Move the record to `node` under a higher epoch; return the new record.
 
-        `fence` as in `guarded`; the revision of the node's key is then two below the record's.
+        `fence` is as in `commit.guarded`. With it, the key of the fenced node gets a revision that
+        is two below the record's.
 
         Raises:
-            NodeFullError: a strict VM, and the node has no capacity left.
+            NodeFullError: the VM is strict, and the node has no capacity left.
             ConflictError: record, fence or target has changed; nothing was moved.
             BusError: nothing happened, or the outcome is unknown.
         """
@@ -75,7 +79,7 @@ class Assignment:
 
     # --- its secrets ----------------------------------------------------------------------
     async def _bring(self, record: VmRecord, node: str) -> _Secret | None:
-        """Copy the secrets to the new node; it must not see the record first."""
+        """Copy the secrets to the new node, which needs them when it sees the record."""
         if record.sec_digest is None or node == record.node:
             return None
         entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
@@ -85,7 +89,7 @@ class Assignment:
         return _Secret(entry.value, entry.revision, new)
 
     async def _take_back(self, record: VmRecord, secret: _Secret | None) -> None:
-        """Remove the copied secrets after a failed move, unless a record followed them."""
+        """Remove the copied secrets after a failed move, unless the record is on that node."""
         if secret is None:
             return
         try:
@@ -97,10 +101,10 @@ class Assignment:
             log.info("left to the sweep: %s", error, extra=extra)
 
     async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
-        """Write the new copy again, so that no sweep purges it, then remove the old one.
+        """Write the new copy of the secrets again, then remove the old copy.
 
-        A sweep that saw the copy before it saw the move would purge it at the revision that it
-        read.
+        A sweep that saw the new copy before the move takes it for an orphan. Its purge expects the
+        former revision, so it fails now.
         """
         if secret is None:
             return
@@ -112,7 +116,7 @@ class Assignment:
         await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
-        """Move an orphan secret to the VM's node if it is the last copy."""
+        """Copy an orphan secret to the VM's node, if it is the record's and that node has none."""
         if hashlib.sha256(orphan.value).hexdigest() != record.sec_digest:
             return
         key = subjects.vm_secret(record.node, record.uid)

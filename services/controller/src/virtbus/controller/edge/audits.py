@@ -1,4 +1,4 @@
-"""`node.audit`: combines the audits of agents with findings that only the bus has."""
+"""Handles `node.audit`: requests an audit from each agent, and limits the answer's size."""
 
 import asyncio
 
@@ -13,10 +13,10 @@ from virtbus.schemas.node_rpc import Audit, Audited, AuditFinding
 from virtbus.schemas.wire import validate
 
 FINDINGS_SHOWN = 400
-"""Limit for one answer, shared by the nodes; each has at least one."""
+"""Limit of findings in one answer, divided among the nodes; each node has at least one."""
 TEXT_CHARS = 200
 ANSWER_S = 60.0
-"""Time limit: a repair ends guests and waits for netd and imaged."""
+"""Time limit of an agent's answer: a repair ends guests and waits for netd and imaged."""
 
 
 class Audits:
@@ -56,7 +56,7 @@ class Audits:
         return NodeFindings(node=node, findings=found)
 
     def _statuses_without_record(self, node: str) -> tuple[str, ...]:
-        """Return uids with a status of the node that are not, or no longer, on the node."""
+        """Return the uids that have a status of the node, but no record on the node."""
         return tuple(
             uid
             for there, uid in self._fleet.statuses
@@ -66,7 +66,7 @@ class Audits:
 
 
 def _shown(one: NodeFindings, most: int) -> NodeFindings:
-    """Return the result with at most so many findings, and shortened messages."""
+    """Return the result with at most `most` findings, and with shortened texts."""
     more = len(one.findings) - most
     message = f"{more} more are not listed; repair these, then repeat" if more > 0 else one.message
     return NodeFindings(

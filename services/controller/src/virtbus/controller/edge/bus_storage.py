@@ -1,8 +1,9 @@
-"""Detects if the bus stores writes: by its keeper's reports, and by our own writes.
+"""Detects whether the bus stores writes: by reports of its keeper, and by probes.
 
-A NATS server with a full disk does not refuse writes. It leaves them without an answer until it is
-restarted with free space (nats-server 2.15; F16). So that clients get an immediate error with the
-cause, every write goes through `guarded`.
+The keeper is the process that runs the NATS server (`virtbus up`). A server with a full disk does
+not refuse writes. It leaves them without an answer until it is restarted with free space
+(nats-server 2.15; F16). Requests that write go through `guarded`, so that clients get an immediate
+error with the cause.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class BusStorageGuard:
 
     def _keeper_reported(self, report: BusStorage) -> None:
         if self._report.stalled and not report.stalled:
-            self._stalled = False  # the keeper has tried every stream
+            self._stalled = False  # the keeper has tested every stream
         self._report, self._report_s = report, asyncio.get_running_loop().time()
 
     # --- answers --------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class BusStorageGuard:
             raise VirtbusError(Code.EXHAUSTED, "bus_full", self.report.message, after_ms=10_000)
 
     def guarded(self, handler: Handler) -> Handler:
-        """Wrap the handler of a request that writes; 503 `bus_storage` if nothing is stored."""
+        """Return the handler wrapped: it raises 503 `bus_storage` if the bus stores nothing."""
 
         async def handle(request: Request) -> object:
             if self._stalled or self.report.stalled:
@@ -102,7 +103,7 @@ class BusStorageGuard:
         return handle
 
     async def stalls(self) -> bool:
-        """Probe the bus: return True if it answers reads and does not store."""
+        """Probe the bus; return True if it answers reads but stores no writes."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._bus.fill("vm")

@@ -1,4 +1,4 @@
-"""Stores the spans that clients report, so that a trace starts at the user."""
+"""Stores the spans that clients report, so that a trace starts at the client."""
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.client.subscriptions import hear

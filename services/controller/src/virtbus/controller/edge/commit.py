@@ -1,4 +1,4 @@
-"""Claim, then commit: the writes that create, change and end a VM's record (ADR 0003)."""
+"""Writes VMs to the bus: creates (claim, then commit), changes and deletes (ADR 0003)."""
 
 import hashlib
 import logging
@@ -35,19 +35,19 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 8
-"""Each lost race is another writer's progress; eight in a row are reported as contention."""
+"""Limit of attempts. In each lost race another writer won; eight in a row are contention."""
 MARKER_TTL_S = 86_400.0
 """Time that a deleted uid is remembered, so that a late create cannot restore it (I3)."""
 
 
 Fenced = tuple[NodeSpec, int]
-"""The desired state that fences the node, and its revision."""
+"""The desired state of a fenced node, and its revision."""
 
 
 def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
-    """Return the writes as a batch that fails if `fence` has another revision by then.
+    """Return the writes as a batch that fails if `fence` has changed meanwhile.
 
-    A node that was unfenced meanwhile keeps its VMs. The node's key is the first write.
+    So a node that was unfenced keeps its VMs. The first write puts the node's key again, unchanged.
     """
     if fence is None:
         return list(writes)
@@ -75,7 +75,7 @@ class Commits:
 
         Raises:
             VirtbusError: 409 name or uid taken, 410 uid deleted, 503 too many lost races.
-            NodeFullError: a strict VM, and its node has no capacity left.
+            NodeFullError: the VM is strict, and its node has no capacity left.
             BusError: nothing happened, or the outcome is unknown.
         """
         body = secret_bytes(secrets) if secrets is not None else None
@@ -92,12 +92,10 @@ class Commits:
             raise
 
     async def _put_secrets(self, record: VmRecord, body: bytes) -> None:
-        """Store the secrets under a revision that nobody has read yet.
+        """Store the secrets at a new revision. The secrets of an existing VM stay.
 
-        Those of an existing VM stay.
-
-        A writer that replaces another's secrets first tombstones the uid. So the other writer
-        cannot commit a record with wrong secrets, and comes back here.
+        Before other secrets of this uid are replaced, the uid gets a tombstone. So the create that
+        wrote them cannot commit its record with wrong secrets. It stores its own again.
         """
         key = subjects.vm_secret(record.node, record.uid)
         there: Entry | None = None
@@ -106,8 +104,7 @@ class Commits:
                 if there is not None:
                     others = there.kind is EntryKind.PUT and there.value != body
                     if not await self.buried(record.uid, bury=others):
-                        # leave it: the commit will see the existing record and return the right
-                        # error
+                        # the commit will find the existing record and return the right error
                         return
                 await self._bus.put(key, body, expect=there.revision if there else 0)
             except ConflictError:
@@ -119,8 +116,8 @@ class Commits:
     async def buried(self, uid: str, *, bury: bool = True) -> bool:
         """Return True if `uid` has no record and was not deleted.
 
-        With `bury` it also writes a tombstone, so that no commit can be under way. ConflictError if
-        one was.
+        With `bury`, also write a tombstone, so that a commit under way fails. Raises ConflictError
+        if the uid changed meanwhile.
         """
         last = await self._bus.get(subjects.vm_anywhere(uid))
         where, _ = stands(last)
@@ -134,7 +131,7 @@ class Commits:
     async def claim(self, record: VmRecord, *, renew: bool = False) -> None:
         """Claim the name for the record's uid; raises as `create`.
 
-        With `renew` under a revision that nobody has read yet.
+        With `renew`, write an existing claim of this uid again, at a new revision.
         """
         key = subjects.name_claim(record.namespace, record.name)
         body = encode(NameClaim(uid=record.uid))
@@ -165,7 +162,7 @@ class Commits:
         return True
 
     async def _step_over(self, holder: str, record: VmRecord) -> None:
-        """Make sure that `holder` can never commit, or raise 409."""
+        """Make sure that the uid `holder` can never commit this name, or raise 409."""
         last = await self._bus.get(subjects.vm_anywhere(holder))
         where, message = stands(last)
         match name_step(where, message, record):
@@ -177,7 +174,7 @@ class Commits:
                 pass
 
     async def _bury(self, uid: str, last: Entry | None) -> None:
-        """Write a new tombstone over the message that was read; ConflictError if that changed."""
+        """Write a tombstone over the message `last`; raise ConflictError if the uid has changed."""
         await self._bus.put(
             subjects.vm_record(UNPLACED, uid),
             encode(Tombstone(uid=uid)),
@@ -200,7 +197,7 @@ class Commits:
             except ConflictError:
                 done = await self._settle(record, body, await self._bus.get(anywhere))
             except NodeFullError:
-                # possibly because of the VM's own reservation: then it exists already
+                # the VM's own reservation may fill the node: then the VM exists already
                 last = await self._bus.get(anywhere)
                 if stands(last)[0] is not UidState.RECORD:
                     raise
@@ -221,7 +218,7 @@ class Commits:
             # The controller that tombstoned this uid will next CAS the name claim at the revision
             # it read. Renewing the claim first makes that CAS fail, so only one of us succeeds.
             await self.claim(record, renew=True)
-            if body is not None:  # a sweep, or another create, may have removed them
+            if body is not None:  # a sweep or another create may have removed the secrets
                 await self._put_secrets(record, body)
             try:
                 revision = await self._unbury(record, last)
@@ -271,18 +268,20 @@ class Commits:
     async def replace(self, held: StoredVm, record: VmRecord) -> StoredVm:
         """CAS the record over the revision that was read; raises ConflictError if it changed.
 
-        NodeFullError if a strict VM grows beyond its node's capacity.
+        Raises NodeFullError if a strict VM grows beyond its node's capacity.
         """
         key = subjects.vm_record(held.record.node, record.uid)
         write = Write(key, encode(record), expect=held.revision)
         return StoredVm(record, await self._reservations.write(held.record, record, [write]))
 
     async def known(self, uid: str) -> Known:
-        """Return the leader's message of a uid, of any kind."""
+        """Return the last message of a uid, read from the stream's leader."""
         return known_of(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def write_back(self, record: VmRecord, known: Known) -> None:
-        """Replace the bus' copy with a host's newer one, with its name; CAS over `known`.
+        """Write a host's newer copy of a record over the bus' copy, and claim its name.
+
+        The write is a CAS over `known`. If the bus has no record, the copy is created.
 
         Raises:
             VirtbusError: another VM has the name, or the uid was deleted.
@@ -305,7 +304,7 @@ class Commits:
         await self._reservations.write(old, record, move)
 
     async def latest(self, uid: str) -> StoredVm | None:
-        """Return the leader's record; raises UnreadableError."""
+        """Return a uid's record from the stream's leader, or None; raises UnreadableValueError."""
         last = await self._bus.get(subjects.vm_anywhere(uid))
         message = message_of(last)
         if last is None or not isinstance(message, VmRecord):
@@ -313,14 +312,14 @@ class Commits:
         return StoredVm(message, last.revision)
 
     async def holder(self, namespace: str, name: str) -> str | None:
-        """Return the uid that holds a name, from the leader; raises UnreadableError."""
+        """Return the uid that has a name, from the leader; raises UnreadableValueError."""
         return holder_of(await self._bus.get(subjects.name_claim(namespace, name)))
 
     # --- the end --------------------------------------------------------------------------
     async def finish(self, held: StoredVm, *, fence: Fenced | None = None) -> int:
-        """Purge secrets, record, then claim: after a crash in between, a sweep finds the rest.
+        """Purge secrets, record and claim, in this order; return the revision of the record's end.
 
-        `fence` as in `guarded`. Returns the record's last revision.
+        After a crash in between, a sweep purges the rest. `fence` is as in `guarded`.
         """
         record = held.record
         if record.sec_digest is not None:
@@ -355,9 +354,9 @@ class Commits:
     async def free_name(self, key: str) -> bool:
         """Purge a claim whose holder has no record of that name; return False otherwise.
 
-        The claim's revision is read first, and the tombstone is new. If a create of the tombstoned
-        uid continues, it renews the claim, and then this purge fails (ADR 0003). An unreadable
-        record keeps its name. Raises UnreadableError for an unreadable claim.
+        The claim is read before the tombstone is written. A create of that uid that continues must
+        renew the claim, and then this purge fails (ADR 0003). An unreadable record keeps its name.
+        Raises UnreadableValueError for an unreadable claim.
         """
         claim = await self._bus.get(key)
         holder = holder_of(claim)

@@ -1,4 +1,4 @@
-"""Evacuation: continues each drain, fence and `vm.move` (ADR 0014).
+"""Continues each drain, fence and `vm.move` until the VMs have left (ADR 0014).
 
 All state is on the bus, in desired node states, records and statuses. So any controller that gets
 the lease can continue.
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 0.5
 SETTLE_S = 6.0
-"""A node that came back just before its fence was written is heard within this: heartbeats are 4 s
-apart."""
+"""Time to wait for a heartbeat after a fence, because the node may have come back just before.
+Heartbeats are 4 s apart."""
 
 Check = Callable[[], int]
-"""Returns the fencing token, right before a write; LeaseLostError once the lease is lost."""
+"""Called right before each write; returns the fencing token, or raises LeaseLostError."""
 
 
 class Evacuations:
@@ -52,12 +52,12 @@ class Evacuations:
         self._commits = Commits(bus, fleet)
         self._moves = Assignment(bus, fleet)
         self._fences: dict[str, tuple[Fence, float]] = {}
-        """The active fences, and since when this process knows of each."""
+        """By node: the active fence, and since when this process knows of it."""
         self._kept: dict[str, str] = {}
-        """Targets of VMs that leave, until their nodes have released them."""
+        """By uid: the reserved target of a VM that its node has not released yet."""
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Rounds until cancelled."""
+        """Run rounds until cancelled."""
         while True:
             try:
                 await self.round(tenure.check)
@@ -66,7 +66,7 @@ class Evacuations:
             await asyncio.sleep(ROUND_S)
 
     async def round(self, check: Check) -> None:
-        """Move VMs that can move now, and start to evacuate others; `check` precedes each write."""
+        """Move VMs that can move now, and start to evacuate others; `check` before each write."""
         fleet = self._fleet
         node_specs = {
             node: node_spec for node, (node_spec, _) in fleet.node_specs.items() if node_spec.closed
@@ -96,10 +96,7 @@ class Evacuations:
         return sorted(there, key=lambda held: held.record.created_ns)
 
     async def _go_on(self, held: StoredVm, places: EvacuationTargets, check: Check) -> None:
-        """Continue with a VM that leaves: move it once it is released.
-
-        Until then reserve its target.
-        """
+        """Move a leaving VM once its node has released it; until then reserve its target."""
         record, uid = held.record, held.record.uid
         if not released_by_node(record, self._fleet.last_status(record)):
             node = self._kept.get(uid, "")
@@ -110,7 +107,7 @@ class Evacuations:
             return
         node, _ = places.find(record, home=True)
         if not node and record.evacuation_target is None:
-            # as a new VM that does not fit anywhere now: placement continues with it
+            # like a new VM that fits nowhere now: the pending scheduler places it later
             node = UNPLACED
         if node:
             await self._move(held, record, node, check, self._fence_of(record.node))
@@ -118,7 +115,7 @@ class Evacuations:
     async def _drained(
         self, node: str, places: EvacuationTargets, check: Check, *, discard: bool
     ) -> None:
-        """Start to evacuate the VMs of a node for which there is a target."""
+        """Start to evacuate those VMs of a drained node that have a target."""
         if self._fleet.silent(node, asyncio.get_running_loop().time()):
             return  # a silent node cannot release VMs; if it is powered off, it must be fenced
         for held in self._on(node):
@@ -134,14 +131,14 @@ class Evacuations:
             try:
                 left = await self._commits.replace(held, wanted)
             except ConflictError:
-                continue  # the write's echo continues here
+                continue  # the record has changed; the next round sees the change
             self._apply(left)
             self._events.emit(EventKind.VM_EVACUATING, left.record, f"{node} is drained")
 
     async def _fenced(
         self, node: str, node_spec: NodeSpec, fence: Fence, places: EvacuationTargets, check: Check
     ) -> None:
-        """Move the VMs of a fenced node that is not back."""
+        """Move the VMs of a fenced node, unless the node is back."""
         if not self._is_off(node, fence):
             return
         discard = fence.discard_local_disks or (
@@ -162,9 +159,9 @@ class Evacuations:
                     await self._move(held, record, there, check, standing)
 
     def _is_off(self, node: str, fence: Fence) -> bool:
-        """Return True if the node was not heard since the fence, for long enough to be sure.
+        """Return True if the node sent no heartbeat for at least SETTLE_S since the fence.
 
-        A node that is back keeps its VMs (its agent reads the fence), until it is unfenced.
+        A node that is back keeps its VMs until it is unfenced. Its agent reads the fence.
         """
         now_s = asyncio.get_running_loop().time()
         kept, since_s = self._fences.get(node, (None, now_s))
@@ -177,7 +174,7 @@ class Evacuations:
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
     async def _finish(self, held: StoredVm, fence: Fenced) -> None:
-        """Complete a delete whose node will not answer; its disks are removed when it is back."""
+        """Complete a delete on a fenced node, which removes the disks when it is back."""
         try:
             revision = await self._commits.finish(held, fence=fence)
         except ConflictError:

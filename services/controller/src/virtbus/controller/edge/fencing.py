@@ -1,7 +1,7 @@
-"""The fence agent: runs an operator's command that turns a node off; exit code 0 is the proof.
+"""Runs an operator's command that turns a Down node off; exit code 0 is the proof.
 
-Only the holder of the lease runs it, for one node at a time. The node must be Down, and the brake
-on mass silence must be off: nodes that fell silent together are never turned off.
+Only the holder of the lease runs it, for one node at a time. The brake must be off: nodes that fell
+silent together are never turned off.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ SAID_BYTES = 500
 
 @dataclass(frozen=True, slots=True)
 class FenceResult:
-    """The end of the command; `said` is the end of its output."""
+    """The result of the command; `said` is its exit code and last output, or its error."""
 
     done: bool
     said: str
 
 
 Command = Callable[[str], Awaitable[FenceResult]]
-"""Turns the node of that id off, or returns why it could not."""
+"""Turns the node of this id off, or returns why it failed."""
 
 
 def command(argv: Sequence[str], timeout_s: float) -> Command:
-    """Return the configured command; `{node}` in an argument is the node's id. No shell sees it."""
+    """Return a Command that runs `argv` without a shell; the node's id replaces `{node}`."""
 
     async def run(node: str) -> FenceResult:
         words = [word.replace("{node}", check_id(node)) for word in argv]
@@ -71,7 +71,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> str:
-    """Read the whole output, return its end."""
+    """Read the whole output; return its last SAID_BYTES bytes as one line."""
     kept = b""
     assert process.stdout is not None  # noqa: S101  it is a pipe
     while chunk := await process.stdout.read(4096):
@@ -80,7 +80,7 @@ async def _end_of(process: asyncio.subprocess.Process) -> str:
 
 
 class FenceAgent:
-    """Fences Down nodes that hold VMs, while the lease is held."""
+    """Fences Down nodes that have VMs, while the lease is held."""
 
     def __init__(self, fleet: Fleet, nodes: NodeApi, turn_off: Command) -> None:
         self._fleet = fleet

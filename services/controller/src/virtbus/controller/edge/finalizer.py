@@ -1,4 +1,4 @@
-"""Completes deletes, and sweeps what crashes left behind; safe in any number of controllers."""
+"""Completes deletes, and removes orphans that crashes left; safe in any number of controllers."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ class Finalizer:
                 group.create_task(self._finish_each(changed))
 
     async def _finish_each(self, changed: "asyncio.Queue[str]") -> None:
-        """Process one after the other. Several tasks may have the same VM; one of them writes."""
+        """Complete one delete after another. If several tasks have one VM, one write succeeds."""
         while True:
             uid = await changed.get()
             try:
@@ -73,12 +73,12 @@ class Finalizer:
         try:
             await self._commits.finish(held)
         except ConflictError:
-            return  # another controller was first, or the record changed: its echo comes back here
+            return  # another controller was first, or the record changed and is queued again
         self._events.emit(EventKind.VM_DELETED, held.record, "")
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
 
     async def sweep(self, grace_s: float) -> int:
-        """Sweep once; return the number of removed orphans: those seen for `grace_s`."""
+        """Remove the orphans that were seen for `grace_s`; return their number."""
         removed = 0
         claims = {key: c.revision for key, c in self._fleet.claims.items() if self._orphan(key, c)}
         for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
@@ -87,7 +87,7 @@ class Finalizer:
         return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
 
     async def _passing(self, removing: Awaitable[bool], key: str) -> bool:
-        """Remove one orphan; skip one that has changed, or that cannot be read."""
+        """Await the removal of one orphan; return False if it has changed or cannot be read."""
         try:
             return await removing
         except ConflictError:
@@ -97,7 +97,7 @@ class Finalizer:
             return False
 
     async def _reclaim(self) -> None:
-        """Replace unreadable claims for the VMs that have their names."""
+        """Replace each unreadable claim whose name a VM has by a claim of that VM."""
         bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
         if not bad:
             return
@@ -135,7 +135,7 @@ class Finalizer:
         if latest is not None:
             await self._moves.rescue(entry, latest.record)
         else:
-            await self._commits.buried(_uid(entry))  # a create that was paused writes them again
+            await self._commits.buried(_uid(entry))  # a paused create must store them again
         await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
@@ -143,8 +143,8 @@ class Finalizer:
         """Remove statuses of deleted VMs that were stored after their agents had purged them.
 
         The cause is a put that hung in a broken connection, or a garbled purge. Statuses of
-        unreachable nodes are kept, because they show the VMs there. A bus that lost its records has
-        no marker of a delete, so nothing is removed.
+        unreachable nodes are kept, because they show the VMs there. Statuses without a purge marker
+        of the record are kept too: the bus may have lost the record.
         """
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = {
@@ -170,7 +170,7 @@ class Finalizer:
         if entry is None or entry.kind is not EntryKind.PUT:
             return False
         if not purged(await self._bus.get(subjects.vm_anywhere(_uid(entry)))):
-            return False  # it is unknown to this bus, which is no proof of a delete
+            return False  # this bus does not know the uid, which is no proof of a delete
         await self._bus.purge(key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
@@ -199,5 +199,5 @@ def _uid(entry: Entry) -> str:
 
 
 def _belongs(entry: Entry, held: StoredVm | None) -> bool:
-    """Return True for the secrets of a VM on the VM's own node."""
+    """Return True if the entry is the VM's secrets at the VM's current node."""
     return held is not None and entry.key == subjects.vm_secret(held.record.node, held.record.uid)

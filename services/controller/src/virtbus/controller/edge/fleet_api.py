@@ -1,4 +1,4 @@
-"""`image.*`, `network.*`, `bus.*` and `vm.events`: requests about the fleet."""
+"""Handles requests about the fleet: `image.*`, `network.list`, `bus.status` and `vm.events`."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ from virtbus.schemas.wire import validate
 Model = TypeVar("Model", bound=BaseModel)
 
 CONSUMERS_SHOWN = 500
-"""Number of shown consumers of a stream, those with the largest lag first; each node has three."""
+"""Limit of shown consumers of a stream, largest lag first; each node has three consumers."""
 EVENTS_AT_ONCE = 200
 """Most events in an answer, even if the request's limit is higher; `next_after` continues."""
 NODE_ANSWER_S = 3.0
@@ -63,7 +63,7 @@ class FleetApi:
         self._storage = storage
         self._fleet = fleet
         self._pace = Pace()
-        """A page of events is read in a turn: eight readers take no more of the loop than two."""
+        """Pages of events are read one at a time, so that many readers do not block the loop."""
 
     async def networks(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)
@@ -117,7 +117,7 @@ class FleetApi:
         return DeletedImages(nodes=gone, errors=_told(failed))
 
     def _named(self, node: str | None) -> list[str]:
-        """Return the given node, or all."""
+        """Return the given node, or all nodes for None; raise VirtbusError if there is none."""
         nodes = [node] if node else sorted(self._fleet.nodes)
         if not nodes:
             message = "no node has joined; start one with `virtbus up`"
@@ -169,7 +169,7 @@ class FleetApi:
             return history.page(stored, want, more=more, as_json=request.wants_json)
 
     def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
-        """Return each VM's state only: whole views would block the loop for too long."""
+        """Return each VM's record and state. Whole views would block the loop for too long."""
         found = []
         for held in self._fleet.vms.values():
             node = nodes.get(held.record.node, NodeState.READY)
@@ -178,7 +178,7 @@ class FleetApi:
         return found
 
     async def status(self, request: Request) -> pages.Plain:
-        """Return the part of `virtbus status` that the services' own answers do not contain."""
+        """Return a BusStatus as plain data: the part of `virtbus status` about the whole fleet."""
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
         nodes = list(node_views(self._fleet, now_s))

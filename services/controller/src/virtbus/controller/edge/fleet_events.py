@@ -7,7 +7,8 @@ from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm import VmRecord
 
 _AT_BIRTH = frozenset({EventKind.VM_ACCEPTED, EventKind.VM_SCHEDULED})
-"""Emitted after the commit, when the node is already at work; stamped with the commit's time."""
+"""These are emitted after the commit, when the node may already act. So they get the time of the
+record's creation."""
 
 
 class FleetEvents:
@@ -25,7 +26,7 @@ class FleetEvents:
         )
 
     def emit(self, kind: EventKind, record: VmRecord, message: str, *, revision: int = 0) -> None:
-        """Emit an event; its id makes repeats of a step one event.
+        """Emit an event of a VM. Repeats of a step have one message id, so they are stored once.
 
         `revision` distinguishes steps that change neither epoch, generation nor power epoch.
         """

@@ -1,7 +1,7 @@
 """Writes the addresses of all hosts for each node, so that its guests cannot reach them.
 
-Nodes report their addresses in the heartbeat. The last ones of a silent node stay in its own key,
-until the node is forgotten. There is one key a node, written only on change.
+Nodes report their addresses in the heartbeat. A silent node's last addresses stay in its own key,
+until the node is forgotten. Each node has one key, which is written only on change.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """All changes within a second are one write per node."""
 ADDRESS_CHARACTERS = 45
-"""Length of an IPv6 address; longer texts would fill the value that every node reads."""
+"""Maximum length of an address (IPv6). Longer texts would fill the value that nodes read."""
 PER_HOST = 32
-"""Limit per host, so that a node cannot close many addresses for the guests of others."""
+"""Limit of addresses per host, because each one becomes unreachable for all guests."""
 
 
 class FleetAddresses:
-    """A leader task."""
+    """The leader task that writes the key `_hosts` of each node."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
@@ -37,7 +37,7 @@ class FleetAddresses:
         self._stored: dict[str, tuple[HostAddresses, int]] = {}
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
-        """Watch the stored keys, and write differing ones, while the lease is held."""
+        """Watch the stored keys, and write those that differ, while the lease is held."""
         self._stored.clear()
         listed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -68,11 +68,11 @@ class FleetAddresses:
             there = read_stored(HostAddresses, entry.key, entry.value)
         except VirtbusError as error:
             log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
-            there = HostAddresses(node=node)  # written again below
+            there = HostAddresses(node=node)  # `_write` replaces it
         self._stored[node] = (there, entry.revision)
 
     def wanted(self) -> dict[str, HostAddresses]:
-        """Return the desired key of each node. Nodes without addresses need no key."""
+        """Return the desired value of each node's key. Without any address, no key is needed."""
         own = {node: there.own for node, (there, _) in self._stored.items()}
         for node, seen in self._fleet.nodes.items():
             if seen.record.addresses:

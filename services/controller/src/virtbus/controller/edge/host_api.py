@@ -1,4 +1,4 @@
-"""The host of a node: recorded at its first heartbeat, changed only by a person."""
+"""Records a node's host at its first heartbeat; later only a person's request changes it."""
 
 import asyncio
 import logging
@@ -31,13 +31,13 @@ Change = Callable[[HostRecord], HostRecord]
 
 
 class HostApi(NodeApi):
-    """The handlers of `node.*` that change a host record."""
+    """All handlers of `node.*`: those of NodeApi, and those that change a host record."""
 
     async def takeover(self, request: Request) -> NodeDetail:
-        """Give a node to the agent that was refused and waits (ADR 0031).
+        """Give a node to an agent that was refused and waits (ADR 0031).
 
-        The takeover names the key's revision. If the previous holder renews the key first, it keeps
-        the node.
+        The takeover contains the revision of the node's instance key. If the previous agent writes
+        that key again, it keeps the node.
         """
         want = validate(NodeTakeover, request.data)
         node, fleet = self._known(want.node), self._fleet
@@ -76,7 +76,7 @@ class HostApi(NodeApi):
         raise VirtbusError(Code.CONFLICT, "many_rivals", message, details=details)
 
     async def approve(self, request: Request) -> NodeDetail:
-        """Approve the node's current report, or the values of the request."""
+        """Approve the request's values; for omitted ones, those that the node reports now."""
         want = validate(NodeApprove, request.data)
         node = self._known(want.node)
         last = self._fleet.hosts.reported.get(node)
@@ -127,7 +127,7 @@ class HostApi(NodeApi):
 
 
 class HostDuty:
-    """Records host and capacity of each new node, and reports second agents."""
+    """Records host and capacity of each new node, and reports refused agents."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -155,7 +155,7 @@ class HostDuty:
             told = set(rivals)
 
     async def _first(self, record: NodeRecord) -> None:
-        """Record a node's first heartbeat; later ones change nothing."""
+        """Record host and capacity of a node's first heartbeat; later ones change nothing."""
         hosts, node = self._fleet.hosts, record.node
         host = hosts.record(node) or HostRecord(node=node)
         update: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""The watches that update the fleet: one a bucket; each restarts its list by itself."""
+"""Updates the cached fleet by one watch for each bucket; a watch lists again after an outage."""
 
 import asyncio
 import logging
@@ -20,11 +20,12 @@ log = logging.getLogger(__name__)
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
-"""The two halves of a move are one batch; a purge without a put is an operator's."""
+"""Time to wait for the put that follows a move's purge. Both are one batch; a purge without a put
+comes from an operator."""
 
 
 class Informers:
-    """Updates the fleet from the bus. `synced` is set once each bucket was listed completely."""
+    """Updates the fleet from the bus. `synced` returns once each bucket was listed completely."""
 
     def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer) -> None:
         self._bus = bus
@@ -88,7 +89,7 @@ class Informers:
         try:
             uid = take(entry)
         except VirtbusError as error:
-            # One invalid value must not stop the feed; the last good one stays (MSG-16).
+            # One invalid value must not stop the watch; the last valid one stays (MSG-16).
             found = unreadable(entry, error)
             if self._fleet.damaged.add(found):
                 log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
@@ -98,7 +99,7 @@ class Informers:
         return uid
 
     def _bury(self, entry: Entry, error: VirtbusError) -> None:
-        """Emit a dead letter; its id makes the letters of all controllers one."""
+        """Emit a dead letter. All controllers use the same message id, so one is stored."""
         letter = DeadLetter(
             subject=entry.key,
             revision=entry.revision,
@@ -112,7 +113,7 @@ class Informers:
         self._bus.emit(subject, letter, message_id=f"{entry.key}:{entry.revision}")
 
     def _forget(self, bucket: str, missing: set[str]) -> None:
-        """Drop keys that a complete list no longer contains."""
+        """Drop the values of keys that a complete list no longer contains."""
         for uid in missing:
             if uid.startswith("$KV."):
                 self._forget_key(uid)
@@ -165,7 +166,7 @@ class Informers:
         return self._vm_record(entry)
 
     def _node_spec(self, entry: Entry) -> None:
-        """Update the views of a node's VMs, which show its desired state."""
+        """Process a node's desired state; if its fence changed, the views of its VMs change."""
         node = entry.key.split(".")[2]
         before = self._fleet.node_spec_of(node).fenced
         self._vm_record(entry)
@@ -220,7 +221,7 @@ class Informers:
 
 
 def _name(key: str) -> str:
-    """Return a key's name: the uid, or the whole key for values of a node."""
+    """Return the uid in a VM's key, or the whole key if it is a node's."""
     last = key.rsplit(".", maxsplit=1)[-1]
     whole = {subjects.NODE_SPEC_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY}
     return key if last in whole else last

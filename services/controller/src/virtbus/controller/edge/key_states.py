@@ -1,4 +1,4 @@
-"""Classifies the leader's values at the keys of VMs and names, including unreadable ones."""
+"""Classifies entries at the keys of VMs and names, including unreadable ones."""
 
 from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.claims import UidState, standing
@@ -16,12 +16,12 @@ def purged(entry: Entry | None) -> bool:
 
 
 def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:
-    """Return the entry as unreadable."""
+    """Return the description of an entry that could not be read."""
     return Unreadable(entry.key, entry.revision, len(entry.value), error.reason, str(error)[:200])
 
 
 def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
-    """Return the record or tombstone; raises UnreadableError."""
+    """Return the record or tombstone in an entry, or None; raises UnreadableValueError."""
     if entry is None or entry.kind is EntryKind.PURGE:
         return None
     try:
@@ -32,7 +32,7 @@ def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
 
 
 def stands(entry: Entry | None) -> tuple[UidState, VmRecord | Tombstone | None]:
-    """Return a uid's state and its value; never raises."""
+    """Return a uid's state and its record or tombstone, by its last entry; never raises."""
     try:
         message = message_of(entry)
     except UnreadableValueError:
@@ -41,7 +41,7 @@ def stands(entry: Entry | None) -> tuple[UidState, VmRecord | Tombstone | None]:
 
 
 def known_of(entry: Entry | None) -> Known:
-    """Return the state with its node, as a rebuild compares it with the hosts' copies."""
+    """Return state, record, revision and node of an entry, for a rebuild."""
     where, message = stands(entry)
     record = message if isinstance(message, VmRecord) else None
     if entry is None:
@@ -50,7 +50,7 @@ def known_of(entry: Entry | None) -> Known:
 
 
 def holder_of(claim: Entry | None) -> str | None:
-    """Return the uid in a name claim; raises UnreadableError."""
+    """Return the uid in a name claim, None if it is purged; raises UnreadableValueError."""
     if claim is None or claim.kind is EntryKind.PURGE:
         return None
     try:

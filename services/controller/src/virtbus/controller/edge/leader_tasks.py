@@ -1,4 +1,4 @@
-"""Leader tasks: they run while one controller holds the lease, and end with it."""
+"""Runs the leader tasks while this controller holds the lease, and ends them with it."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ ROLE = "fleet"
 AGAIN_S = 5.0
 
 Duty = Callable[[LeaderTerm], Coroutine[Any, Any, None]]
-"""Runs until cancelled; calls `tenure.check()` before each write."""
+"""A leader task. It runs until cancelled, and calls `check()` of its term before each write."""
 
 
 class LeaderTasks:
-    """The singleton tasks of the controllers, under one lease."""
+    """The leader tasks of this controller, under one lease."""
 
     def __init__(self, leases: Leases, duties: Sequence[Duty]) -> None:
         self._leases = leases
@@ -47,8 +47,8 @@ class LeaderTasks:
     async def _again(self, duty: Duty, tenure: LeaderTerm) -> None:
         """Run a task, and restart it if an unreadable value on the bus ended it.
 
-        Each task should skip such values. Without the restart, one value could end every controller
-        in turn.
+        Tasks should skip such values. Without the restart, a value that a task does not skip could
+        end one controller after another.
         """
         while True:
             try:

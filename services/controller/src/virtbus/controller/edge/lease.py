@@ -1,8 +1,8 @@
 """Leases, which make one controller at a time the leader of a role (`$KV.lease.<role>`).
 
-The bus keeps a lease for TTL_S after each renewal. Its holder stops MARGIN_S before that, by its
-own monotonic clock, counted from before the renewal was sent. So a holder that was suspended or cut
-off ends its term before a rival can begin one.
+The bus keeps a lease for TTL_S after each renewal. Its holder ends its term MARGIN_S earlier. It
+counts on its own monotonic clock, from before it sent the renewal. So a holder that was suspended
+or cut off ends its term before another process can begin one.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 TTL_S = 15.0
 RENEW_S = 4.0
 MARGIN_S = 3.0
-"""Longer than a write in flight may take to reach the bus' leader."""
+"""Longer than a write may take to reach the stream's leader."""
 LOOK_S = 2.0
-"""Interval of checks of a lease that another holds."""
+"""Interval of checks while another process holds the lease."""
 AGAIN_S = 1.0
 GIVE_BACK_S = 1.0
 MARKER_TTL_S = 60.0
@@ -47,9 +47,9 @@ class LeaderTerm:
     """The end of the term, on the loop's clock."""
 
     def check(self) -> int:
-        """Return the fencing token, right before an effect.
+        """Return the fencing token. Call it right before each effect.
 
-        LeaseLostError once the term is over.
+        Raises LeaseLostError once the term is over.
         """
         if asyncio.get_running_loop().time() >= self.until_s:
             msg = f"the lease of {self.role} could not be renewed in time"
@@ -64,14 +64,14 @@ class Leases:
         self._bus = bus
         self._holder = holder
         self.proved_s = 0.0
-        """The time of the last known renewal, by us or the holder, on the loop's clock."""
+        """The time of the last known renewal by any process, on the loop's clock."""
 
     @asynccontextmanager
     async def hold(self, role: str) -> AsyncIterator[LeaderTerm]:
         """Wait for the lease, then hold it around the body, which is cancelled when it is lost.
 
         Raises:
-            LeaseLostError: the body was cancelled, or acted after its term.
+            LeaseLostError: the body was cancelled, or called `check` after its term.
         """
         tenure = await self._acquired(role)
         log.info("holds the lease of %s", role, extra={"code": "lease_held"})
@@ -90,7 +90,10 @@ class Leases:
 
     # --- acquire ------------------------------------------------------------------------------
     async def _acquired(self, role: str) -> LeaderTerm:
-        """Try until it is ours; a lease without a renewal for longer than its TTL is free."""
+        """Wait until this process has the lease; return its term.
+
+        A lease that was not renewed for longer than its TTL counts as free.
+        """
         loop = asyncio.get_running_loop()
         revision, since_s = -1, loop.time()
         while True:
@@ -110,7 +113,7 @@ class Leases:
             await asyncio.sleep(LOOK_S)
 
     def _free(self, entry: Entry | None) -> bool:
-        """Return True for a free lease; an unreadable one is free once its TTL has passed."""
+        """Return True if the lease is free, or this process has it; False if it is unreadable."""
         if entry is None or entry.kind is EntryKind.PURGE:
             return True
         try:
@@ -120,7 +123,7 @@ class Leases:
             return False
 
     async def _taken(self, tenure: LeaderTerm) -> LeaderTerm:
-        """Write the lease over the revision that was read."""
+        """Write the lease over the term's revision; return the term with new revision and end."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         key, body = subjects.lease(tenure.role), encode(Lease(holder=self._holder))
@@ -131,7 +134,7 @@ class Leases:
 
     # --- renew --------------------------------------------------------------------------------
     async def _renew(self, tenure: LeaderTerm, limit: asyncio.Timeout) -> None:
-        """Renew until it is lost, then cancel the body."""
+        """Renew the lease until it is lost, then cancel the body."""
         pause_s = RENEW_S
         while True:
             await asyncio.sleep(pause_s)

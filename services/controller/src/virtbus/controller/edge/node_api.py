@@ -1,4 +1,4 @@
-"""`virtbus.api.v1.node.*`: the desired state of a node, changed by compare-and-set."""
+"""Handles `virtbus.api.v1.node.*`: changes the desired state of a node by compare-and-set."""
 
 import asyncio
 import logging
@@ -97,7 +97,7 @@ class NodeApi:
         return self._show(node)
 
     def proof(self, seen: NodeSeen | None, by: str, why: str) -> Fence:
-        """Return the proof that the last heard life of a node is off."""
+        """Return the proof that a node is off, with the agent's run of its last heartbeat."""
         return Fence(
             instance=seen.record.instance if seen else "",
             started_ns=seen.record.started_ns if seen else 0,
@@ -109,7 +109,7 @@ class NodeApi:
     async def prove(
         self, node: str, proof: Fence, lease_revision: int = 0, request: Request | None = None
     ) -> None:
-        """Write a fence; a singleton has no request, but the revision of its lease.
+        """Write a fence, for a request or under the lease of a leader task.
 
         Raises:
             VirtbusError: 409: a later holder of the lease has written since (I15).
@@ -122,7 +122,7 @@ class NodeApi:
             update = {"lease_revision": lease_revision or node_spec.lease_revision}
             return fenced(node_spec, proof).model_copy(update=update)
 
-        unread = NodeSpec(node=node)  # a fence contains all that matters of a desired state
+        unread = NodeSpec(node=node)  # a fence may replace an unreadable desired state
         if await self._change(node, proved, request, unread) is None:
             return
         identity = f"{proof.instance}:{proof.started_ns}"
@@ -150,8 +150,8 @@ class NodeApi:
     def _check_back(self, node: str, fence: Fence) -> None:
         """Raise 409 unless the node answers, has read its records, and released old copies (F25).
 
-        The markers for that last for a day; copies that are left then were never its own. A VM that
-        it holds because the bus lost the record is not an old copy.
+        The purge markers that make it release them last for a day. So a day after the fence, old
+        copies are no longer checked. A VM whose record the bus has lost is not an old copy.
         """
         now_s = asyncio.get_running_loop().time()
         seen = self._fleet.nodes.get(node)
@@ -183,8 +183,8 @@ class NodeApi:
     async def forget(self, request: Request) -> NodeForgotten:
         """Remove the bus' data of a node that is gone for good; safe to repeat.
 
-        The join record is removed last: its marker makes every controller forget the node, and the
-        joining task deletes its consumers. After that, a repeat of the request has no effect.
+        The join record is removed last. By its purge marker, every controller forgets the node, and
+        the joining task deletes its consumers. Then a repeat of the request has no effect.
         """
         node = validate(NodeRef, request.data).node
         entry = await self._bus.get(subjects.node_spec(node))
@@ -242,11 +242,11 @@ class NodeApi:
         request: Request | None = None,
         unread: NodeSpec | None = None,
     ) -> NodeSpec | None:
-        """Change the desired state of a node under concurrency; return the previous one.
+        """Change a node's desired state by CAS, with retries; return the previous state.
 
-        None if the request has acted already: it may be repeated, and late (ADR 0002). Its id is
-        stored even if nothing changes, so that a later change in between is not undone by a repeat.
-        An empty desired state expires; without ids it is purged at once.
+        Return None if the request has already acted (ADR 0002). Its id is stored even if it changes
+        nothing. So a late repeat cannot undo a change that was made meanwhile. A state that
+        requests nothing expires; without request ids it is purged at once.
         """
         key = subjects.node_spec(node)
         for _ in range(ATTEMPTS):
@@ -285,9 +285,9 @@ class NodeApi:
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     def _wanted(self, node: str, entry: Entry | None, unread: NodeSpec | None) -> NodeSpec:
-        """Return the desired state; of an unreadable one the last known, or `unread`.
+        """Return the desired state in `entry`; if it is unreadable, the last known, or `unread`.
 
-        Raises UnreadableError if there is neither: it may have fenced the node.
+        Raises UnreadableValueError if there is neither, because the node may be fenced.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return NodeSpec(node=node)
@@ -323,7 +323,7 @@ class NodeApi:
         return found
 
     def _known(self, node: str) -> str:
-        """Return the node if it was heard, holds VMs, or has a desired state; otherwise 404."""
+        """Return the node; raise 404 if it has no heartbeat, no VMs and no desired state."""
         fleet = self._fleet
         holds = any(held.record.node == node for held in fleet.vms.values())
         if node in fleet.nodes or holds or not fleet.node_spec_of(node).idle:
@@ -364,7 +364,7 @@ class NodeApi:
 
 
 def fenced(node_spec: NodeSpec, fence: Fence) -> NodeSpec:
-    """Add the fence.
+    """Return the desired state with the fence.
 
     An existing fence is kept, except that discard_local_disks may be switched on.
     """
@@ -376,7 +376,7 @@ def fenced(node_spec: NodeSpec, fence: Fence) -> NodeSpec:
 
 
 def not_off(node: str, silence_s: float) -> VirtbusError:
-    """Return 409: a node that was heard is not off."""
+    """Return 409 for a node that is not off, because its heartbeat arrived recently."""
     message = (
         f"{node} was heard {silence_s:.0f} s ago, and a node that is off is silent for "
         f"{DOWN_AFTER_S:.0f} s; to empty a node that runs: `virtbus node drain {node}`"

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 STALL_S = 2.0
-"""A beat later than this means that the process was suspended, with messages still unread."""
+"""A check that is later than this means that the process was suspended, with unread messages."""
 STALE_S = 1.0
 """Time after a suspension in which requests are refused: they may have waited in the socket."""
 RECENT_S = 60.0
@@ -68,7 +68,7 @@ class NodeMonitor:
         """Called when a node's state has changed."""
 
     async def run(self) -> None:
-        """Beat each second; never returns by itself."""
+        """Check all nodes each second; never returns by itself."""
         loop = asyncio.get_running_loop()
         self._beat_s = loop.time()
         while True:

@@ -1,4 +1,4 @@
-"""Turns for contended work: one at a time, accounts in turn, with rests (ADR 0028)."""
+"""Runs costly work one piece at a time, fairly by account, with rests in between (ADR 0028)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,13 +9,16 @@ from virtbus.bus.client.fair_shares import FairQueue
 REST = 2.0
 """Seconds of rest for each second of work: contended work takes a third of the loop's time."""
 LEAST_REST_S = 0.005
-"""Rests are saved up to this: the loop's timers are no finer than a millisecond."""
+"""Shorter rests are added up until they reach this: the loop's timers are not finer than 1 ms."""
 MOST_REST_S = 0.1
-"""A turn may include a send that waits; it is no measure of the loop's time then."""
+"""Limit of a rest. A turn may include a wait for a send, which takes no time of the loop."""
 
 
 class Pace:
-    """Work in turns. Accounts take turns; each is served in order. Lone work is not slowed."""
+    """Gives turns to work. Accounts alternate; one account's work keeps its order.
+
+    If no other work waits, there is no rest.
+    """
 
     def __init__(self) -> None:
         self._taken = False

@@ -25,9 +25,9 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
-"""Maximum interval of rounds: capacity may appear without a message, as on a disk."""
+"""Maximum interval of rounds: capacity, such as free disk space, may appear without a message."""
 SETTLE_S = 0.2
-"""Delay after a wake, so that concurrent changes are placed in one round."""
+"""Delay after `wake`, so that one round handles concurrent changes."""
 DECLINED_S = 60.0
 """Time during which a node that refused a VM is not tried again."""
 AT_ONCE = 16
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
 
 class PendingScheduler:
-    """Finds nodes for VMs under `_`."""
+    """Finds nodes for VMs without a node, and for VMs that their node refused."""
 
     def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents) -> None:
         self._fleet = fleet
@@ -52,7 +52,7 @@ class PendingScheduler:
         self._moves = Assignment(bus, fleet)
         self._wake = asyncio.Event()
         self._declined: dict[str, dict[str, float]] = {}
-        """The nodes that refused a VM, by uid, and when."""
+        """By uid: the nodes that refused the VM, each with the time."""
 
     def wake(self) -> None:
         """Start a round: there may be new capacity, or a new VM."""
@@ -76,7 +76,10 @@ class PendingScheduler:
                     group.create_task(self._move(choice, tenure))
 
     def _choices(self, now_s: float) -> Iterable[Choice]:
-        """Choose nodes, counting earlier choices; a younger VM may fit in between."""
+        """Yield choices for waiting VMs, oldest first; each counts as allocated for the next.
+
+        A younger VM may fit on a node that an older one does not fit on.
+        """
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
         self._note_refusals(now_s)
@@ -117,7 +120,7 @@ class PendingScheduler:
                 del self._declined[uid]
 
     def _declined_now(self) -> list[str]:
-        """Return VMs whose node refused this very assignment and has released it."""
+        """Return uids of VMs whose node refused the current assignment and released the VM."""
         found = []
         for uid in self._fleet.refused:
             held = self._fleet.vms.get(uid)
@@ -133,7 +136,7 @@ class PendingScheduler:
         try:
             held = await self._moves.move(StoredVm(record, choice.held.revision), choice.node)
         except (ConflictError, NodeFullError):
-            return  # it changed, or is placed: its echo comes back here if it still waits
+            return  # the record changed or the node is full; a later round tries again
         except (BusError, VirtbusError) as error:
             log.warning(
                 "placement of %s will be retried: %s",

@@ -1,6 +1,6 @@
-"""`node.quarantine`: a person's decisions on VMs and disks without a record (ADR 0033).
+"""Handles `node.quarantine`: a person's decisions on VMs and disks without a record (ADR 0033).
 
-The node lists, ends, purges and restores; the record of an adopted VM is written here. Each step
+The node lists, ends, purges and restores. This module writes the record of an adopted VM. Each step
 may be repeated: the node holds an adopted VM until its record is on the bus.
 """
 
@@ -82,7 +82,7 @@ class Quarantines:
         return NodeQuarantined(node=want.node, entries=left, total=total, adopted=record.uid)
 
     async def _check_name(self, want: NodeQuarantine, kept: QuarantineEntry) -> None:
-        """Raise 409 if another VM has the name, before anything is moved on the host."""
+        """Raise 409 if another VM has the name; done before anything is moved on the host."""
         name = want.name or kept.name
         if not (name and kept.namespace):
             return  # no record was saved with it
@@ -92,7 +92,7 @@ class Quarantines:
             raise VirtbusError(Code.CONFLICT, "name_taken", message)
 
     async def _write(self, record: VmRecord) -> None:
-        """Write the record, unless it exists: then its disks were swapped."""
+        """Write an adopted VM's record. If the record exists, only its disks were replaced."""
         known = await self._commits.known(record.uid)
         if known.record is not None and known.node == record.node:
             return
@@ -105,10 +105,11 @@ class Quarantines:
 
 
 class Overtaken:
-    """Ends VMs that a node holds without a record while a newer copy is on another node.
+    """Ends VMs that a node holds without a record after they were moved to another node.
 
-    A higher epoch is a move, and a move is a command. The node learns of it by its purge marker,
-    for a day. A host that was off for longer, or a rebuilt bus, has no marker. The disks are kept.
+    A record with a higher epoch on another node shows the move. Normally a purge marker tells the
+    old node, but only for a day. It is missing if the host was off for longer, or if the bus was
+    rebuilt. The disks go to the quarantine.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -135,7 +136,7 @@ class Overtaken:
                     )
 
     def _found(self) -> list[tuple[str, str, int]]:
-        """Return node, uid and the epoch elsewhere of each."""
+        """Return node, uid and the epoch of the record elsewhere, for each such VM."""
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = []
         for (node, uid), (status, _) in fleet.statuses.items():

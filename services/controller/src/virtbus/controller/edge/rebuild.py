@@ -1,4 +1,4 @@
-"""`bus.rebuild`: collects the hosts' copies, writes back lost records, and joins the nodes.
+"""Handles `bus.rebuild`: collects hosts' copies, writes back lost records, and joins the nodes.
 
 It can be repeated, and interrupted at any step: each write is a CAS over the value that was read,
 and a node joins the bus only after its VMs are there.
@@ -50,7 +50,7 @@ WRITTEN = {
 
 
 class Rebuilds:
-    """The handler. Any controller may run it, even two concurrently."""
+    """The handler of `bus.rebuild`. Any controller may run it, even two concurrently."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, keys: RecordKeys) -> None:
         self._bus = bus
@@ -96,9 +96,9 @@ class Rebuilds:
     async def _ask(
         self, nodes: Collection[str], until_s: float
     ) -> tuple[dict[str, KnownRecords], dict[str, str]]:
-        """Return every node's report, and the errors of others.
+        """Return the nodes' reports and errors, each by node.
 
-        Wait for agents that still start.
+        Wait until `until_s` (loop's time) for agents that are still starting.
         """
         reports: dict[str, KnownRecords] = {}
         failed: dict[str, str] = {}
@@ -121,7 +121,7 @@ class Rebuilds:
         return reports, failed
 
     async def _report(self, node: str) -> KnownRecords:
-        """Return all pages of one node as one report; only records of its own count."""
+        """Return all pages of one node as one report, without records of other nodes."""
         subject = subjects.rpc(node, "agent", "records")
         whole = KnownRecords(node=node)
         after, more = "", True
@@ -141,7 +141,7 @@ class Rebuilds:
         return whole
 
     async def _known(self, reports: Collection[KnownRecords]) -> dict[str, Known]:
-        """Return the bus' state of each VM that a host knows, and of all that it lists itself."""
+        """Return by uid the bus' state of each VM that the bus lists or a host reports."""
         known = await self._listed()
         for uid in {record.uid for report in reports for record in report.records}:
             known[uid] = await self._commits.known(uid)
@@ -157,7 +157,7 @@ class Rebuilds:
                 if item is WatchMark.RESET:
                     found = {}
                 elif isinstance(item, Entry) and item.kind is EntryKind.PUT:
-                    with suppress(VirtbusError):  # the feed reports and keeps it
+                    with suppress(VirtbusError):  # the informers report unreadable values
                         record = read_vm_key(item.key, item.value)
                         if isinstance(record, VmRecord):
                             known = Known(UidState.RECORD, record, item.revision, record.node)
@@ -166,7 +166,7 @@ class Rebuilds:
 
     # --- apply -----------------------------------------------------------------------------------
     async def _do(self, step: Rebuilt, known: Known) -> Rebuilt:
-        """Apply one step; a refusal makes it a conflict."""
+        """Apply one step and return it; if it is refused, return a conflict."""
         record = step.record
         try:
             await self._write(step.step, record, known)
@@ -195,9 +195,9 @@ class Rebuilds:
                 await self._commits.claim(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
-        """Let a node join this bus; a joined one compares its host again.
+        """Let a node join this bus. A node that has joined it compares its host again.
 
-        A node with a VM in conflict does not join: it would hold VMs that the bus lacks.
+        A node with a VM in conflict does not join, because it would hold VMs that the bus lacks.
         """
         node, vms = report.node, len(report.records)
         try:
@@ -220,12 +220,15 @@ class Rebuilds:
             return
         node_spec = report.node_spec.model_copy(
             update={"lease_revision": 0}
-        )  # leases start over, too
-        with suppress(ConflictError):  # a desired state was written here: it wins
+        )  # a rebuilt bus starts new leases
+        with suppress(ConflictError):  # this bus has a desired state, which stays
             await self._bus.put(subjects.node_spec(report.node), encode(node_spec), expect=0)
 
     async def _nonce(self, node: str) -> str:
-        """Return the nonce of this bus for a node; create it if it was lost."""
+        """Return the nonce of this bus for a node.
+
+        If the join record was lost, write a new one and raise 503; a repeat returns its nonce.
+        """
         key = subjects.join_nonce(node)
         entry = await self._bus.get(key)
         try:
@@ -240,7 +243,7 @@ class Rebuilds:
 
 
 def _soon(error: BusError | VirtbusError) -> bool:
-    """Return True for an agent that has not read this bus yet."""
+    """Return True for the error of an agent that is still starting."""
     return isinstance(error, VirtbusError) and error.reason == "recovering"
 
 

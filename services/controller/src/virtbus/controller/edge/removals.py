@@ -28,7 +28,7 @@ NO_UID = "00000000-0000-0000-0000-000000000000"
 
 
 class Removals:
-    """Deletes. They can be repeated: each purge is for the revision that could not be read."""
+    """The deletes. They can be repeated: each purge expects the revision that was unreadable."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -38,9 +38,9 @@ class Removals:
         self._reservations = Reservations(bus, fleet)
 
     async def remove(self, ref: VmRef) -> VmView | None:
-        """Remove the unreadable values of a VM and all its other keys; None: there are none.
+        """Remove a VM that has unreadable values, with all its keys; return its last view.
 
-        Raises ConflictError if a value changes repeatedly meanwhile.
+        Return None if no value is unreadable. Raises ConflictError if values keep changing.
         """
         uid, found = await self._meant(ref)
         held = self._fleet.vms.get(uid)  # the purge of the record empties the cache
@@ -76,7 +76,7 @@ class Removals:
             await self._gone(one)
 
     async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
-        """Return the requested uid, or empty, and the name's claim if that is unreadable."""
+        """Return the requested uid, empty if unknown, and the name's claim if it is unreadable."""
         if ref.uid is not None:
             return ref.uid, []
         cached = self._fleet.names.get((ref.namespace, ref.name or ""), "")

@@ -1,7 +1,7 @@
-"""Reserved sums of strict VMs on a node; they change only together with the VMs' records.
+"""Writes the records of strict VMs together with the reserved sum of their node.
 
-The sum is in the same bucket, so one atomic batch compares and sets it with the record. Two
-controllers can never both allocate the last capacity of a node (ADR 0015).
+The sum is in the same bucket, so one atomic batch compares and sets both. Two controllers can never
+both allocate the last capacity of a node (ADR 0015).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
 ATTEMPTS = 16
-"""Each lost race is another VM's progress on the same node."""
+"""Limit of attempts. In each lost race, another VM of the same node won."""
 MARKER_TTL_S = 86_400.0
 
 
@@ -45,11 +45,10 @@ class Reservations:
     async def write(
         self, before: VmRecord | None, after: VmRecord | None, writes: Sequence[Write]
     ) -> int:
-        """Write `writes`, which turn `before` into `after`, with the sums.
+        """Apply `writes`, which turn `before` into `after`, and the changed sums in one batch.
 
-        Return the last revision.
-
-        A lost race for a sum is retried; one for the record is raised.
+        Return the revision of the last write. A conflict on a sum is retried; a conflict on the
+        record is raised.
 
         Raises:
             NodeFullError: the node of `after` cannot hold it in addition to its allocations.
@@ -81,7 +80,7 @@ class Reservations:
         )
 
     async def _moved_on(self, sums: Sequence[Write]) -> bool:
-        """Return True if a sum has changed: the race was for that."""
+        """Return True if a sum has changed, so that the conflict was on the sum."""
         for one in sums:
             entry = await self._bus.get(one.key)
             if (entry.revision if entry is not None else 0) != one.expect:
@@ -91,7 +90,7 @@ class Reservations:
     async def _sum(
         self, node: str, before: VmRecord | None, after: VmRecord | None
     ) -> Write | None:
-        """Return the node's sum without `before` and with `after`; None if unchanged."""
+        """Return the write of the node's sum, without `before`, with `after`; None if unchanged."""
         key = subjects.node_reserved(node)
         entry = await self._bus.get(key)
         there = self._read(node, entry)

@@ -66,6 +66,6 @@ class StreamTrimmer:
         )
         log.error("node %s: %s", one.node, message, extra={"code": "node_floods"})
         await self._bus.trim(f"{prefix}.{one.node}.>", keep=keep)
-        if is_id(one.node):  # emitted each time: an earlier one was among the trimmed messages
+        if is_id(one.node):  # emitted each time, because the trim may remove earlier ones
             again = self._bus.sources.uuid7()
             self._events.node(EventKind.NODE_TRIMMED, one.node, message, again)

@@ -1,4 +1,4 @@
-"""`virtbus.api.v1.vm.*`: the requests about VMs."""
+"""Handles `virtbus.api.v1.vm.*`, the requests about VMs."""
 
 import asyncio
 import logging
@@ -90,7 +90,7 @@ class VmApi:
                 self._storage.refuse_create()
                 self._refuse_held(admitted.uid)
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
-            # after a 409 from another controller its name may be free again
+            # after the deadline, another controller may have answered a repeat differently
             async with in_time(request.deadline_s):
                 committed = await self._commit(record, nodes, admitted)
             check_owner(request.account, committed.held.record.owner)
@@ -99,7 +99,7 @@ class VmApi:
         return VmCreated(vm=self.show(committed.held), created=committed.created)
 
     def _refuse_held(self, uid: str) -> None:
-        """Raise 409 if a node holds a VM of that uid, whose record the bus lost (I1)."""
+        """Raise 409 if a node holds a VM of that uid whose record the bus has lost (I1)."""
         node = self._fleet.holding.node_of(uid)
         if node:
             message = (
@@ -111,7 +111,7 @@ class VmApi:
     async def _commit(
         self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
     ) -> Committed:
-        """Commit on the best node; a strict VM on the best that has capacity at that moment."""
+        """Commit on the first node with capacity; if all are full, the VM waits without a node."""
         for node in nodes[:NODES_TRIED]:
             try:
                 there = record.model_copy(update={"node": node})
@@ -145,7 +145,7 @@ class VmApi:
         )
 
     def _choose(self, admitted: AdmittedVm) -> tuple[Sequence[str], str]:
-        """Return the nodes that can take it, best first, and the reason; 422 if none ever could."""
+        """Return the nodes that can take the VM, best first, and a text; 422 if none ever could."""
         spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         check_networks(spec, admitted.namespace, (node.record for node in nodes))
@@ -337,7 +337,7 @@ class VmApi:
         if after.ending or not takes_room(after) or after.node not in self._fleet.nodes:
             return
         if after.reserved:
-            return  # growth is checked as it is written
+            return  # `Reservations.write` checks it
         own = demand_of(before.spec)
         if takes_room(before) and own == demand_of(after.spec):
             return
@@ -356,7 +356,7 @@ class VmApi:
             raise no_room(after.node, why)
 
     def _apply(self, held: StoredVm) -> None:
-        """Apply our own write before its echo, so that a burst is not placed on stale data."""
+        """Apply our write to the cache before the watch delivers it, for the next placements."""
         if self._fleet.apply(held):
             self._watches.changed(held.record.uid)
 

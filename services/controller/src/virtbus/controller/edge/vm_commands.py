@@ -1,4 +1,4 @@
-"""`virtbus.api.v1.vm.{reset,soft-reboot}`: forwarded to the VM's node, which answers."""
+"""Handles `virtbus.api.v1.vm.{reset,soft-reboot}`: sends the command to the VM's agent."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 1.0
-"""The part of a request's time that is left for its own answer."""
+"""The part of a request's time that is reserved for the controller's own answer."""
 
 
 class VmCommands:

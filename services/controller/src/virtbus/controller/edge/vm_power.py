@@ -1,4 +1,4 @@
-"""`virtbus.api.v1.vm.{start,stop,restart,pause,unpause}`: changes of the power state."""
+"""Handles `virtbus.api.v1.vm.{start,stop,restart,pause,unpause}`: changes the power state."""
 
 from virtbus.bus.client.ports import Request
 from virtbus.controller.core import mutations
@@ -12,7 +12,7 @@ from virtbus.schemas.wire import validate
 
 
 class VmPower:
-    """The handlers; each writes the desired record, and its node follows."""
+    """The handlers. Each one changes the VM's record, and the VM's agent acts on the change."""
 
     def __init__(self, vms: VmApi, fleet: Fleet) -> None:
         self._vms = vms

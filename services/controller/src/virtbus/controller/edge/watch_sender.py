@@ -1,8 +1,8 @@
 """Sends changes and heartbeats to watches, in slices of the loop's time.
 
-One task serves all watches. A change that touches a thousand watches wakes this task only. It sends
-a few changes to each watch in turn, and other requests have the loop between two slices (ADR 0028).
-A change is encoded once for all watches.
+One task serves all watches. A change that affects a thousand watches wakes this task only. It sends
+a few changes to each watch in turn, and other requests run between two slices (ADR 0028). A change
+is encoded once for all watches.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from virtbus.schemas.api import VmWatch, WatchReply
 BEAT_S = 5.0
 SLICE_S = 0.002
 REST = 2.0
-"""Seconds of rest for each second of work while a crowd waits: a third of the loop's time."""
+"""Seconds of rest for each second of work while more than CROWD watches wait."""
 MOST_REST_S = 0.1
-"""A slice may include a send that waits; it is no measure of the loop's time then."""
+"""Limit of a rest. A slice may include a wait for a send, which takes no time of the loop."""
 CROWD = 8
 """Up to this many watches are served without a rest."""
 TOLD_AT_ONCE = 16
 CHANGE_FRESH_S = 1.0
-"""A view has states that time alone changes; an encoded one is used no longer than this."""
+"""Time for which an encoded view is reused. Some states in a view change with time alone."""
 CHANGES_KEPT = 8
 
 
@@ -52,17 +52,17 @@ class Watcher:
 
 
 class WatchSender:
-    """Serves the watches that follow. `position` returns a reply's `after`."""
+    """Serves the watches whose first list was sent. `position` returns a reply's `after`."""
 
     def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:
         self._fleet = fleet
         self._position = position
         self._told_s: dict[Watcher, float] = {}
-        """Watches that follow, and the time of their last reply; the longest silent is first."""
+        """By served watch: the time of its last reply, the oldest first."""
         self._ready: dict[Watcher, None] = {}
         self._some = asyncio.Event()
         self._changes: dict[tuple[str, bool], tuple[float, Rendered]] = {}
-        """By uid and whether as JSON: changes that were just encoded, and when."""
+        """By uid and "as JSON": the time of an encoded change, and the change."""
 
     def follow(self, watcher: Watcher) -> None:
         """Send changes to a watch from now on."""
@@ -80,7 +80,7 @@ class WatchSender:
         self._changes.pop((uid, True), None)
 
     def touch(self, watcher: Watcher, uid: str) -> None:
-        """Enqueue a VM for a watch; it is sent at once, or once the watch follows."""
+        """Queue a VM for a watch. It is sent soon, but not before `follow`."""
         watcher.dirty[uid] = None
         if watcher in self._told_s:
             self._wake(watcher)
@@ -163,7 +163,7 @@ class WatchSender:
             return self._change(uid, as_json=as_json)
         if uid not in watcher.told:
             return None
-        watcher.told.discard(uid)  # it ended, or its labels left the filter
+        watcher.told.discard(uid)  # it was deleted, or no longer matches the filter
         return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
     def _change(self, uid: str, *, as_json: bool) -> Rendered:

@@ -1,4 +1,4 @@
-"""Serves watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
+"""Serves clients' watches: pages of a list, `synced`, then changes and heartbeats.
 
 Pending changes are a set of uids, not a queue of copies. A slow client gets the latest state of
 each VM once it reads, and the number of VMs bounds the memory. A change costs a set insertion for
@@ -23,7 +23,7 @@ RENEW_S = 30.0
 LOOK_S = 1.0
 CATCH_UP_S = 2.0
 RESUME_WITHIN_S = 23 * 3600
-"""Purge markers live 24 h: deletes before an older position can no longer be reported."""
+"""Maximum age of a position. Purge markers expire after 24 h, and with them older deletes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,18 @@ class WatchServer:
         self._bus = bus
         self._instance = instance
         self._watchers: dict[str | None, dict[Watcher, None]] = {}
-        """By the namespace they ask for; None: all."""
+        """By requested namespace; None: all namespaces."""
         self._catching_up: set[asyncio.Event] = set()
         self._pace = Pace()
-        """A watch begins in one turn, and each of its pages is made and sent in one. So a thousand
-        watches hold one page in memory."""
+        """Each page of a first list is made and sent in its own turn. So a thousand new watches
+        have only one page in memory."""
         self._teller = WatchSender(fleet, self._position)
         self._by_token: dict[str, Watcher] = {}
         self._never_renewed: dict[Watcher, None] = {}
-        """Watches that follow, the oldest first. Their clients may be gone."""
+        """Listed watches without any renewal, the oldest first. Their clients may be gone."""
 
     def changed(self, uid: str | None) -> None:
-        """Tell every watch that a VM's view may have changed; None: only the position did."""
+        """Queue a VM whose view may have changed for its watches; None: only the position has."""
         for moved in self._catching_up:
             moved.set()
         if uid is None:
@@ -94,8 +94,8 @@ class WatchServer:
     def displace(self, account: str) -> bool:
         """End the account's oldest watch that was never renewed; return False without one.
 
-        Clients renew a watch once they have its list. So abandoned watches make room for new ones,
-        and keep nobody out who has the same credentials.
+        Clients renew a watch once they have its list. So abandoned watches make room for new ones
+        of the same account.
         """
         found = (one for one in self._never_renewed if one.request.account == account)
         watcher = next(found, None)
@@ -118,7 +118,7 @@ class WatchServer:
                     watcher.over.set_result(None)
 
     def _leave(self, watcher: Watcher, token: str) -> None:
-        """Forget a watch that ended, or that failed before it followed."""
+        """Forget a watch that ended, or that failed before its list was sent."""
         self._teller.leave(watcher)
         self._never_renewed.pop(watcher, None)
         del self._by_token[token]
@@ -128,10 +128,10 @@ class WatchServer:
             del self._watchers[namespace]
 
     async def serve(self, want: VmWatch, request: Request) -> "asyncio.Future[None]":
-        """Answer one watch; the result is done once it is no longer renewed, or failed.
+        """Send a watch's first list, then serve the watch; return a future that is done at its end.
 
-        Its renewal has a random token, which only its client knows. It counts only from the
-        account that requested the watch.
+        The subject for renewals has a random token, which only the client knows. A renewal counts
+        only from the account that requested the watch.
         """
         token = self._bus.sources.uuid7()
         watcher = Watcher(want, request, owner_of(request.account))
@@ -154,7 +154,7 @@ class WatchServer:
         return watcher.over
 
     def _start(self, want: VmWatch, watcher: Watcher) -> list[str]:
-        """Return the uids of the first list; with `after`, mark later changes as dirty instead."""
+        """Return the uids of the first list; with `after`, queue the later changes instead."""
         if want.after is None:
             watcher.dirty.clear()
             return [
@@ -177,7 +177,7 @@ class WatchServer:
         return []
 
     async def _catch_up(self, position: Position) -> None:
-        """Wait until this controller has seen the position; VirtbusError 410 if it never will."""
+        """Wait until this controller has seen the position; raise 410 if it cannot resume there."""
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
         if expired or position.revision < self._fleet.forgotten_revision:
             message = "that position is too old; watch again without after for a full list"

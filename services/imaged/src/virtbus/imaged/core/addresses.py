@@ -1,7 +1,7 @@
-"""Addresses that images may be fetched from: public ones, and those in a setting.
+"""Decides from which addresses images may be fetched: public ones, and those in a setting.
 
-The blocks are those of IANA's registries of special-purpose addresses that are not globally
-reachable. An IPv6 address that stands for an IPv4 one (mapped, NAT64, 6to4) is checked as that one.
+Other addresses are those that IANA's special-purpose registries list as not globally reachable. An
+IPv6 address that leads to an IPv4 address (mapped, NAT64, 6to4) is checked as that IPv4 address.
 """
 
 import ipaddress

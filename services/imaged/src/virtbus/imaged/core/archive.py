@@ -26,9 +26,9 @@ _REGULAR = frozenset({"\0", "7"})
 
 
 class DamagedError(Exception):
-    """A layer is unreadable, with the reason for people.
+    """A layer cannot be read; the message is the reason, for people.
 
-    It is permanent, because its digest matches.
+    The error is permanent, because the layer's digest matches.
     """
 
 
@@ -46,7 +46,7 @@ class ArchiveEntry(NamedTuple):
 class Archive:
     """The entries of a tar whose bytes arrive in `pieces`.
 
-    Read an entry's data before the next one.
+    Read an entry's data before the next entry. Data that was not read is skipped.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -60,7 +60,7 @@ class Archive:
         """Return the next entry, None at the end.
 
         Raises:
-            DamagedError: it is no tar, is truncated, or exceeds a limit.
+            DamagedError: the bytes are no tar, are truncated, or exceed a limit.
         """
         for _ in self.data():
             pass
@@ -94,7 +94,7 @@ class Archive:
             self._padding_bytes -= len(self._some(self._padding_bytes))
 
     def drain(self) -> Iterator[None]:
-        """Read to the end, so that the decoder sees all bytes."""
+        """Read the rest after the tar, so that the decoder checks it; yield after each piece."""
         self._buffer = memoryview(b"")
         for _ in self._pieces:
             yield
@@ -139,7 +139,7 @@ class Archive:
         return bytes(some)
 
     def _take(self, size: int, *, may_end: bool = False) -> bytes:
-        """Return exactly `size` bytes; with `may_end` none at the end."""
+        """Return exactly `size` bytes; with `may_end`, an empty value at the end."""
         taken = bytes(self._buffer[:size])
         self._buffer = self._buffer[size:]
         while len(taken) < size:

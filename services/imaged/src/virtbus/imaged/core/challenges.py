@@ -1,4 +1,4 @@
-"""A registry's challenge for a login, and the servers that may receive the login (SRC-12).
+"""Parses a registry's login challenge, and decides which servers may get the login (SRC-12).
 
 `WWW-Authenticate`: RFC 9110, 11.6.1; tokens: the distribution project's "Token Authentication".
 """
@@ -22,7 +22,7 @@ _TOKEN = re.compile(rf"[\x21-\x7e]{{1,{MAX_TOKEN}}}")
 
 
 class Challenge(NamedTuple):
-    """The required login: `realm` is the token server, empty for a password with each request."""
+    """The required login. `realm` is the token server's URL; empty: requests have the password."""
 
     realm: str = ""
     service: str = ""
@@ -42,7 +42,7 @@ def challenge_of(headers: Iterable[str]) -> Challenge | None:
 
 
 def token_url(challenge: Challenge, ref: ContainerRef) -> str:
-    """Return the URL of a token to pull `ref`; the scope is ours, not the challenge's."""
+    """Return the URL of a token to pull `ref`. The challenge's own scope is not used."""
     query = {"service": challenge.service} if challenge.service else {}
     query["scope"] = f"repository:{ref.repository}:pull"
     separator = "&" if urlsplit(challenge.realm).query else "?"
@@ -52,7 +52,7 @@ def token_url(challenge: Challenge, ref: ContainerRef) -> str:
 def may_get_login(registry: str, base: str, realm: str, realms: Mapping[str, str]) -> bool:
     """Return True if the token server `realm` may get the password for `registry` at `base`.
 
-    It must be the registry's own host, its well-known token server, or the one in `realms`. A
+    The server must be the registry's own host, or its token server in `realms` (default: REALMS). A
     password for https is never sent over http.
     """
     server, own = urlsplit(realm), urlsplit(base)

@@ -1,6 +1,7 @@
 """Detects truncated qcow2 files: all clusters in their tables must exist.
 
-Pure: the caller reads the tables. Entry layout: QEMU `docs/interop/qcow2.txt`, "Cluster mapping".
+The caller reads the tables from the file. The layout of entries is in QEMU's
+`docs/interop/qcow2.txt`, "Cluster mapping".
 """
 
 import sys
@@ -14,7 +15,7 @@ from virtbus.schemas.quantity import format_bytes
 MAX_L2_BYTES = 32 * 1024**2
 """Limit of the read L2 tables: 256 GiB of data in clusters of 64 KiB, 1.5 s of CPU.
 
-A larger or hostile image is unchecked beyond that: QEMU bounds its own reads.
+Tables beyond the limit are not checked. This is safe, because QEMU bounds its own reads.
 """
 _OFFSET = 0x00FF_FFFF_FFFF_FE00
 _COMPRESSED = 1 << 62
@@ -69,7 +70,7 @@ def _entries(table: bytes) -> Sequence[int]:
 
 
 def _last_byte(table: bytes, fields: Fields) -> int:
-    """Return the first byte of the last used cluster, or the last sector of compressed data."""
+    """Return the offset of the last used cluster, or of the last sector of compressed data."""
     return max(_in_use(_entries(table), fields), default=0)
 
 
@@ -88,7 +89,7 @@ def _in_use(entries: Sequence[int], fields: Fields) -> Iterator[int]:
 
 
 def _is_read(entry: int, subclusters: int | None) -> bool:
-    """Return False if the guest sees zeros, even if a cluster is allocated."""
+    """Return False if the guest sees zeros there, even if the cluster is allocated."""
     if subclusters is not None:
         return bool(subclusters & _SUBCLUSTERS_ALLOCATED)
     return not entry & _ALL_ZERO

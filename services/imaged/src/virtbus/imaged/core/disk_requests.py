@@ -11,7 +11,7 @@ from virtbus.schemas.vm import MIB, VmSpec, Volume
 
 @dataclass(frozen=True, slots=True)
 class DiskRequest:
-    """One disk by volume name; `source` None: empty disk; `size_bytes` None: the image's size."""
+    """One disk. `source` None: an empty disk; `size_bytes` None: the size of the image."""
 
     volume: str
     source: ImageSource | None
@@ -72,7 +72,10 @@ def refs_of(spec: VmSpec) -> frozenset[str]:
 
 
 def brings_secret(spec: VmSpec) -> bool:
-    """True for a VM with a login or a query of its own for a pull; its record does not hold it."""
+    """Return True if the VM has its own login or URL query for a pull.
+
+    Its record does not contain that secret.
+    """
     return any(_needs_secret(volume) for volume in spec.volumes)
 
 

@@ -1,7 +1,7 @@
-"""Expiry of image names: names unused for long, and the least used of too many.
+"""Selects image names to remove: those unused for long, and the longest unused of too many.
 
 A name in the record of a VM on the node stays. A plain name (of `images.d`) does not expire by age,
-because its operator may have pulled it in advance; it only counts.
+because its operator may have pulled it in advance. It only counts towards the number of names.
 """
 
 from collections.abc import Iterable

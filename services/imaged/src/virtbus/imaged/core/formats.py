@@ -1,8 +1,8 @@
 """Detects the known container formats of a file by its first and last bytes.
 
 Magic numbers are those of QEMU's block drivers (`block/*.c`, the `*_probe` functions), of ECMA-119
-for ISO 9660, and of the usual archive formats. The formats are not read; a file that is accepted as
-raw must be none of them (IMG-06, IMG-08, IMG-09).
+for ISO 9660, and of the usual archive formats. This module does not parse the formats. A file is
+accepted as raw only if it has none of them (IMG-06, IMG-08, IMG-09).
 """
 
 import re
@@ -10,7 +10,7 @@ import re
 HEAD_BYTES = 64 * 1024
 """Size of the start that `claims` needs: up to the third ISO 9660 volume descriptor."""
 TAIL_BYTES = 1024
-"""Size of the end: VHD and DMG have their magic in the last sector."""
+"""Size of the end that `claims` needs: VHD and DMG have their magic in the last sector."""
 
 QCOW2_MAGIC = b"QFI\xfb"
 ARCHIVES = frozenset({"gzip", "xz", "zstd", "bzip2", "zip", "7z", "tar"})

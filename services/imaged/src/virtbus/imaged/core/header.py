@@ -1,4 +1,4 @@
-"""The check that every image passes: its format, determined only from its bytes."""
+"""Checks the header of every image, and determines its format from its bytes only."""
 
 from virtbus.imaged.core import qcow2
 from virtbus.imaged.core.formats import ARCHIVES, claims, has_partition_table
@@ -13,8 +13,8 @@ SECTOR_BYTES = 512
 def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -> ImageHeader:
     """Return the image's header, or raise.
 
-    `head` and `tail` as in `formats.claims`, `size_bytes` the whole file. Raw is accepted only if
-    no known format's magic is found. A file of two formats is never accepted.
+    `head` and `tail` are as in `formats.claims`; `size_bytes` is the size of the whole file. Raw is
+    accepted only if no known format's magic is found. A file of two formats is never accepted.
 
     Raises:
         VirtbusError: 422 with a reason of `qcow2.parse`, `unlisted_format`, `ambiguous_format` or

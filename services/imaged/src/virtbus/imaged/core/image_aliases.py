@@ -1,8 +1,7 @@
-"""Image names: the URL of a name such as `tiny` or `debian/12`.
+"""Translates an image name such as `tiny` or `debian/12` to a URL.
 
 Rules have a fixed order: files of `images.d` by file name, then settings, then defaults. Exact
-names precede regular expressions. So a name always has the same URL, unlike in Virtlet, whose order
-of rule files was random.
+names precede regular expressions. So a name always has the same URL.
 """
 
 import difflib
@@ -21,7 +20,7 @@ MAX_RULES = 10_000
 class AliasRule:
     """A rule with `name`, or with `pattern`, which must match a whole name.
 
-    `url` may use its groups.
+    `url` may refer to groups of `pattern`.
     """
 
     url: str

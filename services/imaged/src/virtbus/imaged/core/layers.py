@@ -24,8 +24,8 @@ MAX_NAMES = 1000
 class Search:
     """Searches for the file at `path`, or for the only one in `/disk`, in the image `what`.
 
-    Pass every entry of the uppermost layer, then call `next_layer`, then pass the entries of the
-    next.
+    Pass every entry of the uppermost layer to `is_disk`, then call `next_layer`. Continue with the
+    layer below.
     """
 
     def __init__(self, what: str, path: str) -> None:

@@ -7,7 +7,7 @@ from virtbus.imaged.core.addresses import Network
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """The limits of a source."""
+    """The limits of one image's transfer."""
 
     max_bytes: int = 64 * 1024**3
     """The largest image file."""
@@ -16,21 +16,23 @@ class TransferLimits:
     max_expansion: int = 100
     """Maximum expansion factor of a container's layer beyond 64 MiB (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024
-    """Slower than this over a whole window is a stall (SRC-08)."""
+    """A transfer that is slower than this over `rate_window_s` counts as stalled (SRC-08)."""
     rate_window_s: float = 60.0
     connect_timeout_s: float = 10.0
     header_timeout_s: float = 15.0
     total_timeout_s: float = 6 * 3600.0
-    """64 GiB at 3 MB/s; the rate limit ends transfers that hang. Waiting for a turn does not
-    count."""
+    """Enough for 64 GiB at 3 MB/s; the minimum rate ends transfers that hang. Waiting for a turn
+    does not count."""
     slow_turn_s: float = 5.0
-    """Time that a pull below the minimum rate keeps its slot while others wait: `core.turns`."""
+    """Time that a pull below the minimum rate keeps its slot while other pulls wait; see
+    `core.pull_schedule`."""
     turn_s: float = 60.0
     """Time that any other pull keeps its slot."""
     free_decode_s: float = 30.0
-    """CPU time for an image's layers of any size; in addition to it,"""
+    """CPU time that reading the layers of an image of any size may take."""
     least_decode_bytes_s: int = 4 * 1024**2
-    """one second for this many decoded bytes. Usual layers decode 100 times as fast."""
+    """Number of decoded bytes for which one more second of CPU time is allowed. Usual layers decode
+    100 times as fast."""
     max_redirects: int = 3
     attempts: int = 5
     backoff_s: float = 1.0

@@ -1,4 +1,4 @@
-"""Metadata of names: one small JSON per link, in a file named by the name's hash."""
+"""Models of the image store's small JSON files: links of names, and notes of partial downloads."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ class NameLink(LenientModel):
 
 
 class PartNote(LenientModel):
-    """Metadata of a part file: the URL and version of its bytes, so that it can resume."""
+    """A partial download: the URL and version of its bytes, so that the download can resume."""
 
     schema_version: int = SCHEMA_VERSION
     url: str

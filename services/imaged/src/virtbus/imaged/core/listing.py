@@ -1,4 +1,4 @@
-"""Bounded lists of a node's images: pages for people, keys for placement."""
+"""Makes bounded lists of a node's images: pages for people, keys for placement."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,13 +7,13 @@ from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageInfo, image_key, names_wi
 from virtbus.schemas.node_rpc import HeldImages
 
 PAGE_BYTES = 64 * 1024
-"""Size of the names in a page; a single image may exceed it."""
+"""Size limit of a page."""
 _IMAGE_BYTES = 256
 """Maximum size of an image without its names."""
 
 
 def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple[ImageInfo, ...]:
-    """Return images by digest with their names, in stable order."""
+    """Return the images with their sorted names, ordered by digest; names omit URL queries."""
     names: dict[str, set[str]] = {}
     for link in links:
         names.setdefault(link.digest, set()).add(link.name.partition("?")[0])
@@ -38,7 +38,7 @@ def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: s
 
 
 def _shown(image: ImageInfo) -> ImageInfo:
-    """Return the image with as many of its names as a page takes."""
+    """Return the image with as many of its names as fit into a page."""
     names = names_within(image.names, PAGE_BYTES - _IMAGE_BYTES)
     more = len(image.names) - len(names)
     return image.model_copy(update={"names": names, "more_names": more})
@@ -47,7 +47,7 @@ def _shown(image: ImageInfo) -> ImageInfo:
 def keys_of(
     links: Iterable[NameLink], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the keys of the names used last and their images, at most `MAX_IMAGE_KEYS`."""
+    """Return the sorted keys of the last used names and their digests, at most `MAX_IMAGE_KEYS`."""
     by_use = sorted(links, key=lambda link: used_s.get(link.name, 0.0), reverse=True)
     keys: dict[str, None] = {}
     for link in by_use:

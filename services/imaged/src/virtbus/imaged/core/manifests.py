@@ -1,4 +1,4 @@
-"""Parses a registry's documents: an index of manifests, a manifest, and the choice among them.
+"""Parses a registry's indexes and manifests, and chooses the manifest of an architecture.
 
 OCI image specification 1.1 and Docker's schema 2; other fields are ignored (SRC-14, SRC-18,
 SRC-20).
@@ -35,7 +35,7 @@ _ARCHITECTURES = {
     "i686": "386",
     "loongarch64": "loong64",
 }
-"""Go's architecture by `uname -m`, if different."""
+"""Go's name of an architecture by its `uname -m`, if they differ."""
 
 
 class Blob(NamedTuple):
@@ -67,8 +67,8 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
     """Return the manifest or index in `body` of type `content_type`.
 
     Raises:
-        VirtbusError: 422 `manifest_invalid`, `container_disk_missing` if the layers are not an
-            image's. 413 `image_too_large` is the caller's.
+        VirtbusError: 422 `manifest_invalid`; 422 `container_disk_missing` if a layer is no image
+            layer.
     """
     value = _json(what, body)
     kind = str(value.get("mediaType") or content_type.partition(";")[0].strip().lower())
@@ -85,7 +85,7 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
 
 
 def choose(what: str, index: Index, architecture: str) -> Blob:
-    """Return the manifest for this host's architecture.
+    """Return the first manifest for Linux on `architecture`, or else one without a platform.
 
     Raises:
         VirtbusError: 422 `wrong_architecture`.

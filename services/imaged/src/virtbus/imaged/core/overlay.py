@@ -1,8 +1,8 @@
 """Renders qcow2 v3 files: a VM's overlay of an image, and an empty disk.
 
-This code takes 0.1 ms for a disk; `qemu-img create` takes 10 ms and a fork. Layout: header,
-refcount table, one refcount block, L1 table. Every L1 entry is zero, so all reads fall through to
-the backing file or return zeros. QEMU `docs/interop/qcow2.txt`.
+This code takes 0.1 ms for a disk; `qemu-img create` takes 10 ms and a fork. A file has a header,
+refcount table, one refcount block and L1 table (QEMU `docs/interop/qcow2.txt`). Every L1 entry is
+zero, so all reads fall through to the backing file or return zeros.
 """
 
 import struct
@@ -19,7 +19,7 @@ CLUSTER_BYTES = 1 << CLUSTER_BITS
 L1_ENTRY_COVERS_BYTES = CLUSTER_BYTES * (CLUSTER_BYTES // 8)
 MAX_BACKING_NAME_BYTES = 1023
 HEAD_BYTES = 4096
-"""`read_overlay` needs so many bytes from the start of a file."""
+"""Number of bytes from the start of a file that `read_overlay` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """An existing disk of ours. `backing_path` is empty for an empty disk."""
+    """A disk file that virtbus makes. `backing_path` is empty for an empty disk."""
 
     virtual_size_bytes: int
     backing_path: str = ""
@@ -42,7 +42,7 @@ class Overlay:
 def build(
     virtual_size_bytes: int, backing_path: str = "", backing_format: ImageFormat | None = None
 ) -> Layout:
-    """Return a disk's file of `virtual_size_bytes`, rounded up to sectors.
+    """Return the file of a disk of `virtual_size_bytes`, rounded up to sectors.
 
     The backing path is absolute, so that QEMU cannot read part of it as a protocol (IMG-03). Its
     format is explicit, so that a guest cannot change it (IMG-07).
@@ -84,7 +84,7 @@ def build(
 
 
 def length_bytes(disk: Overlay) -> int:
-    """Return the initial length of a disk's file; clusters are only added."""
+    """Return the initial length of a disk's file. The file never gets shorter."""
     return build(disk.virtual_size_bytes).length_bytes
 
 
@@ -105,7 +105,7 @@ def _extension(kind: int, data: bytes) -> bytes:
 
 
 def read_overlay(head: bytes) -> Overlay:
-    """Return the base of a disk that `build` made, even if QEMU has written to it.
+    """Return size and backing file of a disk that `build` made, even after QEMU wrote to it.
 
     Raises:
         VirtbusError: 409 `disk_damaged`: the file is not a disk of virtbus.

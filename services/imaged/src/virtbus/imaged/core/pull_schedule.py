@@ -1,9 +1,9 @@
-"""Fair scheduling of pulls: which one runs next, and which one gives way.
+"""Schedules pulls fairly: selects the pull that runs next, and the pull that gives way.
 
-No source and no namespace has more than half of the slots. While others wait, a turn ends: soon for
-a pull below a minimum rate, which grows with the queue; later for any other. A pull that gave way
-waits behind those that did so less often, and its next turn is longer. So a large image from a slow
-server arrives as well.
+No host and no namespace has more than half of the slots. While pulls wait, a running pull gives way
+after its turn. The turn is short for a pull below a minimum rate, which grows with the queue. A
+pull that gave way waits behind pulls that gave way less often, and its next turn is longer. So a
+large image from a slow server also completes.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,19 +13,19 @@ from virtbus.imaged.core.limits import TransferLimits
 
 _FIRST_DOUBLINGS = 3
 _MOST_DOUBLINGS = 7
-"""Doublings of `min_rate_bytes_s` by the queue's length: 512 KiB/s for one waiting pull, at most 4
-MiB/s."""
+"""Limit of doublings of `min_rate_bytes_s`. By default, the minimum rate is 512 KiB/s if one pull
+waits, and at most 4 MiB/s."""
 _LONGER_SLOW = 6
-"""Number of times that a slow pull's turn doubles."""
+"""Maximum number of times that a slow pull's turn doubles."""
 _LONGER_FAST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """The state of a pull. `order` is that of arrival.
+    """The state of a pull. `order` rises with arrival; `yields` counts how often it gave way.
 
-    `host` is empty for a local source. `namespaces` are those of all requests. `held_s` and
-    `moved_bytes` are of the current turn.
+    `host` is empty for a local source. `namespaces` are those of all requests for the image.
+    `held_s` and `moved_bytes` are the time and the bytes of the current turn.
     """
 
     order: int
@@ -39,7 +39,7 @@ class Pull:
 
 
 def next_of(waiting: Collection[Pull], running: Sequence[Pull], most: int) -> Pull | None:
-    """Return the pull that gets a free slot; None if there is none, or all have their share."""
+    """Return the waiting pull that gets a free slot; None if no slot or no share is free."""
     found = [pull for pull in waiting if _has_room(pull, running, most)]
     return min(found, key=lambda pull: _rank(pull, running), default=None)
 
@@ -78,7 +78,7 @@ def _has_room(pull: Pull, running: Sequence[Pull], most: int) -> bool:
 
 
 def _held(pull: Pull, running: Sequence[Pull]) -> tuple[int, int]:
-    """Return the slots of the pull's host, and of its namespace with the fewest."""
+    """Return the used slots of the pull's host, and of its namespace that uses the fewest."""
     of_host = sum(other.host == pull.host for other in running) if pull.host else 0
     of_namespaces = [sum(n in other.namespaces for other in running) for n in pull.namespaces]
     return of_host, min(of_namespaces, default=0)

@@ -1,7 +1,7 @@
 """Parses the qcow2 header with our own code before any other program reads the file.
 
-Layout: QEMU `docs/interop/qcow2.txt`. It is intentionally stricter than QEMU (IMG-01, IMG-10): an
-image that needs another file, a key, a repair or a snapshot is refused.
+The layout is in QEMU's `docs/interop/qcow2.txt`. This code is intentionally stricter than QEMU
+(IMG-01, IMG-10): it refuses an image that needs another file, a key, a repair or a snapshot.
 """
 
 import struct
@@ -63,7 +63,7 @@ class ImageHeader:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The header's fields as stored (qcow2.txt names); v2 has the v3 ones at their defaults."""
+    """The header's fields, named as in qcow2.txt. For v2, the fields of v3 have defaults."""
 
     version: int
     backing_file_offset: int

@@ -1,4 +1,4 @@
-"""Rules for image sources: URLs, redirects, files, and resumed transfers."""
+"""Checks image sources: URLs, redirects, local files, and resumed transfers."""
 
 import ipaddress
 import re
@@ -12,7 +12,7 @@ _CONTENT_RANGE = re.compile(r"^bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})$"
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """The identity of a version of a remote file: a strong ETag, or a date."""
+    """The version of a remote file: the values of `ETag` and `Last-Modified`, empty if missing."""
 
     etag: str = ""
     last_modified: str = ""
@@ -75,7 +75,8 @@ def redirect_target(start: str, current: str, location: str) -> str:
     """Return the URL of a redirect, checked like a first URL.
 
     Raises:
-        VirtbusError: 403 `redirect_refused`: another scheme, https to http, or onto this machine.
+        VirtbusError: 403 `redirect_refused`: another scheme, https to http, or to this machine; the
+            errors of `check_url`.
     """
     target = urljoin(current, location)
     scheme = target.partition(":")[0].lower()
@@ -99,7 +100,10 @@ def _redirect_refused(url: str, why: str) -> VirtbusError:
 
 
 def resumed_total(content_range: str, offset: int) -> int | None:
-    """Return the size by a 206's Content-Range that continues exactly at `offset`, or None."""
+    """Return the file's size by the Content-Range of a 206 answer.
+
+    Return None if the range does not go from `offset` to the end of the file.
+    """
     match = _CONTENT_RANGE.fullmatch(content_range.strip())
     if match is None:
         return None
@@ -108,7 +112,7 @@ def resumed_total(content_range: str, offset: int) -> int | None:
 
 
 def beneath(url: str, roots: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return (root, path components below it) for a `file://` URL.
+    """Return for a `file://` URL its root among `roots`, and the path components below the root.
 
     Raises:
         VirtbusError: 403 `file_not_allowed`: another host, outside all roots, or with `.`, `..`,

@@ -1,4 +1,4 @@
-"""The files of image names, `<config_dir>/images.d/*.toml`, read for each pull."""
+"""Reads the files of image names, `<config_dir>/images.d/*.toml`, for each pull."""
 
 import logging
 from pathlib import Path
@@ -8,13 +8,13 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 MAX_FILE_BYTES = 1024**2
 DEFAULT_NAMES = ("tiny", "debian")
-"""The guests of `images/`, which `make setup` and `make debian-image` build."""
+"""The images of the folder `images/`, which `make setup` and `make debian-image` build."""
 
 log = logging.getLogger(__name__)
 
 
 class AliasFiles:
-    """The sources of names: files first, then settings, then our own guests."""
+    """The sources of names, in order: files, settings (`extra`), and virtbus' own images."""
 
     def __init__(
         self, directory: Path, extra: dict[str, str], allowed_roots: tuple[str, ...]
@@ -24,7 +24,7 @@ class AliasFiles:
         self._roots = allowed_roots
 
     def read(self) -> ImageAliases:
-        """Return the current table. Blocks on the disk.
+        """Return the current rules. Blocks on the disk.
 
         Raises:
             VirtbusError: 503 `image_names_invalid`, naming the file and the entry.

@@ -1,4 +1,4 @@
-"""Writes a response body to a part, with limits on its size and minimum rate."""
+"""Writes an HTTP response body to a partial download (part), with limits on size and rate."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ class Content(Protocol):
 
 
 class Body:
-    """Reads one body. Bytes before a failure stay in the part, so that it can resume."""
+    """Reads one body. Bytes before a failure stay in the part, so that the download can resume."""
 
     def __init__(
         self, limits: TransferLimits, threads: DiskThreads, url: str, part: PartialDownload
@@ -35,7 +35,7 @@ class Body:
         self._window_end_s = 0.0
 
     async def receive(self, content: Content, total: int | None, on_bytes: OnBytes) -> None:
-        """Read all of `content`; `total` is the whole file's size if declared.
+        """Read all of `content`; `total` is the whole file's size, None if unknown.
 
         Raises:
             TransientError: the body ended early, stalled, or the connection broke.
@@ -55,7 +55,7 @@ class Body:
             await self._flush()
             raise
         except asyncio.CancelledError:
-            # A slow server sends less than a chunk in one turn: it counts in the next one.
+            # A slow server may send less than a chunk in one turn; the next turn continues there.
             with contextlib.suppress(VirtbusError):
                 await self._flush()
             raise

@@ -1,8 +1,8 @@
 """Extracts disks from container images (KubeVirt's containerDisks), layer by layer.
 
-Each layer is fetched into its own part, so that it resumes like any download, and is not read
-before its digest is verified. Then it is streamed: decompressed, its tar read entry by entry, and
-the disk file's bytes written to the image's part. Nothing is unpacked.
+Each layer is fetched into its own partial download (part), so that it can resume. It is not read
+before its digest is verified. Then it is decompressed and its tar is read as a stream, entry by
+entry. Only the disk file's bytes are written, to the image's part.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from virtbus.schemas.registry_login import Login, login_for
 
 
 class Transfer(Protocol):
-    """The pull that this belongs to: `flights.Flight`."""
+    """The pull that fetches the image: `single_flight.Flight`."""
 
     @property
     def abandoned(self) -> bool: ...
@@ -55,13 +55,13 @@ class Registries:
     """`host[:port]` of registries that use plain http."""
     auth_file: Path | None = None
     pull_secret: str = field(default="", repr=False)
-    """A VM's own logins, in the form of `auth_file`, which they replace."""
+    """A VM's own logins, in the format of `auth_file`. If set, they replace it."""
     realms: tuple[tuple[str, str], ...] = ()
-    """(registry, host that may receive its password in addition to itself)"""
+    """Pairs of a registry and the host of its token server, which may get its password."""
     mirrors: tuple[tuple[str, str], ...] = ()
-    """(registry, the mirror that replaces it, with its own login)"""
+    """Pairs of a registry and the mirror that replaces it. The mirror has its own login."""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
-    """As in Go and images: amd64."""
+    """Go's name, as in image manifests, such as amd64."""
 
     @property
     def login_from(self) -> str:
@@ -73,7 +73,7 @@ class Registries:
         return ref._replace(registry=dict(self.mirrors).get(ref.registry, ref.registry))
 
     def login(self, ref: ContainerRef) -> Login | None:
-        """Return the login for `ref`, read each time. Blocks on the disk.
+        """Return the login for `ref`, or None; reads `auth_file` each time. Blocks on the disk.
 
         Raises:
             VirtbusError: 503 `registry_auth_invalid`.
@@ -115,7 +115,7 @@ class Containers:
         self._registries = registries
 
     def with_secret(self, pull_secret: str) -> "Containers":
-        """Return the same for a VM with its own logins; empty: it has none."""
+        """Return a copy for a VM with its own logins; empty: the VM has none."""
         registries = replace(self._registries, pull_secret=pull_secret)
         return Containers(self._store, self._threads, self._downloads, self._limits, registries)
 
@@ -127,9 +127,9 @@ class Containers:
         known: Validators,
         transfer: Transfer,
     ) -> Fetched:
-        """Fill `part` with the disk of the image; its validator is the manifest's digest.
+        """Fill `part` with the disk of the image; the result's ETag is the manifest's digest.
 
-        The tag is resolved once; all further requests are by digest (SRC-15).
+        The tag is resolved once. All further requests are by digest (SRC-15).
 
         Raises:
             VirtbusError: 413 `image_too_large`; 422 `container_disk_missing`,
@@ -264,10 +264,7 @@ def _chunks(blob: PartialDownload) -> Iterator[bytes]:
 
 
 class _Reading:
-    """The cost of reading all layers of one image, and its limits.
-
-    Each layer may expand to `max_bytes`, and there may be many.
-    """
+    """Counts the bytes and CPU time of reading all layers of one image, and limits their sums."""
 
     def __init__(self, limits: TransferLimits, worked: Callable[[int], None]) -> None:
         self._limits = limits
@@ -287,7 +284,7 @@ class _Reading:
             yield piece
 
     def several(self, steps: Iterator[None]) -> bool:
-        """Run steps for a while; return False after the last. Runs in disk threads."""
+        """Run steps for _STEP_S; return False after the last step. Runs in disk threads."""
         began_s, end_s = time.thread_time(), time.monotonic() + _STEP_S
         try:
             return any(time.monotonic() >= end_s for _ in steps)
@@ -295,7 +292,7 @@ class _Reading:
             self._cpu_s += time.thread_time() - began_s
 
     def check(self) -> None:
-        """Report progress, and raise DamagedError if it took too long for its size."""
+        """Report progress; raise DamagedError if reading took too much CPU time for the size."""
         limits = self._limits
         self._worked(self._bytes - self._reported_bytes)
         self._reported_bytes = self._bytes
