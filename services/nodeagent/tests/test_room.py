@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
-from virtbus.nodeagent.core.capacity_check import no_room
+from virtbus.nodeagent.core.capacity_check import no_room, promised_bytes
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.schemas import subjects
 from virtbus.schemas.node import Drain, NodeSpec
@@ -28,15 +28,16 @@ def sized(
 
 
 def test_memory_is_refused_only_where_the_host_has_none_left() -> None:
-    held = [sized(1, memory_bytes=5 * GIB), sized(2, memory_bytes=4 * GIB, powered=False)]
-    assert no_room(sized(3, memory_bytes=3 * GIB), held, HOST) == ""
-    assert "has 3GiB of memory left" in no_room(sized(3, memory_bytes=4 * GIB), held, HOST)
-    assert no_room(sized(3, memory_bytes=4 * GIB, powered=False), held, HOST) == ""
+    held = (sized(1, memory_bytes=5 * GIB), sized(2, memory_bytes=4 * GIB, powered=False))
+    held_bytes = sum(map(promised_bytes, held))
+    assert no_room(sized(3, memory_bytes=3 * GIB), held_bytes, HOST) == ""
+    assert "has 3GiB of memory left" in no_room(sized(3, memory_bytes=4 * GIB), held_bytes, HOST)
+    assert no_room(sized(3, memory_bytes=4 * GIB, powered=False), held_bytes, HOST) == ""
 
 
 def test_more_vcpus_than_a_guest_can_have_are_refused() -> None:
-    assert no_room(sized(1, cores=16), [], HOST) == ""
-    assert "at most 16 vCPUs" in no_room(sized(1, cores=17), [], HOST)
+    assert no_room(sized(1, cores=16), 0, HOST) == ""
+    assert "at most 16 vCPUs" in no_room(sized(1, cores=17), 0, HOST)
 
 
 def refused(node: Node) -> Callable[[], Awaitable[bool]]:

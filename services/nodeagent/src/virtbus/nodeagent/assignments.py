@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.core.capacity_check import no_room
+from virtbus.nodeagent.core.capacity_check import no_room, promised_bytes
 from virtbus.nodeagent.core.ports import DomainFacts, HostFacts
 from virtbus.nodeagent.core.uid_table import (
     AFTER_LIST,
@@ -66,6 +66,8 @@ class Assignments:
         self._early = EarlyEvents()
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
+        self._promised: dict[str, int] = {}
+        """Memory in bytes, by uid: each create needs the sum, and records are slow to read."""
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
             "adopt": lambda _, record: self._adopt(record),
             "reject": self._reject,
@@ -202,6 +204,7 @@ class Assignments:
 
     def _update(self, uid: str, record: VmRecord) -> None:
         self.actors[uid].set_desired(record)
+        self._promised[uid] = promised_bytes(self.actors[uid].vm.record)
         if self.join.trusted:
             self._resume(self.actors[uid])
 
@@ -248,6 +251,7 @@ class Assignments:
             actor.refuse(f"{self._tools.settings.node} {why}")
         else:
             actor.begin(facts, found(facts, powered=record.powered and not record.ending))
+        self._promised[record.uid] = promised_bytes(record)
         self.group.create_task(self._live(actor))
 
     def _cannot_take(self, record: VmRecord) -> str:
@@ -262,8 +266,7 @@ class Assignments:
         # already refused under this epoch; a controller may be reassigning it now
         if record.epoch <= refused:
             return "refused it before"
-        others = [one.vm.record for uid, one in self.actors.items() if uid != record.uid]
-        return self._node_spec.closed or no_room(record, others, self._host())
+        return self._node_spec.closed or no_room(record, sum(self._promised.values()), self._host())
 
     async def _live(self, actor: VmActor) -> None:
         uid = actor.vm.record.uid
@@ -271,6 +274,7 @@ class Assignments:
             await actor.run()
         finally:
             self.actors.pop(uid, None)
+            self._promised.pop(uid, None)
             self.listings.hear(uid, "gone")
         record = self._next.pop(uid, None)
         if record is not None:

@@ -4,14 +4,17 @@ Controllers place VMs by their cache. Two controllers, or one with an old cache,
 much. So the node checks again before it makes anything of the VM.
 """
 
-from collections.abc import Iterable
-
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.vm import VmRecord
 
 
-def no_room(record: VmRecord, others: Iterable[VmRecord], host: HostFacts) -> str:
+def promised_bytes(record: VmRecord) -> int:
+    """Return the guest memory that the VM takes from its host: none while it is off."""
+    return record.spec.domain.memory.guest if record.powered else 0
+
+
+def no_room(record: VmRecord, others_bytes: int, host: HostFacts) -> str:
     """Return why the host cannot take the VM, as in "has 1 GiB of memory left"; empty if it can.
 
     It refuses only impossible VMs: all VMs together need more memory than the host has, or the VM
@@ -22,8 +25,7 @@ def no_room(record: VmRecord, others: Iterable[VmRecord], host: HostFacts) -> st
     wanted = record.spec.domain.cpu.vcpus
     if host.max_vcpus and wanted > host.max_vcpus:
         return f"runs at most {host.max_vcpus} vCPUs in a VM, {wanted} asked"
-    promised = sum(one.spec.domain.memory.guest for one in others if one.powered)
-    free = max(host.memory_bytes - promised, 0)
+    free = max(host.memory_bytes - others_bytes, 0)
     guest = record.spec.domain.memory.guest
     if guest > free:
         return f"has {format_bytes(free)} of memory left, {format_bytes(guest)} asked"

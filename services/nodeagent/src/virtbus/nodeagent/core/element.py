@@ -23,6 +23,5 @@ def el(tag: str, *children: "Element | str | None", **attributes: "str | int | N
 
 
 def to_text(element: Element) -> str:
-    """Return an element as indented text, so that golden files are readable."""
-    ET.indent(element)
-    return ET.tostring(element, encoding="unicode") + "\n"
+    """Return an element as text, without a space that libvirt would have to parse."""
+    return ET.tostring(element, encoding="unicode")
