@@ -30,7 +30,7 @@ WARM_S = 3.0
 QUIET_SHARE, QUIET_LEAST_S, QUIET_MOST_S = 0.25, 14.0, 90.0
 GONE_S = 60.0
 PULLS_S = 600.0
-"""An accepted pull goes on without its client. 64 of them may wait for two slots, 12 s each."""
+"""An accepted pull continues after its client left. 64 may wait for two slots, 12 s each."""
 
 
 class Run:

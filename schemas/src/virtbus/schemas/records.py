@@ -53,6 +53,6 @@ def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
         return as_stored(Tombstone, data)
     record = as_stored(VmRecord, data)
     if key.split(".")[2:] != [record.node, record.uid]:
-        message = f"what stands at {key} is not its own"
+        message = f"the value at {key} belongs to another key"
         raise VirtbusError(Code.INVALID, "foreign_record", message)
     return record

@@ -341,8 +341,8 @@ async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]
     link = NatsLink(settings, name)
     await link.first()
     async with background() as tasks:
-        supervisor = tasks.start(link.run())
-        bus = NatsBus(link, settings.resolved(), name, tasks, supervisor)
+        tasks.start(link.run())
+        bus = NatsBus(link, settings.resolved(), name, tasks)
         try:
             yield bus
         finally:

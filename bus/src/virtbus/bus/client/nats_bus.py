@@ -23,20 +23,12 @@ FLUSH_EVENTS_S = 2.0
 class NatsBus(CoreMessages):
     """One connection, made by `connection.connect`. `ports.Bus` documents the shared methods."""
 
-    def __init__(
-        self,
-        link: Link,
-        settings: BusSettings,
-        name: str,
-        tasks: Background,
-        supervisor: asyncio.Task[None],
-    ) -> None:
+    def __init__(self, link: Link, settings: BusSettings, name: str, tasks: Background) -> None:
         super().__init__(link, name)
         self._records = Records(link, settings)
         self._events = EventWriter(self._records)
         self._tasks = tasks
-        self._supervisor = supervisor
-        self._pump = tasks.start(self._events.pump())
+        tasks.start(self._events.pump())
         self._closed = False
         self.get = self._records.get
         self.put = self._records.put

@@ -76,8 +76,12 @@ class Candidate:
         return self.record.disk_free_bytes - self.fresh_vms * OVERLAY_BYTES
 
     @cached_property
-    def takes(self) -> "Takes":
-        """Return the values of the node that `place` compares."""
+    def takes(self) -> "tuple[bytes | str, int, int, float, Rank]":
+        """Return the largest VM that the node takes now: kind, vCPUs, memory, disk, rank.
+
+        The vCPUs are -1 if it takes none, memory and disk are bytes. It is a plain tuple because
+        each create unpacks it once per node.
+        """
         record = self.record
         free = max(self.free_memory_bytes, 0) / max(record.memory_bytes, 1)
         spare = self.free_disk_bytes - record.disk_reserve_bytes
@@ -104,11 +108,6 @@ class Candidate:
 
 Rank = tuple[float, int, str]
 """Among nodes of one kind the lowest is best: most free memory, then fewest VMs, then by name."""
-
-
-Takes = tuple[bytes | str, int, int, float, Rank]
-"""The largest VM that a node takes now: kind, vCPUs (-1: it takes none), bytes of memory and of
-disk, rank. A plain tuple because it is unpacked once per node on every create."""
 
 
 @dataclass(frozen=True)

@@ -51,5 +51,5 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
 def refuse_foreign(key: str, own: str | bool) -> None:
     """Raise 400 if `own`, the key that a value names, is not the `key` that stores it (BUS-04)."""
     if key != own:
-        message = f"what stands at {key} is not its own"
+        message = f"the value at {key} belongs to another key"
         raise VirtbusError(Code.INVALID, "foreign_record", message)

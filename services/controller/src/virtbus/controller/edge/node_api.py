@@ -136,7 +136,9 @@ class NodeApi:
                 self._check_back(node, node_spec.fenced)
             return node_spec.model_copy(update={"fenced": None, "lease_revision": 0})
 
-        unread = NodeSpec(node=node, fenced=self.proof(None, "nobody", "the wish is unreadable"))
+        unread = NodeSpec(
+            node=node, fenced=self.proof(None, "nobody", "its desired state is unreadable")
+        )
         before = await self._change(node, back, request, unread)
         if before is not None and before.fenced is not None:
             seen = self._fleet.nodes[node].record

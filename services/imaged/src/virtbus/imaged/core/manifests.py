@@ -85,7 +85,7 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
 
 
 def choose(what: str, index: Index, architecture: str) -> Blob:
-    """Return the first manifest for Linux on `architecture`, or else one without a platform.
+    """Return the first manifest for Linux on `architecture`, otherwise one without a platform.
 
     Raises:
         VirtbusError: 422 `wrong_architecture`.
