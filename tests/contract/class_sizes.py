@@ -22,10 +22,6 @@ REASONS: dict[str, str] = {
         "one connection is one state machine: each call of nats-py and each loss of the "
         "connection changes the same state"
     ),
-    "bus.client.nats_bus.NatsBus": (
-        "has the methods of `ports.Bus`; ten are attributes, because a part of the connection "
-        "does their work"
-    ),
     "bus.client.watch.PullWatch": "one pull is one state machine: list, follow, doubt, list again",
     "bus.provisioning.server.Server": (
         "one nats-server: its process, its configuration and its accounts change together"
