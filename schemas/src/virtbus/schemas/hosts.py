@@ -19,7 +19,7 @@ class HostMarks(LenientModel):
     """Digest of the machine's UUID in the firmware (DMI)."""
 
     def same(self, other: "HostMarks") -> bool:
-        """Return True if `key` is equal and no other digest that both have differs."""
+        """Return True if the keys are equal, and no digest differs that both sides have."""
         own, others = (self.machine, self.hardware), (other.machine, other.hardware)
         differ = any(a and b and a != b for a, b in zip(own, others, strict=True))
         return self.key == other.key and not differ
@@ -52,8 +52,8 @@ class Takeover(LenientModel):
     """A person's decision to give the node to the agent `instance`.
 
     `why` says how the previous host is known to be off. `over` is the revision of the key
-    `_instance` at that time. If the key has a later revision, the previous agent is back, and the
-    takeover is void.
+    `_instance` at the decision. If the key changes before `instance` has written it, the previous
+    agent is back, and the takeover is void.
     """
 
     instance: str
@@ -75,8 +75,8 @@ class HostRecord(LenientModel):
     """`$KV.vm.<node>._host`: the approved identity and capacity of a node's host.
 
     Controllers write it by compare-and-set: at the node's first heartbeat, and then only on a
-    person's request. `trusted`: the host has the bus admin's credentials anyway, so its report is
-    accepted unchanged.
+    person's request. `trusted` is set by `virtbus up` on a single host. That host has the bus
+    admin's credentials, so an approval would protect nothing: its capacity is used as reported.
     """
 
     schema_version: int = SCHEMA_VERSION

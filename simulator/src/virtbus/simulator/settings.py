@@ -18,22 +18,27 @@ class SimulatorSettings(Settings):
         ge=0,
         le=1000,
         description=(
-            "number of nodes `<node>-000`, `<node>-001` and so on, whose state ends with the "
-            "process; 0: one node `<node>` with its state on disk"
+            "number of nodes, named `<node>-<number>` from `first` on; their state is lost when "
+            "the process ends. With 0 there is one node, `<node>`, with its state on disk"
         ),
     )
     first: int = Field(0, ge=0, le=999, description="number of the first node")
-    cpus: int = Field(64, ge=1, description="CPUs that each of many nodes reports")
+    cpus: int = Field(64, ge=1, description="CPUs that each node reports, if `count` is not 0")
     memory: Bytes = Field(
-        256 * 1024**3, ge=1024**3, description="memory that each of many nodes reports"
+        256 * 1024**3, ge=1024**3, description="memory that each node reports, if `count` is not 0"
     )
     ask_after_s: float = Field(
-        0.001, gt=0, description="seconds; simulated imaged and netd report only when asked"
+        0.001,
+        gt=0,
+        description=(
+            "silence in seconds after which imaged and netd are asked; short, because the "
+            "simulated ones report only when asked"
+        ),
     )
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Return the ids of the nodes; none if `count` is 0."""
+        """Return the ids of the numbered nodes; empty if `count` is 0."""
         return tuple(f"{self.node}-{self.first + i:03d}" for i in range(self.count))
 
     @property

@@ -48,7 +48,7 @@ class OwnConsumer:
 
     async def rewind(self) -> int:
         if self._made:
-            await self.close()  # JetStream refuses an existing name with another start (10012)
+            await self.close()  # a create of an existing consumer would not begin its list again
         self._made = True
         config: dict[str, Any] = {
             "name": self._name,
@@ -98,7 +98,8 @@ class NodeConsumer:
     async def rewind(self) -> int:
         """Reset the consumer to sequence 1, so that it delivers the node's keys again.
 
-        Return the number of messages to expect, including those that an open pull has received.
+        Return the number of messages of the new list: those still pending, and those that an open
+        pull has received since the reset.
         """
         try:
             await self._call(

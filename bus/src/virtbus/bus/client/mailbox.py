@@ -1,4 +1,4 @@
-"""Queues items from a synchronous receiver for one reader; bounded and safe to cancel."""
+"""A bounded queue: callbacks put items, and one task reads them. Cancelling it loses no item."""
 
 import asyncio
 from collections import deque
@@ -65,7 +65,7 @@ class Mailbox(Generic[T]):
         self._wake.set()
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Wait for an item or a call of `wake`; return False at the time limit."""
+        """Wait for an item or a call of `wake`; return False if neither came in time."""
         if self._items:
             return True
         self._wake.clear()

@@ -15,7 +15,7 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 1.0
-"""The part of a request's time that is reserved for the controller's own answer."""
+"""Part of a request's time for the controller's own answer. The agent gets at least as much."""
 
 
 class VmCommands:
@@ -36,7 +36,9 @@ class VmCommands:
         held = await self._vms.find(want, request.account)
         record = held.record
         if want.epoch not in {None, record.epoch} or record.node == UNPLACED:
-            message = f"{record.name} was moved since it was looked at; look at it again"
+            message = (
+                f"{record.name} is not on that node; `virtbus vm get {record.name}` shows where"
+            )
             raise VirtbusError(Code.CONFLICT, "moved", message)
         command = {"uid": record.uid, "epoch": record.epoch, "verb": verb}
         asked = GuestCommand.model_validate(
@@ -58,13 +60,14 @@ class VmCommands:
             if error.reason != "vm_not_here":
                 raise
             message = (
-                f"{record.name} does not run on {record.node} yet, or no more; `virtbus vm get "
-                f"{record.name}` shows where it is"
+                f"{record.name} does not run on {record.node}: it has not started there yet, or "
+                f"has left; `virtbus vm get {record.name}` shows where it is"
             )
             raise VirtbusError(Code.CONFLICT, "not_running", message) from error
         except UnavailableError as error:
             message = (
-                f"{record.node} does not answer: nothing happened; `virtbus node get` says why"
+                f"nothing was done: {record.node} does not answer; "
+                f"`virtbus node get {record.node}` shows its state"
             )
             raise VirtbusError(
                 Code.UNAVAILABLE, "node_silent", message, retry=Retry.SAME_ID, after_ms=1000

@@ -1,4 +1,4 @@
-"""Defines an image server: the headers of its requests, and the meaning of its errors."""
+"""Describes the server of a download: the headers that it needs, and the meaning of its errors."""
 
 import email.utils
 import time
@@ -15,7 +15,7 @@ _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class ImageServer:
-    """A plain web server without logins; `what` names its file in error texts."""
+    """A plain web server without logins; `what` is the address of the file, for error texts."""
 
     next_step = (
         "check the address, its server and this node's network; a server on a private, link-local "
@@ -31,14 +31,14 @@ class ImageServer:
         return {}
 
     def accepted(self) -> None:
-        """Record that the server has answered a request with success."""
+        """Take note of a successful response; only a server with logins does."""
 
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         """Raise the error for a response that does not contain the file.
 
         Raises:
             TransientError: another attempt may help.
-            AgainError: the headers have changed; repeat the request at once.
+            AgainError: a login is new, so `headers` has changed; repeat the request at once.
             VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `image_source_refused`.
         """
         status = response.status
@@ -51,7 +51,7 @@ class ImageServer:
             Code.DENIED if denied else Code.UNSUPPORTED,
             "image_denied" if denied else "image_source_refused",
             f"the server of {shown(self.what)} answers {status}; "
-            "open the address in a browser to see why, and use one that needs no login",
+            "open the address in a browser to see why; imaged needs an address without a login",
         )
 
     def check_encoding(self, response: aiohttp.ClientResponse) -> None:
@@ -61,7 +61,7 @@ class ImageServer:
             raise VirtbusError(
                 Code.UNSUPPORTED,
                 "content_encoding",
-                f"{shown(self.what)} comes as {encoding[:32]!r} although identity was asked for; "
+                f"{shown(self.what)} comes encoded as {encoding[:32]!r}, which was not asked for; "
                 "configure its server to send the file as it is",
             )
 

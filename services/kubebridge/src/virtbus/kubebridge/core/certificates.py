@@ -1,7 +1,8 @@
 """Decides when the bridge's certificates are renewed.
 
-One authority signs one certificate at a time. API servers get all valid authorities long before a
-new one signs the served certificate, so no client meets an unknown authority.
+The clients of the bridge are API servers. They get all valid authorities. A new authority signs the
+serving certificate a day later, when all of them know it. Only a missing or nearly expired
+certificate is signed without that wait.
 """
 
 from datetime import datetime, timedelta
@@ -10,11 +11,11 @@ from typing import NamedTuple
 AUTHORITY_LIFE, AUTHORITY_LEFT = timedelta(days=365), timedelta(days=120)
 """Lifetime of an authority, and the remaining time at which a new one is made."""
 SERVING_LIFE, SERVING_LEFT = timedelta(days=90), timedelta(days=30)
-"""Lifetime of a serving certificate, and the remaining time at which it is renewed. It ends before
-its authority does.
+"""Lifetime of a serving certificate, and the remaining time at which it is renewed.
+A serving certificate never outlives its authority (`life`).
 """
 SETTLED = timedelta(days=1)
-"""Time after which every API server knows a new authority, even one that was unreachable."""
+"""Time after which every API server knows a new authority, even if it was unreachable."""
 SKEW = timedelta(hours=1)
 """Certificates begin this much earlier, for API servers whose clocks are behind."""
 
@@ -27,7 +28,7 @@ class Life(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The certificates to make. A new authority is made first and signs the serving certificate."""
+    """The certificates to make. If both are due, the new authority signs the certificate."""
 
     authority: bool
     serving: bool
@@ -36,7 +37,7 @@ class Due(NamedTuple):
 def due(authorities: tuple[Life, ...], serving: Life | None, now: datetime) -> Due:
     """Return the certificates to make now. `authorities` has the newest first.
 
-    `serving` is None if the certificate is missing, has other names, or was signed by none of the
+    `serving` is None if the certificate is missing, lacks a DNS name, or was signed by none of the
     authorities.
     """
     newest = authorities[0] if authorities else None

@@ -29,7 +29,7 @@ _ENDINGS: dict[int, Ending] = {
 
 
 def is_ours(domain: libvirt.virDomain) -> bool:
-    """Return True for a domain of virtbus: its name contains its own UUID."""
+    """Return True for a domain of virtbus: its name is `vb-` and its own UUID."""
     return domain.name() == domain_name(domain.UUIDString())
 
 
@@ -82,7 +82,8 @@ async def on_ours(
 ) -> Result | None:
     """Return the result of `work` on the domain of `uid`; None if it is missing or not of virtbus.
 
-    `doing` names the operation in errors. `ended` is that of `LibvirtLinks.run`.
+    `doing` names the operation in errors. `ended` is called once `work` has ended, however late, or
+    will never begin.
     """
 
     def run(connection: libvirt.virConnect) -> Result | None:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Part(BaseModel):
-    """An object within an object. `kubectl explain` shows the docstring of its model."""
+    """The base of nested objects. `kubectl explain` shows the docstring of each subclass."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,7 +37,7 @@ Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """A time in RFC 3339, as Kubernetes writes it."""
 _OPEN = {"x-kubernetes-preserve-unknown-fields": True}
 Anything = Annotated[dict[str, Any], Field(json_schema_extra=_OPEN)]
-"""An object whose fields the schema does not name. API servers bound how deep it is nested."""
+"""An object whose fields the schema does not name."""
 
 
 class Empty(Part):
