@@ -36,14 +36,19 @@ def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -
         )
     else:
         raise _unlisted(names)
-    if header.virtual_size_bytes > max_virtual_bytes:
+    check_virtual_size(header.virtual_size_bytes, max_virtual_bytes)
+    return header
+
+
+def check_virtual_size(virtual_size_bytes: int, max_virtual_bytes: int) -> None:
+    """Raise 413 `virtual_size_too_large`."""
+    if virtual_size_bytes > max_virtual_bytes:
         raise VirtbusError(
             Code.TOO_LARGE,
             "virtual_size_too_large",
-            f"the image claims a disk of {format_bytes(header.virtual_size_bytes)}; at most "
+            f"the image claims a disk of {format_bytes(virtual_size_bytes)}; at most "
             f"{format_bytes(max_virtual_bytes)} are allowed (setting max_virtual_bytes)",
         )
-    return header
 
 
 def _raw(size_bytes: int) -> ImageHeader:

@@ -157,6 +157,15 @@ class PartialDownload:
         """Return `length` bytes at `offset`; fewer at the end of the file."""
         return os.pread(self._fd, length, offset)
 
+    @property
+    def descriptor(self) -> int:
+        """Return the open file, for a process that reads or fills it."""
+        return self._fd
+
+    def written_bytes(self) -> int:
+        """Return the space that the file takes, also if another process writes it."""
+        return os.fstat(self._fd).st_blocks * 512
+
     def publish(self, data_fd: int, name: str) -> None:
         """Make the file durable and read-only, and move it to `name` in the directory `data_fd`."""
         try:

@@ -1,4 +1,4 @@
-"""A guest boots from the CD-ROM of an ISO image, which was compressed on its server."""
+"""Guests boot from an ISO image that was compressed, and from a disk of another hypervisor."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pycdlib
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import Platform, until
+from tests.e2e.platform import HALT, Platform, until
 
 pytestmark = pytest.mark.e2e
 
@@ -53,3 +53,15 @@ def test_a_guest_boots_from_an_iso_image_as_its_cdrom(platform: Platform, tmp_pa
     assert "<readonly/>" in xml
     until(lambda: "BOOTED-FROM-CD" in platform.console_log("cd"), "the loader's words")
     platform.delete("cd")
+
+
+def test_a_guest_runs_from_a_converted_vmdk(platform: Platform) -> None:
+    sources = platform.state_dir / "images" / "src"
+    image = sources / "halt.vmdk"
+    options = ("-o", "subformat=streamOptimized", "-O", "vmdk")
+    host.run("qemu-img", "convert", "-f", "raw", *options, str(sources / HALT), str(image))
+    view = platform.create("foreign", "--image", f"file://{image}")
+    listed = json.loads(platform.cli("image", "list", "-o", "json"))
+    stored = next(one for one in listed["items"] if f"file://{image}" in one["names"])
+    assert (stored["format"], stored["digest"]) == ("qcow2", view["image_digest"])
+    platform.delete("foreign")
