@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -152,3 +153,7 @@ def gz(data: bytes) -> bytes:
 
 def zst(data: bytes) -> bytes:
     return zstd.compress(data)
+
+
+def xz(data: bytes) -> bytes:
+    return lzma.compress(data, preset=0)

@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[tuple[bytes, ...], str, str, str]] = {
     "no tar": ((os.urandom(2048),), "", "layer_invalid", "no tar"),
     "cut": ((tar(("disk/a", DISK))[:5000],), "", "layer_invalid", "cut short"),
     "a backing file": ((tar(("disk/a", qcow2_with_backing())),), "", "backing_file", ""),
-    "an archive": ((tar(("disk/a", gz(DISK))),), "", "unlisted_format", "gzip"),
+    "an archive": ((tar(("disk/a", tar(("b", DISK)))),), "", "unlisted_format", "tar"),
     "too short": ((tar(("disk/a", b"x")),), "", "header_invalid", ""),
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
         hypervisor.limits,
         hypervisor.virtlogd,
         emulator.wrapper,
+        emulator.conversion,
         networking.nftables,
         networking.forwarding,
         networking.forward_policy,

@@ -21,6 +21,7 @@ SERVICES = {
     "cni plugins": "netd",
     "forward policy": "netd",
     "image tiny": "imaged",
+    "image conversion": "imaged",
 }
 """The service of docker-compose.yml that has a check's resource, by check."""
 LOOKS = {

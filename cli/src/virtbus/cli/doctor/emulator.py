@@ -1,8 +1,11 @@
 """Checks QEMU, KVM, and the vmwrapper program that libvirt runs."""
 
+import ctypes
 import errno
 import fcntl
 import os
+import platform
+import shutil
 import stat
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from virtbus.cli.doctor.probe import first_line, run
 
 WRAPPER = Path("/usr/local/libexec/virtbus/vmwrapper")
 KVM = "/dev/kvm"
+_LANDLOCK_CREATE_RULESET = 444
 _KVM_GET_API_VERSION, _KVM_CREATE_VM, _KVM_API = 0xAE00, 0xAE01, 12
 
 
@@ -63,6 +67,21 @@ def _kvm_answers() -> int:
     finally:
         os.close(descriptor)
     return int(version)
+
+
+def conversion() -> CheckResult:
+    """Check that imaged can convert images: qemu-img, and Landlock of the kernel."""
+    name = "image conversion"
+    if shutil.which("qemu-img") is None:
+        return warn(name, "qemu-img is missing", "apt-get install qemu-utils")
+    version = ctypes.CDLL(None).syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
+    if version < 1 or platform.machine() != "x86_64":
+        return warn(
+            name,
+            "no Landlock: only qcow2, raw and ISO images are accepted, no vmdk, vdi, vhd or vhdx",
+            "boot with lsm=landlock,... (Debian's kernel has it), on x86_64",
+        )
+    return ok(name, f"in a sandbox of Landlock, version {version}")
 
 
 def wrapper() -> CheckResult:

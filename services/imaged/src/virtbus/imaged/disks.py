@@ -194,7 +194,8 @@ class Disks:
             raise _mismatch(disk.volume, "it rests on a file outside the image store")
         digest = f"sha256:{path.name}"
         # A container's digest is that of its manifest.
-        if not disk.source.is_container and disk.source.digest not in {None, digest}:
+        pin = None if disk.source.is_container else disk.source.digest
+        if pin is not None and not self._store.may_be(pin, digest):
             raise _mismatch(disk.volume, f"it was made of {digest}")
         return digest
 

@@ -4,13 +4,12 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime.keyed_lock import KeyedLock
-from virtbus.imaged.core import qcow2
-from virtbus.imaged.core.clusters import check_clusters
-from virtbus.imaged.core.header import inspect
+from virtbus.imaged.contents import Contents
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.links import NameLink
 from virtbus.imaged.core.sources import Validators, shown
@@ -27,7 +26,7 @@ from virtbus.imaged.single_flight import Asker, Flight, Flights
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource, is_sealed, sealed_ref
+from virtbus.schemas.image import ImageInfo, ImageSource, is_sealed, sealed_ref
 from virtbus.schemas.node_rpc import HeldImages
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class Images:
         self._files = files
         self._http = http
         self._containers = containers
-        self._limits = limits
+        self._contents = Contents(store, threads, limits)
         self._changed = changed
         self._turns = PullSlots(limits, max_pulls)
         self._flights: Flights[tuple[ImageInfo, Fetched]] = Flights(group)
@@ -78,7 +77,7 @@ class Images:
         """
         self._store.used(source.name)
         if source.digest is not None and not source.is_container:
-            return self._store.cached(source.digest)
+            return self._store.pinned(source.digest)
         link = self._store.link(source.name)
         return self._store.cached(link.digest) if link is not None else None
 
@@ -110,7 +109,7 @@ class Images:
     async def restore(self, source: ImageSource, digest: str, asker: Asker) -> None:
         """Fetch the image `digest` of an existing disk again; errors as `refresh`."""
         url, pin = await self._resolve(source)
-        if not url.startswith(CONTAINER_SCHEME):
+        if not url.startswith(CONTAINER_SCHEME) and pin in {None, digest}:
             await self.ensure(ImageSource(source.locator, digest), asker)
             return
         link = self._store.link(source.name)
@@ -131,8 +130,7 @@ class Images:
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
-                the errors of `core.header`, `core.clusters`, `edge.download`, `edge.local_files`
-                and `edge.containers`.
+                the errors of `contents`, `edge.download`, `edge.local_files` and `edge.containers`.
         """
         url, pin = await self._resolve(source)
         url, query = sealed_ref(url)  # a rule in images.d may contain a query
@@ -195,15 +193,21 @@ class Images:
         key = f"{url.partition('?')[0] if of_file else url}\n{pin or ''}"
 
         async def in_turn(seat: Seat) -> tuple[ImageInfo, Fetched]:
-            stored = self._store.cached(of_file) if of_file is not None else None
+            stored = self._store.pinned(of_file) if of_file is not None else None
             if stored is not None:  # another transfer has fetched it meanwhile
-                return stored, Fetched(known)
+                return stored, Fetched(known, digest=of_file or "")
             parts = open_part(self._store, self._threads, key, lambda: flight.abandoned)
             async with parts as part:
                 fetched = await self._fetch(flight, url, pin, (part, known), pull_secret)
-                seat.settle()
-                # A container's pin is its manifest's digest, which `_fetch` has verified.
-                return await self._adopt(url, of_file, part, known, fetched), fetched
+                if fetched.unchanged:
+                    seat.settle()
+                    return self._unchanged(url, of_file, known, fetched)
+                fetched = replace(fetched, digest=f"sha256:{part.hex_digest}")
+                async with self._contents.of(flight, url, key, part) as content:
+                    seat.settle()
+                    # A container's pin is its manifest's digest, which `_fetch` has verified.
+                    pins = (of_file, fetched.digest)
+                    return await self._adopt(url, pins, content), fetched
 
         async with self._part_locks.of(key):  # an abandoned transfer may still be ending
             return await self._turns.run(_host_of(url), flight, in_turn)
@@ -227,30 +231,28 @@ class Images:
         return await self._http.fetch(whole, part, known, flight.on_bytes, pinned=pin is not None)
 
     async def _adopt(
-        self, url: str, pin: str | None, part: PartialDownload, known: Validators, fetched: Fetched
+        self, url: str, pins: tuple[str | None, str], part: PartialDownload
     ) -> ImageInfo:
-        if fetched.unchanged:
-            image = self._unchanged(url, known)
-            if pin is not None and image.digest != pin:
-                raise _mismatch(url, pin, f"the bytes have {image.digest}")
-            return image
+        """Check and store a part; `pins` are the wanted digest, and that of the fetched bytes."""
+        pin, fetched = pins
         digest = f"sha256:{part.hex_digest}"
-        if pin is not None and digest != pin:
-            raise _mismatch(url, pin, f"the bytes have {digest}")
-        head, tail = await self._threads.run(part.head_and_tail)
-        header = inspect(head, tail, part.offset, self._limits.max_virtual_bytes)
-        if header.format is ImageFormat.QCOW2:
-            fields = qcow2.read_fields(head)
-            await self._threads.run(check_clusters, fields, part.offset, part.read_at)
+        if pin not in {None, fetched, digest}:
+            content = f", their content {digest}" if digest != fetched else ""
+            raise _mismatch(url, pin or "", f"the bytes have {fetched}{content}")
+        header = await self._contents.inspect(part)
         image = await self._threads.run(self._store.adopt, part, header)
         log.info("image %s is %s", shown(url), image.digest, extra={"code": "image_ready"})
         return image
 
-    def _unchanged(self, url: str, known: Validators) -> ImageInfo:
+    def _unchanged(
+        self, url: str, pin: str | None, known: Validators, fetched: Fetched
+    ) -> tuple[ImageInfo, Fetched]:
         for link in self._store.links_of(url):
             image = self._store.cached(link.digest)
             if image is not None and Validators(link.etag, link.last_modified) == known:
-                return image
+                if pin not in {None, image.digest, link.fetched}:
+                    raise _mismatch(url, pin or "", f"the bytes have {image.digest}")
+                return image, replace(fetched, digest=link.fetched)
         raise VirtbusError(
             Code.UNAVAILABLE,
             "image_lost",
@@ -297,6 +299,7 @@ def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> 
         url=url,
         etag=fetched.validators.etag,
         last_modified=fetched.validators.last_modified,
+        fetched=fetched.digest if fetched.digest != image.digest else "",
     )
 
 

@@ -45,7 +45,7 @@ class Settings(ServiceSettings):
     max_expansion: int = Field(
         _LIMITS.max_expansion,
         ge=1,
-        description="expansion factor of a container image's layer, beyond 64 MiB",
+        description="expansion factor of a compressed image or layer, beyond 64 MiB",
     )
     insecure_registries: tuple[str, ...] = Field(
         (), description="registries (host[:port]) of container images that speak plain http only"

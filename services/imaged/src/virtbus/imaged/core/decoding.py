@@ -1,5 +1,6 @@
-"""Decompresses a layer in bounded pieces (IMG-14)."""
+"""Decompresses a layer or an image in bounded pieces (IMG-14)."""
 
+import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,14 +21,20 @@ MAX_MEMBERS = 500_000
 access have one for each entry."""
 MAX_WINDOW_LOG = 27
 """128 MiB: the largest window that zstd itself accepts by default; it uses our memory."""
+MAX_XZ_BYTES = 68 * 1024**2
+"""Memory of a decoder: `xz -9`, the largest preset, needs 65 MiB."""
 _GZIP = b"\x1f\x8b"
+_XZ = b"\xfd7zXZ\0"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 """Bytes 1 to 3 of a frame without data (RFC 8878, 3.1.2)."""
 
 
 class _Stream(Protocol):
-    """One member (gzip) or frame (zstd). `rest` holds the bytes after it, once `eof` is True."""
+    """One member (gzip), stream (xz) or frame (zstd).
+
+    `rest` holds the bytes after it, once `eof` is True.
+    """
 
     eof: bool
     rest: bytes
@@ -51,10 +58,21 @@ class _Gzip:
                 return
 
 
-class _Zstd:
-    def __init__(self) -> None:
-        options = {int(zstd.DecompressionParameter.window_log_max): MAX_WINDOW_LOG}
-        self._stream = zstd.ZstdDecompressor(options=options)
+class _Decompressor(Protocol):
+    """The interface of lzma and zstd."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Framed:
+    def __init__(self, stream: _Decompressor) -> None:
+        self._stream = stream
         self.eof = False
         self.rest = b""
 
@@ -68,8 +86,22 @@ class _Zstd:
                 return
 
 
+def _xz() -> _Stream:
+    return _Framed(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_BYTES))
+
+
+def _zstd() -> _Stream:
+    options = {int(zstd.DecompressionParameter.window_log_max): MAX_WINDOW_LOG}
+    return _Framed(zstd.ZstdDecompressor(options=options))
+
+
+def is_compressed(head: bytes) -> bool:
+    """Return True for the first bytes of gzip, xz or zstd."""
+    return _kind(head) is not None
+
+
 def decoded(raw: Iterator[bytes], max_bytes: int, max_ratio: int) -> Iterator[bytes]:
-    """Yield the content of `raw` (gzip, zstd or neither, by its first bytes) in pieces up to 1 MiB.
+    """Yield the content of `raw` in pieces up to 1 MiB: gzip, xz, zstd or none, by its first bytes.
 
     Raises:
         DamagedError: it cannot be decompressed, or expands beyond `max_bytes` or `max_ratio` times
@@ -96,7 +128,7 @@ def decoded(raw: Iterator[bytes], max_bytes: int, max_ratio: int) -> Iterator[by
                 )
                 raise DamagedError(msg)
             yield piece
-    except (zlib.error, zstd.ZstdError) as error:
+    except (zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
         msg = f"it cannot be decompressed ({error})"
         raise DamagedError(msg) from None
 
@@ -112,18 +144,26 @@ def _pieces(chunks: Iterator[bytes]) -> Iterator[bytes]:
     stream = next(streams)
     yield from stream.decompress(first)
     while True:
-        while stream.eof and stream.rest:  # members and frames may follow one another
-            rest, stream = stream.rest, next(streams)
+        while stream.eof and (rest := _after(kind, stream.rest)):  # another member may follow
+            stream = next(streams)
             yield from stream.decompress(rest)
         chunk = next(chunks, b"")
         if not chunk:
             break
         if stream.eof:
+            chunk = _after(kind, chunk)
+            if not chunk:
+                continue
             stream = next(streams)
         yield from stream.decompress(chunk)
     if not stream.eof:
         msg = "its compressed data is cut short"
         raise DamagedError(msg)
+
+
+def _after(kind: Callable[[], _Stream], rest: bytes) -> bytes:
+    """Return the bytes after a member without the zeros that pad gzip and xz files."""
+    return rest if kind is _zstd else rest.lstrip(b"\0")
 
 
 def _members(kind: Callable[[], _Stream]) -> Iterator[_Stream]:
@@ -133,9 +173,11 @@ def _members(kind: Callable[[], _Stream]) -> Iterator[_Stream]:
     raise DamagedError(msg)
 
 
-def _kind(first: bytes) -> type[_Gzip] | type[_Zstd] | None:
+def _kind(first: bytes) -> Callable[[], _Stream] | None:
     if first.startswith(_GZIP):
         return _Gzip
+    if first.startswith(_XZ):
+        return _xz
     if first.startswith(_ZSTD) or (first[1:4] == _ZSTD_SKIPPED and 0x50 <= first[0] <= 0x5F):
-        return _Zstd
+        return _zstd
     return None

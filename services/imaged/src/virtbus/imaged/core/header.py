@@ -14,14 +14,15 @@ def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -
     """Return the image's header, or raise.
 
     `head` and `tail` are as in `formats.claims`; `size_bytes` is the size of the whole file. Raw is
-    accepted only if no known format's magic is found. A file of two formats is never accepted.
+    accepted only if no known format's magic is found. The exception is ISO 9660 or UDF: such a file
+    is the raw content of a disc. A file of two formats is never accepted.
 
     Raises:
         VirtbusError: 422 with a reason of `qcow2.parse`, `unlisted_format`, `ambiguous_format` or
             `header_invalid`; 413 `virtual_size_too_large`.
     """
     names = claims(head, tail)
-    if not names:
+    if names in {(), ("iso",)}:
         header = _raw(size_bytes)
     elif names == ("qcow2",) and not has_partition_table(head):
         header = qcow2.parse(head, size_bytes)
@@ -35,14 +36,19 @@ def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -
         )
     else:
         raise _unlisted(names)
-    if header.virtual_size_bytes > max_virtual_bytes:
+    check_virtual_size(header.virtual_size_bytes, max_virtual_bytes)
+    return header
+
+
+def check_virtual_size(virtual_size_bytes: int, max_virtual_bytes: int) -> None:
+    """Raise 413 `virtual_size_too_large`."""
+    if virtual_size_bytes > max_virtual_bytes:
         raise VirtbusError(
             Code.TOO_LARGE,
             "virtual_size_too_large",
-            f"the image claims a disk of {format_bytes(header.virtual_size_bytes)}; at most "
+            f"the image claims a disk of {format_bytes(virtual_size_bytes)}; at most "
             f"{format_bytes(max_virtual_bytes)} are allowed (setting max_virtual_bytes)",
         )
-    return header
 
 
 def _raw(size_bytes: int) -> ImageHeader:

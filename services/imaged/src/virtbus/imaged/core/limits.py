@@ -14,7 +14,7 @@ class TransferLimits:
     max_virtual_bytes: int = 2 * 1024**4
     """The largest disk an image may claim (IMG-12)."""
     max_expansion: int = 100
-    """Maximum expansion factor of a container's layer beyond 64 MiB (IMG-14)."""
+    """Maximum expansion factor of a compressed image or layer beyond 64 MiB (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024
     """A transfer that is slower than this over `rate_window_s` counts as stalled (SRC-08)."""
     rate_window_s: float = 60.0
@@ -29,7 +29,7 @@ class TransferLimits:
     turn_s: float = 60.0
     """Time that any other pull keeps its slot."""
     free_decode_s: float = 30.0
-    """CPU time that reading the layers of an image of any size may take."""
+    """CPU time that decoding an image of any size may take."""
     least_decode_bytes_s: int = 4 * 1024**2
     """Number of decoded bytes for which one more second of CPU time is allowed. Usual layers decode
     100 times as fast."""

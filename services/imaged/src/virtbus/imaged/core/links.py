@@ -24,6 +24,8 @@ class NameLink(LenientModel):
     url: str = ""
     etag: str = ""
     last_modified: str = ""
+    fetched: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
+    """The digest of the fetched bytes, if the stored file is their content."""
 
 
 class PartNote(LenientModel):

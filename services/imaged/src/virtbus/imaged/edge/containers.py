@@ -7,8 +7,7 @@ entry. Only the disk file's bytes are written, to the image's part.
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +19,7 @@ from virtbus.imaged.core.layers import Search
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.manifests import Blob, Index, Manifest, architecture_of
 from virtbus.imaged.core.sources import Validators, shown
+from virtbus.imaged.edge.decoding_work import DecodingWork, chunks
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.local_files import Fetched, OnBytes, too_large
@@ -42,9 +42,6 @@ class Transfer(Protocol):
 
 
 MAX_AUTH_FILE_BYTES = 1024**2
-_READ_BYTES = 256 * 1024
-_STEP_S = 0.05
-"""Time that a disk thread works between checks for cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +151,7 @@ class Containers:
         manifest = await self._choose(registry, document)
         total = manifests.check_sizes(registry.what, manifest.layers, self._limits.max_bytes)
         search = Search(shown(registry.what), ref.path)
-        reading = _Reading(self._limits, transfer.worked)
+        reading = DecodingWork(self._limits, transfer.worked)
         done = 0
         # layers are kept until all of them are read
         async with contextlib.AsyncExitStack() as parts:
@@ -216,7 +213,7 @@ class Containers:
             )
 
     async def _stream(
-        self, blob: PartialDownload, search: Search, part: PartialDownload, reading: "_Reading"
+        self, blob: PartialDownload, search: Search, part: PartialDownload, reading: DecodingWork
     ) -> None:
         steps = self._steps(blob, search, part, reading)
         try:
@@ -232,11 +229,11 @@ class Containers:
             ) from None
 
     def _steps(
-        self, blob: PartialDownload, search: Search, part: PartialDownload, reading: "_Reading"
+        self, blob: PartialDownload, search: Search, part: PartialDownload, reading: DecodingWork
     ) -> Iterator[None]:
         """Yield after each small piece of work. Runs in disk threads."""
         limits = self._limits
-        pieces = decoded(_chunks(blob), limits.max_bytes, limits.max_expansion)
+        pieces = decoded(chunks(blob), limits.max_bytes, limits.max_expansion)
         archive = Archive(reading.counted(pieces))
         while (entry := archive.entry()) is not None:
             wanted = search.is_disk(entry)
@@ -254,51 +251,3 @@ class Containers:
 
 def _shifted(on_bytes: OnBytes, done: int, total: int) -> OnBytes:
     return lambda more, _: on_bytes(done + more, total)
-
-
-def _chunks(blob: PartialDownload) -> Iterator[bytes]:
-    offset = 0
-    while chunk := blob.read_at(offset, _READ_BYTES):
-        offset += len(chunk)
-        yield chunk
-
-
-class _Reading:
-    """Counts the bytes and CPU time of reading all layers of one image, and limits their sums."""
-
-    def __init__(self, limits: TransferLimits, worked: Callable[[int], None]) -> None:
-        self._limits = limits
-        self._worked = worked
-        self._reported_bytes = 0
-        self._bytes = 0
-        self._cpu_s = 0.0
-
-    def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces of a layer, counted. Runs in disk threads."""
-        most = self._limits.max_bytes
-        for piece in pieces:
-            self._bytes += len(piece)
-            if self._bytes > most:
-                msg = f"the layers expand to more than {most} bytes in all (setting max_bytes)"
-                raise DamagedError(msg)
-            yield piece
-
-    def several(self, steps: Iterator[None]) -> bool:
-        """Run steps for _STEP_S; return False after the last step. Runs in disk threads."""
-        began_s, end_s = time.thread_time(), time.monotonic() + _STEP_S
-        try:
-            return any(time.monotonic() >= end_s for _ in steps)
-        finally:
-            self._cpu_s += time.thread_time() - began_s
-
-    def check(self) -> None:
-        """Report progress; raise DamagedError if reading took too much CPU time for the size."""
-        limits = self._limits
-        self._worked(self._bytes - self._reported_bytes)
-        self._reported_bytes = self._bytes
-        if self._cpu_s > limits.free_decode_s + self._bytes / limits.least_decode_bytes_s:
-            msg = (
-                f"its {self._bytes} bytes took {self._cpu_s:.0f} s of CPU time to read; "
-                "build the image again, with fewer entries and one stream of compressed data"
-            )
-            raise DamagedError(msg)

@@ -52,7 +52,8 @@ class Downloads:
         """
         check_url(url)
         noted = _noted(url, pinned=pinned)
-        await self._threads.run(part.resume, noted)
+        whole = size_bytes is not None
+        await self._threads.run(lambda: part.resume(noted, whole=whole))
         while await self._threads.run(part.hash_more):
             on_bytes(part.offset, size_bytes)
         if size_bytes is not None and part.offset == size_bytes:

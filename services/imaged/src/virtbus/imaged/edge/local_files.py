@@ -28,6 +28,8 @@ class Fetched:
 
     validators: Validators
     unchanged: bool = False
+    digest: str = ""
+    """Of the fetched bytes, which are compressed if the stored file has another digest."""
 
 
 def too_large(url: str, size_bytes: int, max_bytes: int) -> VirtbusError:

@@ -57,10 +57,12 @@ class PartialDownload:
         self._untouched = True
         self._fd = openat2.open_file(key, dir_fd, os.O_RDWR | os.O_CREAT)
 
-    def resume(self, url: str) -> bool:
+    def resume(self, url: str, *, whole: bool = False) -> bool:
         """Keep the bytes of an earlier part of `url`; drop them if they cannot resume.
 
-        Return True if bytes are kept. `hash_more` must then hash them.
+        A complete part loses its last byte, because a server refuses an empty range. It keeps the
+        byte if `whole`: then the caller sends no request. Return True if bytes are kept.
+        `hash_more` must then hash them.
         """
         self._untouched = False
         note = read_note(self.key, self._dir_fd)
@@ -68,7 +70,8 @@ class PartialDownload:
         if note is None or note.url != url or not 0 < note.done_bytes <= size:
             self.restart(None)
             return False
-        os.ftruncate(self._fd, note.done_bytes)
+        last = 1 if note.done_bytes == note.total_bytes and not whole else 0
+        os.ftruncate(self._fd, note.done_bytes - last)
         self.note = note
         return True
 
@@ -153,6 +156,15 @@ class PartialDownload:
     def read_at(self, offset: int, length: int) -> bytes:
         """Return `length` bytes at `offset`; fewer at the end of the file."""
         return os.pread(self._fd, length, offset)
+
+    @property
+    def descriptor(self) -> int:
+        """Return the open file, for a process that reads or fills it."""
+        return self._fd
+
+    def written_bytes(self) -> int:
+        """Return the space that the file takes, also if another process writes it."""
+        return os.fstat(self._fd).st_blocks * 512
 
     def publish(self, data_fd: int, name: str) -> None:
         """Make the file durable and read-only, and move it to `name` in the directory `data_fd`."""

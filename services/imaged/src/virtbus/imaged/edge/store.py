@@ -201,6 +201,16 @@ class ImageStore:
         self._used_ns[digest] = time.monotonic_ns()
         return image
 
+    def pinned(self, digest: str) -> ImageInfo | None:
+        """Return the image with a digest, or that of the fetched bytes with this digest."""
+        made = (link.digest for link in self._links.values() if link.fetched == digest)
+        return self.cached(digest) or next(filter(None, map(self.cached, made)), None)
+
+    def may_be(self, pin: str, digest: str) -> bool:
+        """Return False if the image `digest` is known to be another one than that of a pin."""
+        links = [link.fetched for link in self._links.values() if link.digest == digest]
+        return pin == digest or pin in links or not (links or pin in self._images)
+
     def _age_mark(self, file: str) -> float:
         return os.stat(file, dir_fd=self._links_fd, follow_symlinks=False).st_mtime
 
