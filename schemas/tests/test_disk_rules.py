@@ -68,6 +68,8 @@ def test_targets_continue_after_z() -> None:
     assert names[:3] == ["vda", "sda", "sdb"]
     assert names[26:29] == ["sdz", "sdaa", "sdab"]
     assert names[53] == "sdba"
+    nvme = Disk(name="n", bus=DiskBus.NVME)
+    assert list(target_names([nvme, Disk(name="root"), nvme])) == ["nvme0n1", "vda", "nvme1n1"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,12 @@ def test_targets_continue_after_z() -> None:
         ({"bus": "sata", "block_size": {"logical_bytes": 4096}}, ["block_size.logical_bytes"]),
         ({"bus": "usb", "block_size": {"physical_bytes": 4096}}, ["block_size"]),
         ({"bus": "scsi", "device": "cdrom", "block_size": {}}, ["block_size"]),
+        ({"bus": "nvme", "error_policy": "report", "cache": "none", "io": "native"}, []),
+        ({"bus": "nvme", "error_policy": "stop"}, ["error_policy"]),
+        ({"bus": "nvme", "read_error_policy": "ignore"}, ["read_error_policy"]),
+        ({"bus": "nvme", "limits": {"iops": 50}}, ["limits"]),
+        ({"bus": "nvme", "readonly": True}, ["readonly"]),
+        ({"bus": "nvme", "device": "cdrom"}, ["device"]),
         ({"limits": {"bytes_per_s": "8MB", "read_iops": 50, "write_iops": 20}}, []),
         ({"limits": {"bytes_per_s": 10, "read_bytes_per_s": 10}}, ["limits.bytes_per_s"]),
         ({"limits": {"burst_s": 5}}, ["limits.burst_s"]),

@@ -280,6 +280,19 @@ def test_no_two_disks_of_full_buses_share_an_address() -> None:
     assert len(ports) < 128
 
 
+def test_an_nvme_disk_is_a_virtio_disk_with_another_driver_and_no_input_in_it() -> None:
+    disks = (Disk(name="a", bus=DiskBus.NVME), Disk(name="b"), Disk(name="c", bus=DiskBus.NVME))
+    spec = VmSpec(domain=Domain(devices=Devices(disks=disks)))
+    root = ElementTree.fromstring(render(inputs(spec)))
+    named = {one.find("serial").text: one.find("target").get("dev") for one in root.iter("disk")}  # type: ignore[union-attr]
+    assert named == {"a": "vdb", "b": "vda", "c": "vdc"}
+    (override,) = root.findall(f"{{{QEMU_NAMESPACE}}}override")
+    assert [device.get("alias") for device in override] == ["ua-nvme-a", "ua-nvme-c"]
+    properties = [dict(one.items()) for one in override.iter() if one.tag.endswith("property")]
+    assert properties == [{"name": "driver", "type": "string", "value": "nvme"}] * 2
+    assert "commandline" not in render(inputs(spec))
+
+
 def test_nics_get_the_first_root_ports_and_no_device_shares_one() -> None:
     text = render(CASES["large"])
     assert [d["bus"] for d in nic_devices(2)] == ["pci.1", "pci.2"]

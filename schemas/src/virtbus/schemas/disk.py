@@ -21,7 +21,7 @@ RATE_MAX = 10**15
 """QEMU's largest rate, also of a burst times its length."""
 IO_THREADS_MAX = 64
 SERIAL_MAX, _START, _DIGITS = 20, 11, 8
-"""virtio and sata cut a longer serial without an error."""
+"""virtio, sata and nvme cut a longer serial without an error."""
 DISKS_MAX = 256
 """Disks, and volumes, of one VM, as in KubeVirt."""
 
@@ -32,6 +32,7 @@ class DiskBus(StrEnum):
     VIRTIO = "virtio"
     SATA = "sata"
     SCSI = "scsi"
+    NVME = "nvme"
     USB = "usb"
 
 
@@ -185,12 +186,15 @@ def target_names(disks: Sequence[Disk]) -> Iterator[str]:
     """Yield each disk's name in a Linux guest, if the guest finds the disks in this order."""
     used: Counter[str] = Counter()
     for disk in disks:
-        prefix = "vd" if disk.bus is DiskBus.VIRTIO else "sd"
-        yield prefix + _letters(used[prefix])
-        used[prefix] += 1
+        prefix = _PREFIXES.get(disk.bus, "sd")
+        number, used[prefix] = used[prefix], used[prefix] + 1
+        yield f"nvme{number}n1" if prefix == "nvme" else prefix + letters(number)
 
 
-def _letters(number: int) -> str:
+_PREFIXES = {DiskBus.VIRTIO: "vd", DiskBus.NVME: "nvme"}
+
+
+def letters(number: int) -> str:
     """Return a to z, then aa, ab and so on."""
     rest, last = divmod(number, len(ascii_lowercase))
-    return (_letters(rest - 1) if rest else "") + ascii_lowercase[last]
+    return (letters(rest - 1) if rest else "") + ascii_lowercase[last]

@@ -15,10 +15,11 @@ MAX_DISKS: Mapping[DiskBus, int] = {
     DiskBus.SATA: 24,
     DiskBus.SCSI: 200,
     DiskBus.USB: 12,
+    DiskBus.NVME: 24,
 }
 """Disks of one VM on each bus.
 
-Each virtio disk needs a root port, and six SATA disks need a controller on one. All SCSI
+Each virtio or NVMe disk needs a root port, and six SATA disks need a controller on one. All SCSI
 disks are on one controller. The USB controller has 15 ports.
 """
 
@@ -34,6 +35,8 @@ class Verb(StrEnum):
     DISCARD = "discard"
     BLOCK_SIZE = "block size"
     IO_THREAD = "io thread"
+    LIMITS = "limits"
+    ERROR_POLICY = "error policy"
     HOT_PLUG = "hot-plug"
     UNPLUG = "unplug"
     GROW = "grow"
@@ -67,6 +70,7 @@ WORKS, NOT_YET = Ability(Verdict.WORKS), Ability(Verdict.NOT_YET)
 _LATER = (Verb.HOT_PLUG, Verb.UNPLUG, Verb.GROW, Verb.MEDIA_CHANGE)
 _ANY = dict.fromkeys(Verb, WORKS) | dict.fromkeys(_LATER, NOT_YET)
 _NO_THREAD = _no("QEMU serves this bus in its main loop; use virtio")
+_NO_NVME = _no("libvirt does not know the bus, so a disk is on it from the start or never")
 _NO_DRIVE = _no("the bus has no CD-ROM drives, so no media can be changed")
 
 ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
@@ -95,6 +99,18 @@ ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
         Verb.IO_THREAD: _NO_THREAD,
         Verb.DISCARD: _no("USB storage passes no discard on; use virtio, scsi or sata"),
         Verb.GROW: _no("a guest sees the new size of a USB disk only at its next start"),
+        Verb.MEDIA_CHANGE: _NO_DRIVE,
+    },
+    DiskBus.NVME: _ANY
+    | {
+        Verb.READONLY: _no("QEMU's NVMe shows a read-only disk as writable; use virtio or scsi"),
+        Verb.CDROM: _no("NVMe has no CD-ROM drives; use sata or scsi"),
+        Verb.IO_THREAD: _NO_THREAD,
+        Verb.LIMITS: _no("libvirt cannot find an NVMe disk to limit it; use virtio or scsi"),
+        Verb.ERROR_POLICY: _no("QEMU's NVMe reports each error to the guest; use virtio or scsi"),
+        Verb.HOT_PLUG: _NO_NVME,
+        Verb.UNPLUG: _NO_NVME,
+        Verb.GROW: _no("QEMU's NVMe reports no new size to a running guest"),
         Verb.MEDIA_CHANGE: _NO_DRIVE,
     },
 }

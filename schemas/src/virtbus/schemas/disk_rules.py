@@ -17,10 +17,12 @@ from virtbus.schemas.disk import (
     Disk,
     DiskBus,
     DiskLimits,
+    ErrorPolicy,
     IoMode,
     IoThreads,
     IoThreadsPolicy,
     Rates,
+    ReadErrorPolicy,
 )
 from virtbus.schemas.disk_buses import ABILITIES, MAX_DISKS, Verb
 from virtbus.schemas.errors import Detail
@@ -97,6 +99,16 @@ def _host_io(disk: Disk) -> Iterator[Problem]:
             yield "detect_zeroes", "unmap needs discard: unmap; write on, or leave discard out"
 
 
+def _errors(disk: Disk) -> Iterator[Problem]:
+    ability = ABILITIES[disk.bus][Verb.ERROR_POLICY]
+    if not ability.refused:
+        return
+    if disk.error_policy not in {None, ErrorPolicy.REPORT}:
+        yield "error_policy", ability.why
+    if disk.read_error_policy not in {None, ReadErrorPolicy.REPORT}:
+        yield "read_error_policy", ability.why
+
+
 def _blocks(disk: Disk) -> Iterator[Problem]:
     size, ability = disk.block_size, ABILITIES[disk.bus][Verb.BLOCK_SIZE]
     if size is None:
@@ -123,6 +135,9 @@ def _limits(disk: Disk) -> Iterator[Problem]:
     limits = disk.limits
     if limits is None:
         return
+    ability = ABILITIES[disk.bus][Verb.LIMITS]
+    if ability.refused:
+        yield "limits", ability.why
     yield from _totals(limits, "limits")
     if limits.burst is not None:
         yield from _totals(limits.burst, "limits.burst")
@@ -151,4 +166,4 @@ def _bursts(limits: DiskLimits, burst: Rates) -> Iterator[Problem]:
             yield f"limits.burst.{name}", f"times burst_s must be at most {RATE_MAX}"
 
 
-_CHECKS = (_device, _host_io, _blocks, _limits)
+_CHECKS = (_device, _host_io, _errors, _blocks, _limits)

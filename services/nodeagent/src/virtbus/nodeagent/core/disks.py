@@ -8,14 +8,18 @@ from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element,
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.io_threads import io_threads
+from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import PcieAllocator
-from virtbus.schemas.disk import target_names
+from virtbus.schemas.disk import letters, target_names
 from virtbus.schemas.vm import Disk, DiskBus, Domain
 
 _SATA_PORTS = 6
 """Ports of one AHCI controller (QEMU: ich9-ahci)."""
 _USB_PORTS = 15
 """Ports of the USB controller: the most of a qemu-xhci."""
+
+
+_ON_PCI = (DiskBus.VIRTIO, DiskBus.NVME)
 
 
 @dataclass
@@ -32,12 +36,25 @@ class _Place:
         """Return the address of the next disk on `bus`."""
         number = self.used[bus]
         self.used[bus] += 1
-        if bus is DiskBus.VIRTIO:
+        if bus in _ON_PCI:
             return slots.address()
         if bus is DiskBus.USB:
             return el("address", type="usb", bus=0, port=number + 1)
         controller, unit = divmod(number, _SATA_PORTS) if bus is DiskBus.SATA else (0, number)
         return el("address", type="drive", controller=controller, bus=0, target=0, unit=unit)
+
+
+def targets(disks: Sequence[Disk]) -> list[str]:
+    """Return libvirt's name of each disk: the guest's, except for NVMe disks.
+
+    libvirt knows those as further virtio disks, so they continue the letters of virtio.
+    """
+    names = list(target_names(disks))
+    number = sum(disk.bus is DiskBus.VIRTIO for disk in disks)
+    for at, disk in enumerate(disks):
+        if disk.bus is DiskBus.NVME:
+            names[at], number = f"vd{letters(number)}", number + 1
+    return names
 
 
 def disk_elements(
@@ -50,7 +67,7 @@ def disk_elements(
     place, disks = _Place(), domain.devices.disks
     threads = io_threads(domain).of_disks
     elements = []
-    for disk, target in zip(disks, target_names(disks), strict=True):
+    for disk, target in zip(disks, targets(disks), strict=True):
         order = disk.boot_order or (1 if disk.name == bootable else None)
         thread, address = threads.get(disk.name), place.next(disk.bus, slots)
         elements.append(_disk(disk, files.get(disk.name), target, order, thread, address))
@@ -67,19 +84,21 @@ def _disk(
 ) -> Element:
     """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
+    bus = DiskBus.VIRTIO if disk.bus is DiskBus.NVME else disk.bus
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
-    device = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
+    device = "disk" if bus is DiskBus.VIRTIO else disk.device
     return el(
         "disk",
         driver_element(disk, str(file.format) if file else "raw", thread),
         *(() if file is None else (el("source", file=file.path), _backing(file))),
         iotune_element(disk.limits),
         blockio_element(disk.block_size),
-        el("target", dev=target, bus=str(disk.bus)),
+        el("target", dev=target, bus=str(bus)),
         el("serial", disk.guest_serial),
         el("readonly") if readonly else None,
         el("boot", order=order) if order else None,
         address,
+        el("alias", name=nvme_alias(disk)) if disk.bus is DiskBus.NVME else None,
         type="file",
         device=device,
     )

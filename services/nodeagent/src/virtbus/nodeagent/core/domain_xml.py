@@ -14,6 +14,7 @@ from virtbus.nodeagent.core.disks import disk_controllers, disk_elements, usb_co
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
 from virtbus.nodeagent.core.metadata import metadata
+from virtbus.nodeagent.core.nvme import nvme_overrides
 from virtbus.nodeagent.core.pcie import PcieAllocator
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
@@ -63,10 +64,14 @@ def render(inputs: DomainInputs) -> str:
         _devices(inputs),
         type="kvm" if inputs.accelerator == "kvm" else "qemu",
     )
+    extensions = [nvme_overrides(spec.domain.devices.disks)]
     if inputs.skip_cpu_queries:
-        domain.set("xmlns:qemu", QEMU_NAMESPACE)
         skipped = el("qemu:del", capability="cpu-unavailable-features")
-        domain.append(el("qemu:capabilities", skipped))
+        extensions.append(el("qemu:capabilities", skipped))
+    for extension in extensions:
+        if extension is not None:
+            domain.set("xmlns:qemu", QEMU_NAMESPACE)
+            domain.append(extension)
     return to_text(domain)
 
 
