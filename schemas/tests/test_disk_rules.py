@@ -48,6 +48,13 @@ def test_a_boot_order_is_given_once_on_all_buses() -> None:
     assert list(problems(*orders)) == ["[2].boot_order"]
 
 
+def test_a_sata_disk_that_the_firmware_does_not_see_cannot_be_booted_from() -> None:
+    disks = [{"bus": "sata"}] * 24
+    assert not problems(*disks[:11], disks[0] | {"boot_order": 1}, *disks[12:])
+    late = problems(*disks[:12], disks[0] | {"boot_order": 1}, *disks[13:])
+    assert list(late) == ["[12].bus"]
+
+
 def test_a_serial_is_the_name_or_made_of_it_within_what_each_bus_has() -> None:
     assert Disk(name="data").guest_serial == "data"
     assert Disk(name="data", serial="A_1.b").guest_serial == "A_1.b"

@@ -24,6 +24,10 @@ disks are on one controller. The USB controller has 15 ports.
 """
 
 
+BOOTABLE_SATA = 12
+"""The firmware's memory suffices for some 14 SATA disks. It never sees the others."""
+
+
 class Verb(StrEnum):
     """An ability of a disk."""
 
@@ -81,6 +85,7 @@ ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
     },
     DiskBus.SATA: _ANY
     | {
+        Verb.BOOT: Ability(Verdict.WORKS, f"from the first {BOOTABLE_SATA} SATA disks of a VM"),
         Verb.BLOCK_SIZE: Ability(
             Verdict.WORKS, "only the physical size; logical blocks have 512 bytes"
         ),

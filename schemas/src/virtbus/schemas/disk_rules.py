@@ -24,7 +24,7 @@ from virtbus.schemas.disk import (
     Rates,
     ReadErrorPolicy,
 )
-from virtbus.schemas.disk_buses import ABILITIES, MAX_DISKS, Verb
+from virtbus.schemas.disk_buses import ABILITIES, BOOTABLE_SATA, MAX_DISKS, Verb
 from virtbus.schemas.errors import Detail
 
 DISKS = "spec.domain.devices.disks"
@@ -57,6 +57,13 @@ def _crowded(disks: Mapping[int, Disk]) -> Iterator[Detail]:
     for index, disk in disks.items():
         used[disk.bus] += 1
         most = MAX_DISKS[disk.bus]
+        late = disk.bus is DiskBus.SATA and used[disk.bus] > BOOTABLE_SATA
+        if late and disk.boot_order is not None:
+            message = (
+                f"the firmware boots from the first {BOOTABLE_SATA} SATA disks; list it earlier,"
+                " or put it on another bus"
+            )
+            yield Detail(path=f"{DISKS}[{index}].bus", message=message)
         if used[disk.bus] == most + 1:
             message = f"a VM has at most {most} disks on {disk.bus}; put the others on another bus"
             yield Detail(path=f"{DISKS}[{index}].bus", message=message)
