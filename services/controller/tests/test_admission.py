@@ -128,6 +128,27 @@ def test_a_cdrom_drive_needs_no_volume(bus: str, wrong: list[str]) -> None:
         assert admitted(**data).spec.domain.devices.disks[0].name == "drive"
 
 
+def test_rules_of_disks_are_in_the_same_answer_as_wrong_types() -> None:
+    disks = [{"name": "root", "bus": "sata", "readonly": True}, {"name": "data", "bus": "isa"}]
+    volumes = [ROOT, {"name": "data", "empty_disk": {"capacity": "1GiB"}}]
+    spec = {"domain": {"devices": {"disks": disks}}, "volumes": volumes}
+    assert set(paths({"name": "web", "spec": spec})) == {
+        f"{DISKS}[0].readonly",
+        f"{DISKS}[1].bus",
+    }
+
+
+def test_disks_that_admission_adds_count_for_their_bus() -> None:
+    volumes = [{"name": f"d{n}", "empty_disk": {"capacity": "1MiB"}} for n in range(60)]
+    # the seed is the disk 61
+    assert paths({"name": "web", "spec": {"volumes": volumes}}) == [f"{DISKS}[60].bus"]
+    spec = {
+        "volumes": volumes,
+        "domain": {"devices": {"disks": [{"name": "d0", "bus": "scsi"}]}},
+    }
+    assert len(admitted(image=None, spec=spec).spec.domain.devices.disks) == 61
+
+
 def test_an_explicit_empty_list_of_networks_means_none() -> None:
     done = admit({"name": "web", "spec": {"volumes": [ROOT], "networks": []}}, uid(1))
     assert done.spec.networks == ()
@@ -281,7 +302,7 @@ def test_problems_of_types_and_between_fields_come_in_one_answer() -> None:
     ("volumes", "where"),
     [
         (
-            [{"name": f"d{n}", "empty_disk": {"capacity": "1MiB"}} for n in range(24)],
+            [{"name": f"d{n}", "empty_disk": {"capacity": "1MiB"}} for n in range(256)],
             "spec.volumes",
         ),
         ([SEED | {"cloud_init_no_cloud": {"ssh_keys": [SSH_KEY] * 64}}], "ssh_keys"),

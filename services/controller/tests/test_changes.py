@@ -36,6 +36,7 @@ def update(of: VmRecord, spec: VmSpec | None = None, **more: Any) -> VmRecord:
         {"domain__memory": {"guest": GIB}},
         {"domain__firmware": {"serial": "x1"}},
         {"domain__accelerator": "tcg"},
+        {"domain__io_threads": {"policy": "shared"}},
     ],
     ids=str,
 )
@@ -65,6 +66,35 @@ def test_an_immutable_field_is_422_with_its_path(change: dict[str, Any], path: s
     found = [detail.path for detail in caught.value.body.details]
     assert path in found
     assert "spec.termination_grace_s" not in found
+
+
+def with_disk(of: VmRecord, **changes: Any) -> VmSpec:
+    """Return the record's spec with changes of its first disk."""
+    plain = of.spec.model_dump()
+    first, *others = plain["domain"]["devices"]["disks"]
+    plain["domain"]["devices"]["disks"] = [first | changes, *others]
+    return VmSpec.model_validate(plain)
+
+
+def test_properties_of_a_disk_change_at_a_restart_and_its_bus_does_not() -> None:
+    before = record()
+    limits, size = {"iops": 50, "burst": {"iops": 90}}, {"logical_bytes": 4096}
+    tuned = with_disk(before, limits=limits, block_size=size, io="io_uring", boot_order=3)
+    after = update(before, tuned)
+    assert after.generation == before.generation + 1
+    assert update(after, with_disk(after, limits={"iops": 70})).spec.domain.devices.disks[0].limits
+    with pytest.raises(VirtbusError) as caught:
+        update(before, with_disk(before, bus="scsi", cache="none"))
+    path = "spec.domain.devices.disks[0]"
+    assert [detail.path for detail in caught.value.body.details] == [f"{path}.bus"]
+
+
+def test_a_changed_disk_keeps_the_rules_of_a_new_one() -> None:
+    before = record()
+    with pytest.raises(VirtbusError) as caught:
+        update(before, with_disk(before, io="native"))
+    (detail,) = caught.value.body.details
+    assert (caught.value.code, detail.path) == (Code.INVALID, "spec.domain.devices.disks[0].io")
 
 
 def test_a_change_deep_in_a_list_is_reported_with_its_index() -> None:

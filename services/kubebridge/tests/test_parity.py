@@ -9,6 +9,14 @@ from services.kubebridge.tests.manifests import put, template, vm, vmi
 from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.kubebridge.core.validation.rules import vm_causes, vmi_causes
 from virtbus.schemas.api import VmCreate
+from virtbus.schemas.disk import (
+    BlockSize,
+    CacheMode,
+    Disk,
+    IoMode,
+    IoThreads,
+    IoThreadsPolicy,
+)
 from virtbus.schemas.vm import MEMORY_MIN, DiskBus, ErrorPolicy
 
 DISKS, NICS = "domain.devices.disks", "domain.devices.interfaces"
@@ -46,6 +54,81 @@ def test_a_disk_without_a_bus_and_a_volume_without_a_disk_are_sata() -> None:
 def test_a_watchdog_without_a_model_resets_its_guest() -> None:
     watchdog = domain(made({"domain.devices.watchdog": {"name": "w"}})).devices.watchdog
     assert watchdog.i6300esb.action == "reset"
+
+
+def test_a_problem_of_virtbus_own_rules_names_the_manifests_field() -> None:
+    (cause,) = vmi_causes(vmi({f"{DISKS}.1": {"name": "emptydisk", "cdrom": {"bus": "usb"}}}))
+    assert cause.field == f"spec.{DISKS}[1].cdrom"
+    assert domain(made({f"{DISKS}.1.disk.bus": "usb"})).devices.disks[1].bus is DiskBus.USB
+
+
+def test_a_problem_is_reported_by_a_rule_of_kubevirt_or_by_ours() -> None:
+    readonly = {"name": "emptydisk", "disk": {"bus": "sata", "readonly": True}}
+    (cause,) = vmi_causes(vmi({f"{DISKS}.1": readonly}))
+    assert cause.field == f"spec.{DISKS}[1].disk.readonly"
+
+
+def test_each_property_of_a_disk_in_kubevirt_reaches_the_disk() -> None:
+    disk = {
+        "name": "containerdisk",
+        "disk": {"bus": "virtio"},
+        "cache": "none",
+        "io": "native",
+        "dedicatedIOThread": True,
+        "blockSize": {"custom": {"logical": 512, "physical": 4096}, "matchVolume": {}},
+    }
+    pool = {"ioThreadsPolicy": "supplementalPool", "ioThreads.supplementalPoolThreadCount": 3}
+    changes = {f"domain.{path}": value for path, value in pool.items()}
+    done = domain(made({f"{DISKS}.0": disk} | changes))
+    assert done.devices.disks[0] == Disk(
+        name="containerdisk",
+        cache=CacheMode.NONE,
+        io=IoMode.NATIVE,
+        dedicated_io_thread=True,
+        block_size=BlockSize(logical_bytes=512, physical_bytes=4096),
+    )
+    assert done.io_threads == IoThreads(policy=IoThreadsPolicy.POOL, count=3)
+
+
+def test_native_io_without_a_cache_mode_bypasses_the_cache_as_in_kubevirt() -> None:
+    disk = domain(made({f"{DISKS}.0.io": "native"})).devices.disks[0]
+    assert (disk.io, disk.cache) == (IoMode.NATIVE, CacheMode.NONE)
+    assert domain(made({f"{DISKS}.0.io": "default"})).devices.disks[0].io is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({f"{DISKS}.0.cache": "writeback", f"{DISKS}.0.io": "native"}, f"{DISKS}[0].io"),
+        (
+            {f"{DISKS}.0.disk.bus": "scsi", f"{DISKS}.0.dedicatedIOThread": True},
+            f"{DISKS}[0].dedicatedIOThread",
+        ),
+        (
+            {f"{DISKS}.0.blockSize": {"custom": {"logical": 1000}}},
+            f"{DISKS}[0].blockSize.custom.logical",
+        ),
+        (
+            {f"{DISKS}.0.blockSize": {"custom": {"discardGranularity": 4096}}},
+            f"{DISKS}[0].blockSize.custom.discardGranularity",
+        ),
+        ({f"{DISKS}.0.shareable": True}, f"{DISKS}[0].shareable"),
+        ({f"{DISKS}.0.serial": "x" * 21}, f"{DISKS}[0].serial"),
+        (
+            {f"{DISKS}.0.serial": "s", f"{DISKS}.1.serial": "s"},
+            f"{DISKS}[1].serial",
+        ),
+        (
+            {"domain.ioThreadsPolicy": "auto", "domain.ioThreads.supplementalPoolThreadCount": 3},
+            "domain.ioThreads.supplementalPoolThreadCount",
+        ),
+    ],
+    ids=str,
+)
+def test_a_property_of_a_disk_that_cannot_work_is_refused_at_its_field(
+    changes: dict[str, Any], field: str
+) -> None:
+    assert [cause.field for cause in vmi_causes(vmi(changes))] == [f"spec.{field}"]
 
 
 @pytest.mark.parametrize("policy", [str(one) for one in ErrorPolicy])

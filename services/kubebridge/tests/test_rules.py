@@ -187,7 +187,6 @@ BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
         {f"affinity.nodeAffinity.{PREFERRED}": [{"weight": 101, "preference": {}}]},
         f"affinity.nodeAffinity.{PREFERRED}[0].weight",
     ),
-    (0, "domain.ioThreadsPolicy"): ({"domain.ioThreadsPolicy": "bad"}, "domain.ioThreadsPolicy"),
     (0, "domain.devices.interfaces[].ports[]"): (
         {"domain.devices.interfaces.0.ports": [{"port": 0}]},
         "domain.devices.interfaces[0].ports[0].port",

@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 import pytest
 
 from virtbus.nodeagent.core.disk_sources import DiskSource
-from virtbus.nodeagent.core.domain_xml import DomainInputs, render
+from virtbus.nodeagent.core.domain_xml import QEMU_NAMESPACE, DomainInputs, render
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
 from virtbus.nodeagent.core.pcie import nic_devices
 from virtbus.schemas.container import ContainerDisk
+from virtbus.schemas.disk_buses import MAX_DISKS
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
@@ -33,6 +34,7 @@ from virtbus.schemas.vm import (
 )
 from virtbus.schemas.watchdog import I6300esb, Watchdog
 
+ElementTree.register_namespace("qemu", QEMU_NAMESPACE)
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -149,7 +151,68 @@ SMOKE = VmSpec(  # KubeVirt's walk-through: its guest looks for its disks in thi
     ),
     networks=(Network(name="default"),),
 )
+EVERY_BUS = VmSpec(
+    domain=Domain(
+        devices=Devices(
+            disks=(
+                Disk(name="root"),
+                *(Disk(name=f"{bus}-{n}", bus=bus) for n in range(2) for bus in DiskBus),
+            ),
+            interfaces=(Interface(name="default"),),
+        )
+    ),
+    volumes=(
+        ROOT,
+        *(
+            Volume(name=f"{bus}-{n}", empty_disk=EmptyDisk(capacity=2**30))
+            for n in range(2)
+            for bus in DiskBus
+        ),
+    ),
+    networks=(Network(name="default"),),
+)
+TUNED = VmSpec(
+    domain=Domain.model_validate(
+        {
+            "cpu": {"cores": 2},
+            "io_threads": {"policy": "auto"},
+            "devices": {
+                "disks": [
+                    {
+                        "name": "root",
+                        "cache": "none",
+                        "io": "native",
+                        "detect_zeroes": "unmap",
+                        "error_policy": "stop",
+                        "read_error_policy": "report",
+                        "limits": {
+                            "bytes_per_s": "8MiB",
+                            "read_iops": 100,
+                            "write_iops": 50,
+                            "burst": {"bytes_per_s": "64MiB", "read_iops": 200},
+                            "burst_s": 5,
+                        },
+                    },
+                    {"name": "log", "dedicated_io_thread": True, "cache": "directsync"},
+                    {"name": "data", "bus": "scsi", "block_size": {"logical_bytes": 4096}},
+                    {"name": "old", "bus": "sata", "block_size": {"physical_bytes": 4096}},
+                    {"name": "stick", "bus": "usb", "discard": "ignore", "cache": "unsafe"},
+                    {"name": "ring", "io": "io_uring", "cache": "writethrough"},
+                ]
+            },
+        }
+    ),
+    volumes=(
+        ROOT,
+        *(
+            Volume(name=name, empty_disk=EmptyDisk(capacity=2**30))
+            for name in ("log", "data", "old", "stick", "ring")
+        ),
+    ),
+)
 CASES = {
+    "tuned": inputs(TUNED),
+    "every-bus": inputs(EVERY_BUS),
     "kubevirt-smoke": inputs(SMOKE),
     "watchdog": inputs(GUARDED),
     "small": inputs(SMALL),
@@ -200,6 +263,34 @@ def test_a_drive_without_a_volume_is_empty_and_an_error_policy_is_the_drivers() 
     assert "<source" not in disk
     assert 'error_policy="stop"' in disk
     assert "<readonly" in disk
+
+
+def test_no_two_disks_of_full_buses_share_an_address() -> None:
+    disks = [Disk(name=f"{bus}-{n}", bus=bus) for bus in DiskBus for n in range(MAX_DISKS[bus])]
+    spec = VmSpec(domain=Domain(devices=Devices.model_construct(disks=tuple(disks))))
+    devices = ElementTree.fromstring(render(inputs(spec))).find("devices")
+    assert devices is not None
+    places = [
+        (one.find("target").get("bus"), *sorted(address.items()))  # type: ignore[union-attr]
+        for one in devices.findall("disk")
+        if (address := one.find("address")) is not None
+    ]
+    assert len(places) == len(set(places)) == len(disks)
+    ports = devices.findall("controller[@model='pcie-root-port']")
+    assert len(ports) < 128
+
+
+def test_an_nvme_disk_is_a_virtio_disk_with_another_driver_and_no_input_in_it() -> None:
+    disks = (Disk(name="a", bus=DiskBus.NVME), Disk(name="b"), Disk(name="c", bus=DiskBus.NVME))
+    spec = VmSpec(domain=Domain(devices=Devices(disks=disks)))
+    root = ElementTree.fromstring(render(inputs(spec)))
+    named = {one.find("serial").text: one.find("target").get("dev") for one in root.iter("disk")}  # type: ignore[union-attr]
+    assert named == {"a": "vdb", "b": "vda", "c": "vdc"}
+    (override,) = root.findall(f"{{{QEMU_NAMESPACE}}}override")
+    assert [device.get("alias") for device in override] == ["ua-nvme-a", "ua-nvme-c"]
+    properties = [dict(one.items()) for one in override.iter() if one.tag.endswith("property")]
+    assert properties == [{"name": "driver", "type": "string", "value": "nvme"}] * 2
+    assert "commandline" not in render(inputs(spec))
 
 
 def test_nics_get_the_first_root_ports_and_no_device_shares_one() -> None:

@@ -2,143 +2,30 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import stat
-import tempfile
-import uuid
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator
 
-import libvirt
 import pytest
+from services.nodeagent.tests.libvirt_host import (
+    ECHOES,
+    POWERS_OFF,
+    QEMU,
+    Host,
+    folder,
+    heard,
+    host,
+    pid_of,
+)
 
-from virtbus.nodeagent.core.disk_sources import DiskSource
-from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.nodeagent.edge.console import Consoles
-from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
-from virtbus.nodeagent.edge.record_files import AgentFiles
-from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.seed import CloudInitNoCloud
-from virtbus.schemas.vm import (
-    Devices,
-    Disk,
-    DiskBus,
-    Domain,
-    EmptyDisk,
-    ImageVolume,
-    Interface,
-    Memory,
-    VmRecord,
-    VmSpec,
-    Volume,
-)
+
+__all__ = ["folder", "host"]  # fixtures
 
 pytestmark = pytest.mark.integration
-
-URI = "qemu:///system"
-QEMU = "/usr/bin/qemu-system-x86_64"
-HALTS = bytes([0xFA, 0xF4, 0xEB, 0xFD])
-"""cli; hlt; jmp: a guest that does nothing."""
-# The serial port echoes its input (in al,dx of LSR; test; in; out; jmp).
-ECHOES = bytes(
-    [0xBA, 0xFD, 0x03, 0xEC, 0xA8, 0x01, 0x74, 0xFB, 0xBA, 0xF8, 0x03, 0xEC, 0xEE, 0xEB, 0xF1]
-)
-POWERS_OFF = bytes([0xBA, 0x04, 0x06, 0xB8, 0x00, 0x20, 0xEF, 0xF4])
-"""mov dx,0x604; mov ax,0x2000; out dx,ax: soft-off by q35's ACPI port."""
-
-
-@dataclass
-class Host:
-    """A state folder that QEMU's user may traverse, and the real libvirtd."""
-
-    hypervisor: LibvirtHypervisor
-    files: AgentFiles
-    folder: Path
-    uids: list[str]
-
-    def spec(self) -> VmSpec:
-        return VmSpec(
-            domain=Domain(
-                memory=Memory(guest=32 * 2**20),
-                devices=Devices(disks=(Disk(name="root"),), interfaces=(Interface(name="a"),)),
-            ),
-            volumes=(Volume(name="root", image=ImageVolume(ref="tiny")),),
-        )
-
-    def record(self, spec: VmSpec | None = None) -> VmRecord:
-        uid = str(uuid.uuid4())
-        self.uids.append(uid)
-        return VmRecord(
-            uid=uid,
-            namespace="default",
-            name="edge",
-            spec=spec or self.spec(),
-            spec_hash="0" * 64,
-            node="n1",
-            created_ns=1,
-        )
-
-    def disk(self, record: VmRecord, name: str, code: bytes) -> DiskSource:
-        path = self.folder / f"{record.uid}-{name}.img"
-        path.write_bytes((code.ljust(510, b"\0") + b"\x55\xaa").ljust(2**20, b"\0"))
-        path.chmod(0o600)
-        return DiskSource(path=str(path), format=ImageFormat.RAW)
-
-    async def define(self, record: VmRecord, code: bytes = HALTS, emulator: str = QEMU) -> None:
-        await self.files.write(record)
-        names = [v.name for v in record.spec.volumes if v.cloud_init_no_cloud is None]
-        seeds = SeedIsos(self.files.vms)
-        await seeds.write(record, None, ())
-        await self.hypervisor.define(
-            render(
-                DomainInputs(
-                    record=record,
-                    disks={name: self.disk(record, name, code) for name in names},
-                    seeds=seeds.paths(record),
-                    console_socket=self.files.console_socket(record.uid),
-                    console_log=self.files.console_log(record.uid),
-                    accelerator="tcg",
-                    emulator=emulator,
-                )
-            )
-        )
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, for socket paths, and open to QEMU's user, which pytest's tmp_path is not."""
-    path = Path(tempfile.mkdtemp(prefix="vb-edge-", dir="/var/tmp"))
-    path.chmod(0o711)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-async def host(folder: Path) -> AsyncIterator[Host]:
-    files = AgentFiles(folder / "state", folder / "run")
-    files.open("n1")
-    async with LibvirtHypervisor(URI, starts_at_once=4) as hypervisor:
-        made = Host(hypervisor, files, folder, [])
-        try:
-            yield made
-        finally:
-            for uid in made.uids:
-                await hypervisor.destroy(uid)
-                await hypervisor.undefine(uid)
-            files.close()
-
-
-async def heard(events: AsyncIterator[DomainEvent], uid: str, change: DomainChange) -> None:
-    async with asyncio.timeout(30):
-        async for event in events:
-            if (event.uid, event.change) == (uid, change):
-                return
 
 
 async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
@@ -180,54 +67,11 @@ async def test_a_guest_that_powers_off_is_distinguished_from_a_killed_one(host: 
         killed = host.record()
         await host.define(killed)
         await host.hypervisor.start(killed.uid)
-        os.kill(_pid(killed.uid), 9)
+        os.kill(pid_of(killed.uid), 9)
         await heard(events, killed.uid, DomainChange.CRASHED)
         facts = await host.hypervisor.facts(killed.uid)
         assert facts is not None
         assert facts.ending is Ending.CRASHED
-
-
-def _pid(uid: str) -> int:
-    return int(Path(f"/run/libvirt/qemu/vb-{uid}.pid").read_text())
-
-
-async def test_disks_of_every_bus_with_nine_sata_start(host: Host) -> None:
-    names = [f"d{n}" for n in range(9)]
-    spec = VmSpec(
-        domain=Domain(
-            memory=Memory(guest=32 * 2**20),
-            devices=Devices(
-                disks=(
-                    Disk(name="root"),
-                    Disk(name="seed", device="cdrom"),
-                    *(Disk(name=name, bus=DiskBus.SATA) for name in names),
-                    *(Disk(name=f"s{name}", bus=DiskBus.SCSI) for name in names),
-                ),
-                interfaces=tuple(Interface(name=f"n{n}") for n in range(8)),
-            ),
-        ),
-        volumes=(
-            Volume(name="root", image=ImageVolume(ref="tiny")),
-            Volume(name="seed", cloud_init_no_cloud=CloudInitNoCloud(user_data="#!/bin/sh\n")),
-            *(Volume(name=name, empty_disk=EmptyDisk(capacity=2**20)) for name in names),
-            *(Volume(name=f"s{name}", empty_disk=EmptyDisk(capacity=2**20)) for name in names),
-        ),
-    )
-    record = host.record(spec)
-    await host.define(record)
-    before = _reserved_ports_in_use(record.uid)
-    await host.hypervisor.start(record.uid)
-    assert before == _reserved_ports_in_use(record.uid) == set()
-
-
-def _reserved_ports_in_use(uid: str) -> set[str]:
-    """Return ports of NICs (1 to 8) that libvirt gave to another device."""
-    connection = libvirt.open(URI)
-    try:
-        text = connection.lookupByUUIDString(uid).XMLDesc()
-    finally:
-        connection.close()
-    return {f"0x{n:02x}" for n in range(1, 9) if f"bus='0x{n:02x}'" in text}
 
 
 async def test_a_failing_emulator_shows_its_own_line_and_reason(host: Host) -> None:
@@ -363,7 +207,7 @@ async def test_a_hung_qemu_delays_no_other_call_and_can_be_ended(
     for record in (hung, well):
         await host.define(record)
         await host.hypervisor.start(record.uid)
-    os.kill(_pid(hung.uid), signal.SIGSTOP)
+    os.kill(pid_of(hung.uid), signal.SIGSTOP)
     with pytest.raises(VirtbusError) as raised:
         await host.hypervisor.shutdown(hung.uid)
     assert raised.value.reason == "libvirt_stuck"

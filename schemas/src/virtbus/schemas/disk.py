@@ -1,16 +1,29 @@
 """A VM's disk devices, as the guest sees them."""
 
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from string import ascii_lowercase
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
-from virtbus.schemas.quantity import Count
+from virtbus.schemas.quantity import Bytes, Count
 
 BOOT_ORDER_MAX = 2**31 - 1
 """QEMU stores the boot order in an int32."""
+BLOCK_MIN, LOGICAL_BLOCK_MAX, PHYSICAL_BLOCK_MAX = 512, 4096, 2 * 1024**2
+"""Linux reads no logical blocks above a memory page."""
+RATE_MAX = 10**15
+"""QEMU's largest rate, also of a burst times its length."""
+IO_THREADS_MAX = 64
+SERIAL_MAX, _START, _DIGITS = 20, 11, 8
+"""virtio, sata and nvme cut a longer serial without an error."""
+DISKS_MAX = 256
+"""Disks, and volumes, of one VM, as in KubeVirt."""
 
 
 class DiskBus(StrEnum):
@@ -19,6 +32,8 @@ class DiskBus(StrEnum):
     VIRTIO = "virtio"
     SATA = "sata"
     SCSI = "scsi"
+    NVME = "nvme"
+    USB = "usb"
 
 
 class ErrorPolicy(StrEnum):
@@ -34,6 +49,101 @@ class ErrorPolicy(StrEnum):
     """The guest pauses if the host's disk is full, and sees every other error."""
 
 
+class ReadErrorPolicy(StrEnum):
+    """QEMU's answer to a failed read; `error_policy` is its answer to a failed write."""
+
+    STOP = "stop"
+    IGNORE = "ignore"
+    REPORT = "report"
+
+
+class CacheMode(StrEnum):
+    """The host's cache of a disk (libvirt: formatdomain, cache)."""
+
+    NONE = "none"
+    """No page cache of the host; the guest can flush."""
+    WRITEBACK = "writeback"
+    """The host's page cache; the guest can flush."""
+    WRITETHROUGH = "writethrough"
+    """The host's page cache; each write is flushed."""
+    DIRECTSYNC = "directsync"
+    """No page cache of the host; each write is flushed."""
+    UNSAFE = "unsafe"
+    """Flushes are ignored: a crash of the host destroys the disk."""
+
+
+class IoMode(StrEnum):
+    """The host's interface for reads and writes."""
+
+    NATIVE = "native"
+    """Linux' AIO. It needs the cache mode none or directsync."""
+    THREADS = "threads"
+    IO_URING = "io_uring"
+
+
+class Discard(StrEnum):
+    """The effect of a guest's discard."""
+
+    UNMAP = "unmap"
+    """The disk's file shrinks."""
+    IGNORE = "ignore"
+
+
+class DetectZeroes(StrEnum):
+    """The treatment of written zeroes."""
+
+    OFF = "off"
+    ON = "on"
+    """They are stored as zero clusters."""
+    UNMAP = "unmap"
+    """They are discarded."""
+
+
+class BlockSize(StrictModel):
+    """The block sizes that the guest sees; powers of two. Unset: 512, or the logical size."""
+
+    logical_bytes: Bytes | None = Field(None, ge=BLOCK_MIN, le=LOGICAL_BLOCK_MAX)
+    physical_bytes: Bytes | None = Field(None, ge=BLOCK_MIN, le=PHYSICAL_BLOCK_MAX)
+
+
+class Rates(StrictModel):
+    """Rates of a disk. A total excludes separate rates of reads and writes."""
+
+    bytes_per_s: Bytes | None = Field(None, ge=1, le=RATE_MAX)
+    read_bytes_per_s: Bytes | None = Field(None, ge=1, le=RATE_MAX)
+    write_bytes_per_s: Bytes | None = Field(None, ge=1, le=RATE_MAX)
+    iops: Count | None = Field(None, ge=1, le=RATE_MAX)
+    read_iops: Count | None = Field(None, ge=1, le=RATE_MAX)
+    write_iops: Count | None = Field(None, ge=1, le=RATE_MAX)
+
+
+class DiskLimits(Rates):
+    """The rates that a disk never exceeds for long."""
+
+    burst: Rates | None = None
+    """Higher rates after a quiet time; each needs the same rate without burst."""
+    burst_s: Count | None = Field(None, ge=1, le=86_400)
+    """The length of a burst. Unset: one second."""
+
+
+class IoThreadsPolicy(StrEnum):
+    """The number of threads that the disks without a thread of their own share."""
+
+    SHARED = "shared"
+    """One."""
+    AUTO = "auto"
+    """One for each of these disks, and at most two for each vCPU."""
+    POOL = "pool"
+    """`count`, in turns."""
+
+
+class IoThreads(StrictModel):
+    """Threads of QEMU for the virtio disks and for the SCSI controller; unset: the main loop."""
+
+    policy: IoThreadsPolicy
+    count: Count | None = Field(None, ge=1, le=IO_THREADS_MAX)
+
+
 class Disk(StrictModel):
     """A disk device; its content is the volume of the same name. A CD-ROM drive may be empty."""
 
@@ -43,5 +153,48 @@ class Disk(StrictModel):
     readonly: bool = False
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
+    """None: the name, or its beginning and a part of its SHA-256 if it is too long."""
     error_policy: ErrorPolicy | None = None
     """None: enospace."""
+    read_error_policy: ReadErrorPolicy | None = None
+    """None: as `error_policy`, and report for enospace."""
+    cache: CacheMode | None = None
+    """None: writeback."""
+    io: IoMode | None = None
+    """None: threads."""
+    discard: Discard | None = None
+    """None: unmap, on each bus that has it."""
+    detect_zeroes: DetectZeroes | None = None
+    """None: off."""
+    block_size: BlockSize | None = None
+    dedicated_io_thread: bool | None = None
+    """True: the disk has a thread of its own; the others share those of the domain."""
+    limits: DiskLimits | None = None
+
+    @property
+    def guest_serial(self) -> str:
+        """Return the serial that the guest sees: the given one, or one made of the name."""
+        if self.serial is not None:
+            return self.serial
+        if len(self.name) <= SERIAL_MAX:
+            return self.name
+        digest = hashlib.sha256(self.name.encode()).hexdigest()
+        return f"{self.name[:_START]}-{digest[:_DIGITS]}"
+
+
+def target_names(disks: Sequence[Disk]) -> Iterator[str]:
+    """Yield each disk's name in a Linux guest, if the guest finds the disks in this order."""
+    used: Counter[str] = Counter()
+    for disk in disks:
+        prefix = _PREFIXES.get(disk.bus, "sd")
+        number, used[prefix] = used[prefix], used[prefix] + 1
+        yield f"nvme{number}n1" if prefix == "nvme" else prefix + letters(number)
+
+
+_PREFIXES = {DiskBus.VIRTIO: "vd", DiskBus.NVME: "nvme"}
+
+
+def letters(number: int) -> str:
+    """Return a to z, then aa, ab and so on."""
+    rest, last = divmod(number, len(ascii_lowercase))
+    return (letters(rest - 1) if rest else "") + ascii_lowercase[last]

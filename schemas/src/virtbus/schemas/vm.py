@@ -11,9 +11,11 @@ from pydantic import Field, StringConstraints
 
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
+from virtbus.schemas.disk import DISKS_MAX as DISKS_MAX
 from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
+from virtbus.schemas.disk import IoThreads
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
@@ -96,7 +98,7 @@ class Interface(StrictModel):
 class Devices(StrictModel):
     """The guest's devices beyond CPU and memory."""
 
-    disks: tuple[Disk, ...] = Field((), max_length=24)
+    disks: tuple[Disk, ...] = Field((), max_length=DISKS_MAX)
     interfaces: tuple[Interface, ...] = Field((), max_length=8)
     autoattach_graphics_device: bool | None = None
     """A VGA display with VNC. Default: none, because it costs each guest 3 MiB (ADR 0023)."""
@@ -118,6 +120,7 @@ class Domain(StrictModel):
     devices: Devices = Devices()
     firmware: Firmware = Firmware()
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
+    io_threads: IoThreads | None = None
 
 
 class ImageVolume(StrictModel):
@@ -198,7 +201,7 @@ class VmSpec(StrictModel):
     start_strategy: Literal["Paused"] | None = None
     """Paused: each start leaves the guest paused before its first instruction, as in KubeVirt."""
     domain: Domain = Domain()
-    volumes: tuple[Volume, ...] = Field((), max_length=24)
+    volumes: tuple[Volume, ...] = Field((), max_length=DISKS_MAX)
     networks: tuple[Network, ...] = Field((), max_length=8)
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)

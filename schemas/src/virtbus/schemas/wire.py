@@ -28,7 +28,7 @@ MAX_NODES = 20_000
 CLIENT_VALUES = 8192
 """Maximum number of values in a client's request.
 
-The largest valid request has some 6,500: 24 volumes of 256 files.
+A request of 256 volumes with their disks is below it, and one of 25 volumes of 256 files.
 """
 MANY_PROBLEMS = 1000
 """Up to this many problems of a value are collected in full, to show MAX_DETAILS of them."""
@@ -335,7 +335,8 @@ HASHED_WHEN_SET = frozenset(
         "image_pull_secret",
         "autoattach_graphics_device",
         "watchdog",
-        "error_policy",
+        *("error_policy", "read_error_policy", "cache", "io", "discard", "detect_zeroes"),
+        *("block_size", "dedicated_io_thread", "limits", "io_threads"),
     }
 )
 """Fields that were added after the first release. They are hashed only if set, so that the hashes

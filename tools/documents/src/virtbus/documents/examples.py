@@ -77,6 +77,8 @@ _VALUES: dict[str, Any] = {
     "size": 8 * 1024**3,
     "capacity": 1024**3,
     "memory_bytes": 64 * 1024**3,
+    "logical_bytes": 4096,
+    "physical_bytes": 4096,
     "size_bytes": 31_457_280,
     "virtual_size_bytes": 1024**3,
     "committed_memory_bytes": 2 * 1024**3,

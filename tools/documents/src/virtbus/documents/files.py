@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from virtbus.documents import (
     asyncapi,
+    disk_buses,
     kubevirt_fields,
     kubevirt_states,
     manifests,
@@ -54,6 +55,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": states.page(),
         "models.md": reference.model_pages(),
         "settings.md": reference.settings(),
+        "disk-buses.md": disk_buses.page(),
         "kubevirt-fields.md": kubevirt_fields.page(),
         "kubevirt-states.md": kubevirt_states.page(),
     }

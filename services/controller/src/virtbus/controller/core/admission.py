@@ -1,5 +1,6 @@
 """Admits creates: expands the shorthand, fills defaults, reports problems, separates secrets."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pydantic import ValidationError
 
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets
 from virtbus.schemas.api import VmCreate
+from virtbus.schemas.disk import DISKS_MAX, Disk, IoThreads
+from virtbus.schemas.disk_rules import disk_problems
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
 from virtbus.schemas.vm import RunStrategy, VmSecrets, VmSpec
@@ -57,6 +60,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         found.extend(problems(error, model=VmCreate))
     if isinstance(data, Mapping):
         found.extend(_between_fields(data))
+        found.extend(disk_problems(*_valid_devices(data)))
     if create is None or found:
         raise invalid(tuple(found))
     spec = _checked(complete(create))
@@ -83,9 +87,18 @@ def _checked(spec: Plain) -> VmSpec:
     Every service reads the stored spec with the same bounds.
     """
     try:
-        return VmSpec.model_validate(spec)
+        valid = VmSpec.model_validate(spec)
     except ValidationError as error:
         raise invalid(problems(error, "spec")) from None
+    check_disks(valid)  # each volume has a disk now
+    return valid
+
+
+def check_disks(spec: VmSpec) -> None:
+    """Raise VirtbusError 400 with all problems of the disks of a complete spec."""
+    disks = dict(enumerate(spec.domain.devices.disks))
+    if found := tuple(disk_problems(disks, spec.domain.io_threads)):
+        raise invalid(found)
 
 
 def starts_by_itself(strategy: RunStrategy) -> bool:
@@ -278,6 +291,19 @@ def _partners(
             message = f"no {kind} is named {name!r:.80}"
             found.append(Detail(path=f"{path}[{index}].name", message=message))
     return found
+
+
+def _valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads | None]:
+    """Return disks by place, and threads, without those whose problems pydantic reports."""
+    domain = _map(_map(data.get("spec")).get("domain"))
+    disks, threads = {}, None
+    for index, disk in enumerate(_maps(_map(domain.get("devices")).get("disks"))[:DISKS_MAX]):
+        with contextlib.suppress(ValidationError):
+            disks[index] = Disk.model_validate(disk)
+    if domain.get("io_threads") is not None:
+        with contextlib.suppress(ValidationError):
+            threads = IoThreads.model_validate(domain["io_threads"])
+    return disks, threads
 
 
 def _empty_drive(device: Mapping[str, Any]) -> bool:

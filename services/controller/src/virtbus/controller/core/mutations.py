@@ -1,9 +1,10 @@
 """Computes the record of an existing VM after a start, stop, update or delete."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from virtbus.controller.core.admission import starts_by_itself
+from virtbus.controller.core.admission import check_disks, starts_by_itself
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref
@@ -23,7 +24,14 @@ AT_RESTART = (
     "spec.domain.memory.",
     "spec.domain.firmware.",
     "spec.domain.accelerator",
+    "spec.domain.io_threads",
     "spec.domain.devices.watchdog",
+)
+OF_DISKS = ("spec.domain.devices.disks", "spec.domain.io_threads")
+OF_A_DISK = re.compile(
+    r"spec\.domain\.devices\.disks\[[0-9]+\]\."
+    r"(boot_order|serial|error_policy|read_error_policy|cache|io|discard|detect_zeroes|block_size"
+    r"|dedicated_io_thread|limits)(\.|$)"
 )
 """Fields that take effect at the guest's next start; until then the VM shows RestartRequired."""
 
@@ -66,7 +74,7 @@ def updated(
         public, _ = split_secrets(spec, record.uid)
         there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
         paths = list(changed_paths(there, plain, "spec"))
-        fixed = [p for p in paths if not (_live(p) or p.startswith(AT_RESTART))]
+        fixed = [p for p in paths if not (_live(p) or _at_restart(p))]
         fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
         if fixed:
             message = (
@@ -74,12 +82,18 @@ def updated(
             )
             details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
             raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
+        if any(path.startswith(OF_DISKS) for path in paths):
+            check_disks(public)
         if paths:
             update |= {"spec": public, "spec_hash": spec_hash(public)}
             update["generation"] = record.generation + 1
         if spec.run_strategy is not record.spec.run_strategy:
             update |= _switched(record, spec)
     return record.model_copy(update=update)
+
+
+def _at_restart(path: str) -> bool:
+    return path.startswith(AT_RESTART) or OF_A_DISK.match(path) is not None
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:

@@ -1,84 +1,104 @@
 """Renders `<disk>` elements and the controllers of their buses (libvirt: formatdomain)."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element, iotune_element
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el
+from virtbus.nodeagent.core.io_threads import io_threads
+from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import PcieAllocator
-from virtbus.schemas.vm import Disk, DiskBus
+from virtbus.schemas.disk import letters, target_names
+from virtbus.schemas.vm import Disk, DiskBus, Domain
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SATA_PORTS = 6
 """Ports of one AHCI controller (QEMU: ich9-ahci)."""
+_USB_PORTS = 15
+"""Ports of the USB controller: the most of a qemu-xhci."""
+
+
+_ON_PCI = (DiskBus.VIRTIO, DiskBus.NVME)
 
 
 @dataclass
 class _Place:
-    """Assigns target names and addresses to disks.
+    """Assigns addresses to disks.
 
-    All addresses are explicit. Otherwise libvirt would add controllers on the root ports that the
-    NICs need.
+    All addresses are explicit. Otherwise libvirt adds controllers on the root ports of the NICs, or
+    derives a SCSI address from the target's letter.
     """
 
     used: Counter[DiskBus] = field(default_factory=Counter)
 
-    def next(self, bus: DiskBus, slots: PcieAllocator) -> tuple[str, Element]:
-        """Return the target name and the address of the next disk on `bus`."""
+    def next(self, bus: DiskBus, slots: PcieAllocator) -> Element:
+        """Return the address of the next disk on `bus`."""
         number = self.used[bus]
-        # SATA and SCSI disks share the names sda, sdb …
-        letter = (
-            number if bus is DiskBus.VIRTIO else self.used[DiskBus.SATA] + self.used[DiskBus.SCSI]
-        )
         self.used[bus] += 1
-        if bus is DiskBus.VIRTIO:
-            return f"vd{_LETTERS[letter]}", slots.address()
+        if bus in _ON_PCI:
+            return slots.address()
+        if bus is DiskBus.USB:
+            return el("address", type="usb", bus=0, port=number + 1)
         controller, unit = divmod(number, _SATA_PORTS) if bus is DiskBus.SATA else (0, number)
-        address = el("address", type="drive", controller=controller, bus=0, target=0, unit=unit)
-        return f"sd{_LETTERS[letter]}", address
+        return el("address", type="drive", controller=controller, bus=0, target=0, unit=unit)
+
+
+def targets(disks: Sequence[Disk]) -> list[str]:
+    """Return libvirt's name of each disk: the guest's, except for NVMe disks.
+
+    libvirt knows those as further virtio disks, so they continue the letters of virtio.
+    """
+    names = list(target_names(disks))
+    number = sum(disk.bus is DiskBus.VIRTIO for disk in disks)
+    for at, disk in enumerate(disks):
+        if disk.bus is DiskBus.NVME:
+            names[at], number = f"vd{letters(number)}", number + 1
+    return names
 
 
 def disk_elements(
-    disks: tuple[Disk, ...], files: Mapping[str, DiskSource], slots: PcieAllocator, bootable: str
+    domain: Domain, files: Mapping[str, DiskSource], slots: PcieAllocator, bootable: str
 ) -> list[Element]:
     """Return an element for each disk, in the spec's order, with targets vda … or sda ….
 
     The disk `bootable` gets boot order 1 unless the spec gives it another.
     """
-    place = _Place()
+    place, disks = _Place(), domain.devices.disks
+    threads = io_threads(domain).of_disks
     elements = []
-    for disk in disks:
+    for disk, target in zip(disks, targets(disks), strict=True):
         order = disk.boot_order or (1 if disk.name == bootable else None)
-        target, address = place.next(disk.bus, slots)
-        elements.append(_disk(disk, files.get(disk.name), target, order, address))
+        thread, address = threads.get(disk.name), place.next(disk.bus, slots)
+        elements.append(_disk(disk, files.get(disk.name), target, order, thread, address))
     return elements
 
 
 def _disk(
-    disk: Disk, file: DiskSource | None, target: str, order: int | None, address: Element
+    disk: Disk,
+    file: DiskSource | None,
+    target: str,
+    order: int | None,
+    thread: int | None,
+    address: Element,
 ) -> Element:
     """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
+    bus = DiskBus.VIRTIO if disk.bus is DiskBus.NVME else disk.bus
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
-    device = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
-    driver = el(
-        "driver",
-        name="qemu",
-        type=str(file.format) if file else "raw",
-        discard=None if readonly else "unmap",
-    )
-    if disk.error_policy is not None:
-        driver.set("error_policy", str(disk.error_policy))
+    device = "disk" if bus is DiskBus.VIRTIO else disk.device
     return el(
         "disk",
-        driver,
+        driver_element(disk, str(file.format) if file else "raw", thread),
         *(() if file is None else (el("source", file=file.path), _backing(file))),
-        el("target", dev=target, bus=str(disk.bus)),
-        el("serial", disk.serial) if disk.serial else None,
+        iotune_element(disk.limits),
+        blockio_element(disk.block_size),
+        el("target", dev=target, bus=str(bus)),
+        el("serial", disk.guest_serial),
         el("readonly") if readonly else None,
         el("boot", order=order) if order else None,
         address,
+        el("alias", name=nvme_alias(disk)) if disk.bus is DiskBus.NVME else None,
         type="file",
         device=device,
     )
@@ -101,16 +121,26 @@ def _backing(file: DiskSource) -> Element:
     )
 
 
-def disk_controllers(disks: tuple[Disk, ...], slots: PcieAllocator) -> list[Element]:
+def disk_controllers(domain: Domain, slots: PcieAllocator) -> list[Element]:
     """Return a virtio-scsi controller if needed, and SATA ones for disks beyond q35's six ports."""
+    used = Counter(disk.bus for disk in domain.devices.disks)
     controllers = []
-    if any(disk.bus is DiskBus.SCSI for disk in disks):
-        controllers.append(
-            el("controller", slots.address(), type="scsi", index=0, model="virtio-scsi")
-        )
-    sata = sum(disk.bus is DiskBus.SATA for disk in disks)
+    if used[DiskBus.SCSI]:
+        thread = io_threads(domain).of_scsi
+        driver = el("driver", iothread=thread) if thread else None
+        scsi = el("controller", driver, slots.address(), type="scsi", index=0, model="virtio-scsi")
+        controllers.append(scsi)
     controllers += [
         el("controller", slots.address(), type="sata", index=index)
-        for index in range(1, -(-sata // _SATA_PORTS))
+        for index in range(1, -(-used[DiskBus.SATA] // _SATA_PORTS))
     ]
     return controllers
+
+
+def usb_controller(disks: Sequence[Disk], slots: PcieAllocator) -> Element:
+    """Return the USB controller, or the element that keeps libvirt from adding one."""
+    if not any(disk.bus is DiskBus.USB for disk in disks):
+        return el("controller", type="usb", index=0, model="none")
+    return el(
+        "controller", slots.address(), type="usb", index=0, model="qemu-xhci", ports=_USB_PORTS
+    )

@@ -1,7 +1,7 @@
 """Renders a record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
 
-The domain suits Linux guests: q35, virtio devices, no USB and no sound. Its serial console is a
-UNIX socket. Of a tenant's values, only checked names, sizes and ids appear in it.
+The domain suits Linux guests: q35, virtio devices, USB only for disks, and no sound. Its serial
+console is a UNIX socket. Of a tenant's values, only checked names, sizes and ids appear in it.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,11 @@ from pathlib import Path
 
 from virtbus.nodeagent.core.devices import display_elements, guards
 from virtbus.nodeagent.core.disk_sources import DiskSource
-from virtbus.nodeagent.core.disks import disk_controllers, disk_elements
+from virtbus.nodeagent.core.disks import disk_controllers, disk_elements, usb_controller
 from virtbus.nodeagent.core.element import Element, el, to_text
+from virtbus.nodeagent.core.io_threads import io_threads
 from virtbus.nodeagent.core.metadata import metadata
+from virtbus.nodeagent.core.nvme import nvme_overrides
 from virtbus.nodeagent.core.pcie import PcieAllocator
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
@@ -50,6 +52,7 @@ def render(inputs: DomainInputs) -> str:
         el("metadata", metadata(record)),
         el("memory", str(-(-spec.domain.memory.guest // 1024)), unit="KiB"),
         el("vcpu", str(spec.domain.cpu.vcpus), placement="static"),
+        _threads(spec),
         _sysinfo(spec.domain.firmware),
         _os(spec.domain.firmware),
         el("features", el("acpi"), el("apic")),
@@ -61,11 +64,20 @@ def render(inputs: DomainInputs) -> str:
         _devices(inputs),
         type="kvm" if inputs.accelerator == "kvm" else "qemu",
     )
+    extensions = [nvme_overrides(spec.domain.devices.disks)]
     if inputs.skip_cpu_queries:
-        domain.set("xmlns:qemu", QEMU_NAMESPACE)
         skipped = el("qemu:del", capability="cpu-unavailable-features")
-        domain.append(el("qemu:capabilities", skipped))
+        extensions.append(el("qemu:capabilities", skipped))
+    for extension in extensions:
+        if extension is not None:
+            domain.set("xmlns:qemu", QEMU_NAMESPACE)
+            domain.append(extension)
     return to_text(domain)
+
+
+def _threads(spec: VmSpec) -> Element | None:
+    total = io_threads(spec.domain).total
+    return el("iothreads", str(total)) if total else None
 
 
 def _sysinfo(firmware: Firmware) -> Element | None:
@@ -102,14 +114,13 @@ def _cpu(spec: VmSpec, accelerator: str) -> Element:
 def _devices(inputs: DomainInputs) -> Element:
     spec = inputs.record.spec
     slots = PcieAllocator(len(spec.domain.devices.interfaces))
-    disks = spec.domain.devices.disks
     files = dict(inputs.disks) | {
         name: DiskSource(path=str(path), format=ImageFormat.RAW)
         for name, path in inputs.seeds.items()
     }
     body = [
-        *disk_elements(disks, files, slots, _bootable(spec)),
-        *disk_controllers(disks, slots),
+        *disk_elements(spec.domain, files, slots, _bootable(spec)),
+        *disk_controllers(spec.domain, slots),
         el("controller", slots.address(), type="virtio-serial", index=0),
         el("memballoon", slots.address(), model="virtio"),
         el("rng", el("backend", "/dev/urandom", model="random"), slots.address(), model="virtio"),
@@ -123,11 +134,12 @@ def _devices(inputs: DomainInputs) -> Element:
         ),
         *guards(spec.domain.devices.watchdog, slots),
     ]
+    usb = usb_controller(spec.domain.devices.disks, slots)
     return el(
         "devices",
         el("emulator", inputs.emulator),
         *slots.controllers(),
-        el("controller", type="usb", index=0, model="none"),
+        usb,
         *body,
     )
 

@@ -15,7 +15,7 @@ DEVICES = "domain.devices"
 DISKS, NICS = f"{DEVICES}.disks[]", f"{DEVICES}.interfaces[]"
 TO_DISK, TO_NIC = "spec.domain.devices.disks[]", "spec.domain.devices.interfaces[]"
 TO_WATCHDOG = "spec.domain.devices.watchdog.i6300esb"
-BUSES = ("virtio", "sata", "scsi")
+BUSES = ("virtio", "sata", "scsi", "usb")
 SPEED = "only the speed differs; each device has one queue"
 POINTER = "a guest has only a PS/2 keyboard and mouse"
 DISCONTINUED = "KubeVirt removed it in v1.3"
@@ -37,7 +37,11 @@ def mac_address(value: str) -> str | None:
 
 def _disk(path: str) -> Field:
     return mapped(
-        path, FieldType.TEXT, f"{TO_DISK}.bus", values=BUSES, instead="write virtio, sata or scsi"
+        path,
+        FieldType.TEXT,
+        f"{TO_DISK}.bus",
+        values=BUSES,
+        instead="write virtio, sata, scsi or usb",
     )
 
 
@@ -90,12 +94,21 @@ DISK = (
     mapped(
         f"{DISKS}.cache",
         FieldType.TEXT,
-        "",
-        "writeback; the guest can flush",
-        values=("writeback",),
-        instead="leave it out: disks use writeback, and the guest can flush",
+        f"{TO_DISK}.cache",
+        "the default is `writeback`; `none` if `io` is `native`. `none` needs a file system with"
+        " direct I/O on the node",
+        values=("none", "writethrough", "writeback"),
+        instead="write none, writethrough or writeback",
     ),
-    mapped(f"{DISKS}.io", FieldType.TEXT, "", values=("threads",), instead="leave it out"),
+    mapped(
+        f"{DISKS}.io",
+        FieldType.TEXT,
+        f"{TO_DISK}.io",
+        "`native` needs cache: none. `default` is `threads`",
+        make=lambda mode: None if mode == "default" else mode,
+        values=("native", "default", "threads"),
+        instead="write native, default or threads",
+    ),
     mapped(
         f"{DISKS}.errorPolicy",
         FieldType.TEXT,
@@ -104,9 +117,33 @@ DISK = (
         values=("stop", "ignore", "report", "enospace"),
         instead="write stop, ignore, report or enospace",
     ),
-    ignored(f"{DISKS}.dedicatedIOThread", "only the speed differs"),
+    mapped(
+        f"{DISKS}.dedicatedIOThread",
+        FieldType.FLAG,
+        f"{TO_DISK}.dedicated_io_thread",
+        "true only on the bus virtio",
+    ),
     refused(f"{DISKS}.shareable", "a disk belongs to one VM", "leave it out"),
-    refused(f"{DISKS}.blockSize", "a block has 512 bytes", "leave it out"),
+    below(f"{DISKS}.blockSize"),
+    below(f"{DISKS}.blockSize.custom", to=f"{TO_DISK}.block_size"),
+    mapped(
+        f"{DISKS}.blockSize.custom.logical",
+        FieldType.NUMBER,
+        f"{TO_DISK}.block_size.logical_bytes",
+        "512 to 4096, a power of two; 512 on sata",
+    ),
+    mapped(
+        f"{DISKS}.blockSize.custom.physical",
+        FieldType.NUMBER,
+        f"{TO_DISK}.block_size.physical_bytes",
+        "512 to 2 MiB, a power of two",
+    ),
+    refused(
+        f"{DISKS}.blockSize.custom.discardGranularity",
+        "QEMU's own granularity is used",
+        "leave it out",
+    ),
+    ignored(f"{DISKS}.blockSize.matchVolume", "the blocks of a volume's file have 512 bytes"),
     refused(f"{DISKS}.tag", "tags do not reach the guest's metadata", "use serial"),
     refused(f"{DISKS}.changedBlockTracking", "there are no backups yet", "leave it out"),
 )

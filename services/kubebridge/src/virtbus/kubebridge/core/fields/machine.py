@@ -7,6 +7,7 @@ from virtbus.kubebridge.core.objects.quantity import whole
 from virtbus.schemas.vm import MEMORY_MIN
 
 DOMAIN = "spec.domain"
+TO_THREADS = f"{DOMAIN}.io_threads"
 TIMERS = "a guest chooses the best timer of the hypervisor; virtbus keeps QEMU's defaults"
 WINDOWS = "Hyper-V enlightenments are not supported"
 PINNING = "CPUs are not pinned"
@@ -205,8 +206,23 @@ MACHINE = (
         pattern=r"(pc-)?q35(-[A-Za-z0-9.-]{1,40})?",
         instead="write q35",
     ),
-    ignored("domain.ioThreadsPolicy", "QEMU's own threads serve the disks; only the speed differs"),
-    ignored("domain.ioThreads", "QEMU's own threads serve the disks; only the speed differs"),
+    mapped(
+        "domain.ioThreadsPolicy",
+        FieldType.TEXT,
+        f"{TO_THREADS}.policy",
+        "threads of virtio disks and of the SCSI controller. A disk uses one thread of the"
+        " supplementalPool",
+        make=lambda policy: "pool" if policy == "supplementalPool" else policy,
+        values=("shared", "auto", "supplementalPool"),
+        instead="write shared, auto or supplementalPool",
+    ),
+    below("domain.ioThreads"),
+    mapped(
+        "domain.ioThreads.supplementalPoolThreadCount",
+        FieldType.NUMBER,
+        f"{TO_THREADS}.count",
+        "needed for the policy supplementalPool, and only for it; 64 at most",
+    ),
     mapped(
         "domain.rebootPolicy",
         FieldType.TEXT,

@@ -21,6 +21,7 @@ from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.contents import SEEDS, Given, fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
 from virtbus.schemas.api import VmCreate
+from virtbus.schemas.disk_rules import disk_problems
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import problems
 
@@ -32,6 +33,8 @@ OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
 """Labels that a VM of virtbus can have in addition to those of its VMI."""
 SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
 _SIZE = re.compile(r"(?<![\w.])[0-9]{7,20}(?![\w.])")
+BY_RULES = (".readonly", ".boot_order")
+"""Fields of disks whose problems the rules of `core/validation` report."""
 UNNAMED = "unnamed"
 """A placeholder for a name that the API server has yet to generate."""
 
@@ -99,7 +102,7 @@ def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
     An error is not reported if the same field, or one below it, already has a cause.
     """
     try:
-        return VmCreate.model_validate(walked.ours), ()
+        create = VmCreate.model_validate(walked.ours)
     except ValidationError as error:
         reported = tuple(cause.field for cause in walked.causes)
         found = dict.fromkeys(  # in Kubernetes' terms: sizes become quantities
@@ -109,9 +112,21 @@ def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
             )
             for one in problems(error, model=VmCreate)
         )
+    else:
+        return create, tuple(_disk_causes(walked, create))
     return None, tuple(
         one for one in found if not any(field.startswith(one.field) for field in reported)
     )
+
+
+def _disk_causes(walked: Translation, create: VmCreate) -> Iterator[Cause]:
+    """Yield the problems of disks that no rule of KubeVirt's webhooks finds."""
+    if create.spec is None:
+        return
+    domain = create.spec.domain
+    for one in disk_problems(dict(enumerate(domain.devices.disks)), domain.io_threads):
+        if not one.path.endswith(BY_RULES):
+            yield Cause(walked.where(one.path), one.message)
 
 
 def _quantity(found: re.Match[str]) -> str:
@@ -139,6 +154,10 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
+    for index, disk in enumerate(items(spec, "domain", "devices", "disks")):
+        if at(disk, "io") == "native":  # as KubeVirt does; a given mode is set already
+            cache = ("spec", "domain", "devices", "disks", index, "cache")
+            walked.put(cache, "none", f"{prefix}.domain.devices.disks[{index}].io")
     for key, value in placement.selector(spec).items():
         walked.put(("spec", "node_selector", key), value, f"{prefix}.{placement.TERMS}")
     keys = fill(walked, spec, given, prefix) if given is not None else {}

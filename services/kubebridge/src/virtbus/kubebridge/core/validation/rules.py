@@ -298,16 +298,6 @@ SPEC_RULES = (
     ),
     Rule(0, "tolerations[]", "{}", checks.toleration, cel=False, of="tolerations[]"),
     Rule(0, "affinity", "{}", checks.preferred, cel=False),
-    Rule(
-        0,
-        "domain.ioThreadsPolicy",
-        "must be shared, auto or supplementalPool",
-        lambda spec: when(
-            at(spec, "domain", "ioThreadsPolicy") not in checks.POLICIES, "domain.ioThreadsPolicy"
-        ),
-        UNSUPPORTED,
-        cel=False,
-    ),
     Rule(0, f"{NICS}[].ports[]", "{}", checks.ports, cel=False, of=f"{NICS}[]"),
 )
 """Rules below a VMI's `spec`, or below a VM's `spec.template.spec`."""

@@ -233,7 +233,6 @@ def keys_without_seed(spec: Object) -> Iterator[Found]:
 # --- ignored fields ----------------------------------------------------------------------------
 # A manifest that KubeVirt refuses is refused here, too. Otherwise it would fail only later, when
 # it is moved to a KubeVirt cluster.
-POLICIES = (None, "shared", "auto", "supplementalPool")
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 VALUES_OF = {
     "In": True,

@@ -1,21 +1,19 @@
 """Derives a VMI's status from its VM."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from string import ascii_lowercase
 from typing import Any, Protocol
 
 from virtbus.kubebridge.core.objects.unstructured import Object, Said, merged
 from virtbus.kubebridge.core.runtime.controller import Refused
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import phase_of
+from virtbus.schemas.disk import Disk, target_names
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import Disk, DiskBus
 from virtbus.schemas.vm_status import VmView
 
 READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
@@ -241,10 +239,6 @@ def qos_class(vmi: Vmi) -> str:
 
 def volume_status(disks: tuple[Disk, ...]) -> list[dict[str, Any]]:
     """Return the volumes by name. `target` is the name of the disk in the guest."""
-    used: Counter[str] = Counter()
-    said = []
-    for disk in disks:
-        prefix = "vd" if disk.bus is DiskBus.VIRTIO else "sd"
-        said.append({"name": disk.name, "target": f"{prefix}{ascii_lowercase[used[prefix]]}"})
-        used[prefix] += 1
+    pairs = zip(disks, target_names(disks), strict=True)
+    said = [{"name": disk.name, "target": target} for disk, target in pairs]
     return sorted(said, key=lambda one: one["name"])

@@ -1,0 +1,68 @@
+"""Renders a disk's properties: `<driver>`, `<iotune>` and `<blockio>` (libvirt: formatdomain)."""
+
+from virtbus.nodeagent.core.element import Element, el
+from virtbus.schemas.disk import BlockSize, Discard, Disk, DiskLimits, Rates
+from virtbus.schemas.disk_buses import ABILITIES, Verb
+
+_TAGS = {
+    "bytes_per_s": "total_bytes_sec",
+    "read_bytes_per_s": "read_bytes_sec",
+    "write_bytes_per_s": "write_bytes_sec",
+    "iops": "total_iops_sec",
+    "read_iops": "read_iops_sec",
+    "write_iops": "write_iops_sec",
+}
+"""Libvirt's name of each rate."""
+
+
+def driver_element(disk: Disk, image_format: str, thread: int | None) -> Element:
+    """Return `<driver>`; `thread` is the number of the disk's I/O thread."""
+    driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
+    reports = ABILITIES[disk.bus][Verb.ERROR_POLICY].refused  # each error, without a property
+    chosen = {
+        "error_policy": None if reports else disk.error_policy,
+        "rerror_policy": None if reports else disk.read_error_policy,
+        "cache": disk.cache,
+        "io": disk.io,
+        "detect_zeroes": disk.detect_zeroes,
+        "iothread": thread,
+    }
+    for name, value in chosen.items():
+        if value is not None:
+            driver.set(name, str(value))
+    return driver
+
+
+def _discard(disk: Disk) -> Discard | None:
+    if disk.discard is not None:
+        return disk.discard
+    fixed = disk.readonly or disk.device == "cdrom" or ABILITIES[disk.bus][Verb.DISCARD].refused
+    return None if fixed else Discard.UNMAP
+
+
+def iotune_element(limits: DiskLimits | None) -> Element | None:
+    """Return `<iotune>`, or None without a limit."""
+    if limits is None:
+        return None
+    burst = limits.burst or Rates()
+    values: dict[str, int] = {}
+    for name, tag in _TAGS.items():
+        rate, most = getattr(limits, name), getattr(burst, name)
+        if rate is not None:
+            values[tag] = rate
+        if most is not None:
+            values |= {f"{tag}_max": most, f"{tag}_max_length": limits.burst_s or 1}
+    return el("iotune", *(el(tag, str(value)) for tag, value in values.items())) if values else None
+
+
+def blockio_element(size: BlockSize | None) -> Element | None:
+    """Return `<blockio>`, or None for QEMU's sizes."""
+    if size is None or size == BlockSize():
+        return None
+    # QEMU refuses a logical size above the physical one, whose default is 512
+    physical = size.physical_bytes or size.logical_bytes
+    element = el("blockio")
+    for name, value in (("logical", size.logical_bytes), ("physical", physical)):
+        if value is not None:
+            element.set(f"{name}_block_size", str(value))
+    return element

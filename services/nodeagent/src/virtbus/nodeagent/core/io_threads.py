@@ -1,0 +1,46 @@
+"""Assigns QEMU's I/O threads to virtio disks and to the SCSI controller; others have none."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from virtbus.schemas.disk import DiskBus, IoThreads, IoThreadsPolicy
+from virtbus.schemas.vm import Domain
+
+THREADS_PER_VCPU = 2
+_SCSI = ""
+"""The SCSI controller among the names of disks."""
+
+
+class IoThreadPlan(NamedTuple):
+    """The number of a domain's threads, and the number of each user's thread, from 1."""
+
+    total: int
+    of_disks: Mapping[str, int]
+    of_scsi: int | None
+
+
+def io_threads(domain: Domain) -> IoThreadPlan:
+    """Return the threads of a domain: those that are shared, then one for each other disk."""
+    virtio = [disk for disk in domain.devices.disks if disk.bus is DiskBus.VIRTIO]
+    own = [disk.name for disk in virtio if disk.dedicated_io_thread]
+    sharers = [disk.name for disk in virtio if not disk.dedicated_io_thread]
+    if any(disk.bus is DiskBus.SCSI for disk in domain.devices.disks):
+        sharers.append(_SCSI)
+    most = _most_shared(domain.io_threads, THREADS_PER_VCPU * domain.cpu.vcpus - len(own))
+    shared = min(most, len(sharers))
+    users = {name: 1 + at % shared for at, name in enumerate(sharers)} if shared else {}
+    users |= {name: 1 + shared + at for at, name in enumerate(own)}
+    return IoThreadPlan(shared + len(own), users, users.get(_SCSI))
+
+
+def _most_shared(threads: IoThreads | None, left: int) -> int:
+    """Return the largest number of shared threads; `left` are those that the vCPUs allow."""
+    if threads is None:
+        return 0
+    match threads.policy:
+        case IoThreadsPolicy.SHARED:
+            return 1
+        case IoThreadsPolicy.AUTO:
+            return max(left, 1)
+        case IoThreadsPolicy.POOL:
+            return threads.count or 1
