@@ -55,6 +55,19 @@ def test_config_drives_and_files_leave_the_record_and_keep_their_labels() -> Non
     assert done.spec.local_disks == ("root",)
 
 
+def test_vendor_data_and_every_part_of_user_data_leave_the_record() -> None:
+    given = {
+        "vendor_data": "#!/bin/hunter2",
+        "user_data_parts": [{"data": "#!/bin/hunter2"}, {"data_base64": "IyFodW50ZXIy"}],
+    }
+    done = admit(request({"name": "ci", "cloud_init_no_cloud": given}), uid(1))
+    assert b"hunter2" not in encode(done.spec)
+    assert done.secrets is not None
+    seed = done.secrets.cloud_init["ci"]
+    assert [part.content for part in seed.user_data_parts] == [b"#!/bin/hunter2", b"#!hunter2"]
+    assert seed.vendor_bytes == b"#!/bin/hunter2"
+
+
 def test_a_pull_secret_leaves_the_record_and_goes_with_its_own_registry_alone() -> None:
     done = admit(request(PULLED), uid(1))
     disk = done.spec.volumes[1].container_disk
@@ -93,6 +106,30 @@ def test_the_shorthand_goes_into_the_config_drive_if_that_is_the_seed() -> None:
             "cloud_init_config_drive",
             "network_data.json",
         ),
+        (
+            {"cloud_init_no_cloud": {"vendor_data": "a", "vendor_data_base64": "YQ=="}},
+            "cloud_init_no_cloud.vendor_data",
+            "not both",
+        ),
+        (
+            {"cloud_init_no_cloud": {"user_data_parts": [{"data": "hunter2"}]}},
+            "cloud_init_no_cloud.user_data_parts[0]",
+            "content_type",
+        ),
+        (
+            {"cloud_init_no_cloud": {"user_data_parts": [{"content_type": "text/x"}]}},
+            "cloud_init_no_cloud.user_data_parts[0]",
+            "either data",
+        ),
+        (
+            {
+                "cloud_init_no_cloud": {
+                    "user_data_parts": [{"data": "a", "content_type": "a\nb: c"}]
+                }
+            },
+            "cloud_init_no_cloud.user_data_parts[0].content_type",
+            "match",
+        ),
         ({"files": {"data": {"../x": "hunter2"}}}, "files.data.../x", "match"),
         ({"files": {"data": {"..": "hunter2"}}}, "files.data...", "match"),
         ({"files": {"data": {"a" * 65: "hunter2"}}}, f"files.data.{'a' * 65}", "64"),
@@ -115,7 +152,7 @@ def test_secret_inputs_above_the_bound_are_refused() -> None:
     found = details(request({"name": "a", "files": half}, {"name": "b", "files": half}))
     assert json.dumps(found) == json.dumps(
         {
-            "spec.volumes": "user data, network data, SSH keys and files have "
+            "spec.volumes": "seeds, SSH keys and files have "
             f"{MAX_BYTES + 2} bytes; {MAX_BYTES} at most"
         }
     )

@@ -1,5 +1,6 @@
 """NoCloud seeds: a user's text is kept, ours is added, and nothing is spliced into text."""
 
+import base64
 import email
 import gzip
 import io
@@ -16,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtbus.nodeagent.core.config_drive import config_drive_files
-from virtbus.nodeagent.core.seed import MAX_VALUES, seed_files, user_data
+from virtbus.nodeagent.core.seed import seed_files
+from virtbus.nodeagent.core.user_data import MAX_VALUES
 from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
@@ -51,6 +53,13 @@ def merge_bomb(levels: int) -> str:
 
 def files(seed: CloudInitNoCloud, *interfaces: InterfaceStatus) -> dict[str, bytes]:
     return seed_files(record(seed), seed, interfaces)
+
+
+def user_data(data: bytes, hostname: str, ssh_keys: tuple[str, ...]) -> bytes:
+    """Return the user data of a NoCloud seed with these values."""
+    encoded = base64.b64encode(data).decode()
+    seed = CloudInitNoCloud(user_data_base64=encoded, hostname=hostname, ssh_keys=ssh_keys)
+    return files(seed)["user-data"]
 
 
 def parts(data: bytes) -> list[Message]:
@@ -98,7 +107,7 @@ def test_a_users_cloud_config_wins_and_keeps_all_its_keys() -> None:
 )
 def test_user_data_of_another_kind_is_added_unchanged(text: str, kind: str) -> None:
     assert user_data(text.encode(), "web", ()) == text.encode()
-    ours, theirs = parts(user_data(text.encode(), "web", (KEY,)))
+    theirs, ours = parts(user_data(text.encode(), "web", (KEY,)))
     assert ours.get_content_type() == "text/cloud-config"
     assert theirs.get_content_type() == kind
     payload = theirs.get_payload(decode=True)
@@ -111,7 +120,7 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         "--b\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n--b--\n"
     )
     kinds = [p.get_content_type() for p in parts(user_data(text.encode(), "web", (KEY,)))]
-    assert kinds == ["text/cloud-config", "text/x-shellscript"]
+    assert kinds == ["text/x-shellscript", "text/cloud-config"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +132,6 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         "#cloud-config\n? {a: b}\n: c\n",
         "#cloud-config\na: !!python/object/apply:os.system [id]\n",
         "#cloud-config\n\ta: b: c\n",
-        "#cloud-config\nssh_authorized_keys: [[a]]\n",
         "#cloud-config\n" + merge_bomb(20),
         "#cloud-config\n" + merge_bomb(1500),
         "#cloud-config\na: &a {<<: *a}\n",
@@ -150,7 +158,8 @@ def test_a_mail_of_a_thousand_levels_becomes_a_part_unchanged() -> None:
     )
     made = user_data(levels.encode(), "web", (KEY,))
     assert levels.encode() in made
-    assert parts(made[: made.index(levels.encode())])[0].get_content_type() == "text/cloud-config"
+    ours = parts(b"MIME-Version: 1.0\n" + made[made.rindex(b"Content-Type: text/cloud-config") :])
+    assert ours[0].get_content_type() == "text/cloud-config"
 
 
 def test_aliases_stay_aliases_so_that_a_bomb_stays_small() -> None:
@@ -231,6 +240,21 @@ def test_a_config_drive_has_openstacks_layout_and_leaves_the_users_data_alone() 
     made = config_drive_files(drive(own), own, (nic,))
     assert made["openstack/latest/network_data.json"] == b"{}"
     assert "openstack/latest/user_data" not in made
+
+
+def test_vendor_data_is_a_file_of_its_own_in_both_kinds_of_seed() -> None:
+    text = "#cloud-config\npackages: [vim]\n"
+    assert files(CloudInitNoCloud(vendor_data=text))["vendor-data"] == text.encode()
+    assert "vendor-data" not in files(CloudInitNoCloud())
+    own = CloudInitConfigDrive(vendor_data=text)
+    made = config_drive_files(drive(own), own, ())["openstack/latest/vendor_data.json"]
+    assert json.loads(made) == {"cloud-init": text}
+    packed = gzip.compress(text.encode())
+    own = CloudInitConfigDrive(vendor_data_base64=base64.b64encode(packed).decode())
+    made = config_drive_files(drive(own), own, ())["openstack/latest/vendor_data.json"]
+    (part,) = parts(json.loads(made)["cloud-init"].encode())
+    assert part.get_content_type() == "application/gzip"
+    assert part.get_payload(decode=True) == packed
 
 
 def drive(seed: CloudInitConfigDrive) -> VmRecord:

@@ -12,10 +12,12 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
+from virtbus.schemas.user_data import CONTENT_TYPE, content_type
 
 SEED_BYTES = 64 * 1024
 FILE_CHARACTERS = 512 * 1024
 FILES = 128
+PARTS = 32
 
 
 def decode_base64(text: str) -> bytes:
@@ -43,15 +45,50 @@ SshKey = Annotated[
 """One line of an authorized_keys file (INJ-10)."""
 
 
+class UserDataPart(StrictModel):
+    """One of several sources of user data, as text or as base64.
+
+    Its kind is detected by its first line, as cloud-init does, unless `content_type` names it.
+    """
+
+    data: str | None = Field(None, max_length=SEED_BYTES)
+    data_base64: SeedBase64 | None = None
+    content_type: Annotated[str, StringConstraints(pattern=CONTENT_TYPE, max_length=81)] | None = (
+        None
+    )
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if (self.data is None) == (self.data_base64 is None):
+            msg = "give either data or data_base64"
+            raise ValueError(msg)
+        if self.content_type is None and not content_type(self.content):
+            msg = (
+                "is of a kind that cloud-init ignores; begin it with #cloud-config, #!, #include, "
+                "## template: jinja or a MIME header, or give its content_type"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def content(self) -> bytes:
+        """Return the data, from text or base64."""
+        return _bytes(self.data, self.data_base64) or b""
+
+
 class CloudInit(StrictModel):
     """Data for cloud-init at first boot, independent of the datasource.
 
-    User data and network data are each given as text or as base64, not both. Base64 may contain any
-    bytes, such as gzip.
+    User, vendor and network data are each given as text or as base64 (not both), which may be
+    anything (gzip). cloud-init applies vendor data below user data: the user's values win.
+    `user_data_parts` follow `user_data`; cloud-configs are merged, others are parts of a message.
     """
 
     user_data: str | None = Field(None, max_length=SEED_BYTES)
     user_data_base64: SeedBase64 | None = None
+    user_data_parts: tuple[UserDataPart, ...] = Field((), max_length=PARTS)
+    vendor_data: str | None = Field(None, max_length=SEED_BYTES)
+    vendor_data_base64: SeedBase64 | None = None
     network_data: str | None = Field(None, max_length=SEED_BYTES)
     network_data_base64: SeedBase64 | None = None
     hostname: Id | None = None
@@ -63,6 +100,11 @@ class CloudInit(StrictModel):
         return _bytes(self.user_data, self.user_data_base64)
 
     @property
+    def vendor_bytes(self) -> bytes | None:
+        """Return the vendor data, from text or base64."""
+        return _bytes(self.vendor_data, self.vendor_data_base64)
+
+    @property
     def network_bytes(self) -> bytes | None:
         """Return the network data, from text or base64."""
         return _bytes(self.network_data, self.network_data_base64)
@@ -72,10 +114,14 @@ class CloudInit(StrictModel):
 
         SSH keys are left out as well, because they can be larger than a record may be.
         """
-        return self.model_copy(update={**dict.fromkeys(_SECRET), "ssh_keys": ()})
+        texts, lists = dict.fromkeys(_SECRET), dict.fromkeys(_SECRET_LISTS, ())
+        return self.model_copy(update={**texts, **lists})
 
 
-_SECRET = ("user_data", "user_data_base64", "network_data", "network_data_base64")
+TEXTS = ("user_data", "vendor_data", "network_data")
+"""Fields that are given as text, or as base64 under the same name with `_base64`."""
+_SECRET = tuple(f"{name}{form}" for name in TEXTS for form in ("", "_base64"))
+_SECRET_LISTS = ("user_data_parts", "ssh_keys")
 
 
 class CloudInitNoCloud(CloudInit):

@@ -336,10 +336,13 @@ HASHED_WHEN_SET = frozenset(
         "autoattach_graphics_device",
         "watchdog",
         "error_policy",
+        *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
+        *("user_data_parts", "environment", "write_files", "mounts"),
     }
 )
-"""Fields that were added after the first release. They are hashed only if set, so that the hashes
-of older specs stay equal."""
+"""Fields that were added after the first release. They are hashed only if they are set and not
+empty, so that the hashes of older specs stay equal."""
+_UNSET: tuple[Any, ...] = (None, [], {})
 
 
 _NESTED = frozenset({dict, list})
@@ -363,6 +366,6 @@ def _hashed(value: Any) -> Any:
         return {
             key: _hashed(field) if type(field) in _NESTED else field
             for key, field in value.items()
-            if field is not None or key not in HASHED_WHEN_SET
+            if field or key not in HASHED_WHEN_SET or field not in _UNSET
         }
     return [_hashed(item) for item in value] if kind is list else value

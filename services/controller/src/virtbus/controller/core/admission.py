@@ -11,6 +11,7 @@ from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
+from virtbus.schemas.seed import TEXTS
 from virtbus.schemas.vm import RunStrategy, VmSecrets, VmSpec
 from virtbus.schemas.wire import canonical, invalid, problems
 
@@ -255,7 +256,7 @@ def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
     found = []
     for kind in _SEEDS:
         seed = _map(volume.get(kind))
-        for name in ("user_data", "network_data"):
+        for name in TEXTS:
             if seed.get(name) is not None and seed.get(f"{name}_base64") is not None:
                 message = f"give either {name} or {name}_base64, not both"
                 path = f"spec.volumes[{index}].{kind}.{name}"
@@ -292,8 +293,6 @@ def _secret_size(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> l
             given[name] = secret_size([{"cloud_init_no_cloud": {name: data[name]}}])
     size = sum(given.values())
     if size > MAX_BYTES:
-        message = (
-            f"user data, network data, SSH keys and files have {size} bytes; {MAX_BYTES} at most"
-        )
+        message = f"seeds, SSH keys and files have {size} bytes; {MAX_BYTES} at most"
         return [Detail(path=max(given, key=given.__getitem__), message=message)]
     return []

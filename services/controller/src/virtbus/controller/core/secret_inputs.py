@@ -1,17 +1,18 @@
 """Separates the secret inputs of a VM from its record."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from virtbus.schemas.bounds import SECRET
 from virtbus.schemas.image import is_sealed, sealed_ref
+from virtbus.schemas.seed import TEXTS as SEED_TEXTS
 from virtbus.schemas.vm import ImageVolume, VmSecrets, VmSpec, Volume
 from virtbus.schemas.wire import encode
 
 MAX_BYTES = SECRET.written_bytes
 """Size limit of one entry of `$KV.sec`."""
 _TEXTS = (
-    *("user_data", "user_data_base64", "network_data", "network_data_base64"),
+    *(f"{name}{form}" for name in SEED_TEXTS for form in ("", "_base64")),
     "image_pull_secret",
 )
 _HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "container_disk", "image")
@@ -75,6 +76,16 @@ def secret_size(volumes: list[Mapping[str, Any]]) -> int:
     return sum(len(text.encode(errors="replace")) for v in volumes for text in _texts(v))
 
 
+def _of_parts(parts: Any) -> list[Any]:
+    """Return the data of the sources of user data."""
+    found = [part for part in parts if isinstance(part, Mapping)] if _is_list(parts) else []
+    return [part.get(name) for part in found for name in ("data", "data_base64")]
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    return isinstance(value, list | tuple)
+
+
 def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
     for kind in _HOLDERS:
         holder = volume.get(kind)
@@ -83,7 +94,8 @@ def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
         found = [holder.get(name) for name in _TEXTS]
         found += [str(holder.get("ref", "")).partition("?")[2]]
         keys = holder.get("ssh_keys")
-        found += keys if isinstance(keys, list | tuple) else ()
+        found += keys if _is_list(keys) else ()
+        found += _of_parts(holder.get("user_data_parts"))
         for name in ("data", "binary_data"):
             files = holder.get(name)
             if isinstance(files, Mapping):

@@ -10,6 +10,7 @@ import pycdlib
 
 from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files
+from virtbus.nodeagent.core.user_data import sources_of
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, writing
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
@@ -105,7 +106,7 @@ class SeedIsos:
 
 def _user_bytes(secrets: VmSecrets, volumes: Sequence[Volume]) -> int:
     seeds = (secrets.cloud_init.get(one.name, one.cloud_init) for one in volumes)
-    return sum(len(seed.user_bytes or b"") for seed in seeds if seed is not None)
+    return sum(len(data) for seed in seeds if seed is not None for _, data in sources_of(seed))
 
 
 def _contents(
