@@ -68,6 +68,35 @@ def test_vendor_data_and_every_part_of_user_data_leave_the_record() -> None:
     assert seed.vendor_bytes == b"#!/bin/hunter2"
 
 
+def test_ignitions_configuration_leaves_the_record() -> None:
+    config = '{"ignition": {"version": "3.4.0"}, "a": "hunter2"}'
+    done = admit({"name": "web", "spec": {"volumes": [], "ignition": {"config": config}}}, uid(1))
+    assert b"hunter2" not in encode(done.spec)
+    assert done.spec.ignition is not None
+    assert done.secrets is not None
+    assert done.secrets.ignition is not None
+    assert done.secrets.ignition.config == config
+    assert secret_paths(done.spec)[0] == "spec.ignition"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (None, "missing"),
+        ("hunter2", "must be JSON"),
+        ("[" * 100_000, "must be JSON"),
+        ("[]", "version"),
+        ('{"ignition": {}}', "version"),
+        ('{"ignition": {"version": 3}}', "version"),
+        ('{"ignition": {"version": "3"}, "a": "hunter2"}', "version"),
+        ("x" * (512 * 1024 + 1), "at most"),
+    ],
+)
+def test_what_ignition_would_not_read_is_refused(config: str | None, words: str) -> None:
+    found = details({"name": "web", "spec": {"volumes": [], "ignition": {"config": config}}})
+    assert words in found["spec.ignition.config"]
+
+
 def test_a_pull_secret_leaves_the_record_and_goes_with_its_own_registry_alone() -> None:
     done = admit(request(PULLED), uid(1))
     disk = done.spec.volumes[1].container_disk
@@ -152,7 +181,7 @@ def test_secret_inputs_above_the_bound_are_refused() -> None:
     found = details(request({"name": "a", "files": half}, {"name": "b", "files": half}))
     assert json.dumps(found) == json.dumps(
         {
-            "spec.volumes": "seeds, SSH keys and files have "
+            "spec.volumes": "seeds, SSH keys, files and Ignition have "
             f"{MAX_BYTES + 2} bytes; {MAX_BYTES} at most"
         }
     )

@@ -23,6 +23,7 @@ from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
@@ -35,6 +36,7 @@ from virtbus.schemas.vm import (
     Interface,
     Memory,
     VmRecord,
+    VmSecrets,
     VmSpec,
     Volume,
 )
@@ -49,6 +51,10 @@ HALTS = bytes([0xFA, 0xF4, 0xEB, 0xFD])
 ECHOES = bytes(
     [0xBA, 0xFD, 0x03, 0xEC, 0xA8, 0x01, 0x74, 0xFB, 0xBA, 0xF8, 0x03, 0xEC, 0xEE, 0xEB, 0xF1]
 )
+READS_FW_CFG = bytes.fromhex(
+    "BB2000 BA1005 89D8 EF B93000 BA1105 EC BAF803 EE E2F6 43 81FB6000 75E6 FAF4EBFD"
+)
+"""Writes 48 bytes of each fw_cfg entry from 0x20 to 0x5f to the serial port, then halts."""
 POWERS_OFF = bytes([0xBA, 0x04, 0x06, 0xB8, 0x00, 0x20, 0xEF, 0xF4])
 """mov dx,0x604; mov ax,0x2000; out dx,ax: soft-off by q35's ACPI port."""
 
@@ -94,13 +100,14 @@ class Host:
         await self.files.write(record)
         names = [v.name for v in record.spec.volumes if v.cloud_init_no_cloud is None]
         seeds = SeedIsos(self.files.vms)
-        await seeds.write(record, None, ())
+        await seeds.write(record, VmSecrets(uid=record.uid, ignition=record.spec.ignition), ())
         await self.hypervisor.define(
             render(
                 DomainInputs(
                     record=record,
                     disks={name: self.disk(record, name, code) for name in names},
                     seeds=seeds.paths(record),
+                    ignition=seeds.ignition_path(record),
                     console_socket=self.files.console_socket(record.uid),
                     console_log=self.files.console_log(record.uid),
                     accelerator="tcg",
@@ -301,6 +308,33 @@ async def test_the_console_accepts_keys_and_the_log_keeps_the_output(host: Host)
         async with consoles.attach(record.uid):
             pass
     assert raised.value.reason == "no_console"
+
+
+async def test_a_guest_reads_ignitions_configuration_and_nobody_else_does(host: Host) -> None:
+    config = '{"ignition": {"version": "3.4.0"}, "a": "CANARY"}'
+    record = host.record(host.spec().model_copy(update={"ignition": Ignition(config=config)}))
+    await host.define(record, READS_FW_CFG)
+    await host.hypervisor.start(record.uid)
+    log = host.files.console_log(record.uid)
+    async with asyncio.timeout(30):
+        while config[:48].encode() not in log.read_bytes():
+            await asyncio.sleep(0.01)
+    path = host.files.vms / record.uid / "seed-ignition.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (argv,) = (
+        found.read_bytes()
+        for found in Path("/proc").glob("[0-9]*/cmdline")
+        if f"guest=vb-{record.uid}".encode() in _read(found)
+    )
+    assert str(path).encode() in argv
+    assert b"CANARY" not in argv
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process ended
+        return b""
 
 
 async def _until(output: AsyncIterator[bytes | str], wanted: bytes) -> bool:

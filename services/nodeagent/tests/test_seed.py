@@ -20,6 +20,7 @@ from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files
 from virtbus.nodeagent.core.user_data import MAX_VALUES
 from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
+from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
 from virtbus.schemas.vm import (
@@ -213,6 +214,23 @@ async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: 
     assert [path] == list((tmp_path / UID).iterdir())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert b"CANARY" in path.read_bytes()
+
+
+async def test_ignitions_configuration_is_a_file_for_root_only(tmp_path: Path) -> None:
+    text = '{"ignition": {"version": "3.4.0"}, "x": "CANARY"}'
+    seeds = SeedIsos(tmp_path)
+    made = record(CloudInitNoCloud())
+    assert seeds.ignition_path(made) is None
+    spec = VmSpec(ignition=Ignition())
+    made = made.model_copy(update={"spec": spec})
+    assert not seeds.stand(made)
+    await seeds.write(made, VmSecrets(uid=UID, ignition=Ignition(config=text)), ())
+    assert seeds.stand(made)
+    path = seeds.ignition_path(made)
+    assert path is not None
+    assert [path] == list((tmp_path / UID).iterdir())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == text
 
 
 def test_user_data_that_is_no_text_is_passed_unchanged() -> None:

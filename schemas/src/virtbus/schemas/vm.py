@@ -15,6 +15,7 @@ from virtbus.schemas.disk import Disk as Disk
 from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.network import Mac
@@ -200,6 +201,8 @@ class VmSpec(StrictModel):
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=24)
     networks: tuple[Network, ...] = Field((), max_length=8)
+    ignition: Ignition | None = None
+    """For guests that read Ignition's configuration from QEMU's fw_cfg."""
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None
@@ -298,11 +301,12 @@ class JoinNonce(LenientModel):
 
 
 class VmSecrets(LenientModel):
-    """`$KV.sec.<node>.<uid>`: a VM's secret inputs, by volume name."""
+    """`$KV.sec.<node>.<uid>`: secret inputs. Those of volumes are by volume name."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
     cloud_init: dict[str, CloudInit] = Field(default_factory=dict)
     files: dict[str, FilesVolume] = Field(default_factory=dict)
+    ignition: Ignition | None = None
     image_pull: dict[str, str] = Field(default_factory=dict)
     """Secrets of a pull, by volume name: a registry login (`config.json`) or the query of a URL."""

@@ -30,6 +30,7 @@ _FILES = {
     "binary_data": {"key.der": "AAEC"},
 }
 _LOGINS = '{"auths": {"quay.io": {"auth": "dXNlcjpodW50ZXIy"}}}'
+_IGNITION = '{"ignition": {"version": "3.4.0"}}'
 _VALUES: dict[str, Any] = {
     "uid": UID,
     "uuid": OTHER_UID,
@@ -154,6 +155,7 @@ _VALUES: dict[str, Any] = {
     },
     "ContainerDisk.image": "quay.io/team/tools:2",
     "image_pull_secret": _LOGINS,
+    "Ignition.config": _IGNITION,
     "VmSecrets.files": {"settings": _FILES},
 }
 

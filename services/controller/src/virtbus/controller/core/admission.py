@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets
+from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets, text_size
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
@@ -163,6 +163,7 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
     found += _duplicates("spec.networks", networks)
     found += _sources(volumes)
     found += _sealed(data, volumes)
+    found += _ignition(spec)
     found += _partners("spec.domain.devices.disks", _maps(devices.get("disks")), volumes, "volume")
     found += _partners(
         "spec.domain.devices.interfaces", _maps(devices.get("interfaces")), networks, "network"
@@ -232,6 +233,14 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     return found
 
 
+def _ignition(spec: Mapping[str, Any]) -> list[Detail]:
+    """Only a record has an `ignition` without its configuration."""
+    given = spec.get("ignition")
+    if given is None or _map(given).get("config") is not None:
+        return []
+    return [Detail(path="spec.ignition.config", message="is missing; give Ignition's JSON")]
+
+
 def _sealed(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
     """Refuse references that have the SHA-256 of a query in place of the query.
 
@@ -287,12 +296,13 @@ def _empty_drive(device: Mapping[str, Any]) -> bool:
 
 
 def _secret_size(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
-    given = {"spec.volumes": secret_size(volumes)}
+    ignition = _map(_map(data.get("spec")).get("ignition")).get("config")
+    given = {"spec.volumes": secret_size(volumes), "spec.ignition": text_size(ignition)}
     for name in ("user_data", "ssh_keys"):
         if data.get(name):
             given[name] = secret_size([{"cloud_init_no_cloud": {name: data[name]}}])
     size = sum(given.values())
     if size > MAX_BYTES:
-        message = f"seeds, SSH keys and files have {size} bytes; {MAX_BYTES} at most"
+        message = f"seeds, SSH keys, files and Ignition have {size} bytes; {MAX_BYTES} at most"
         return [Detail(path=max(given, key=given.__getitem__), message=message)]
     return []

@@ -76,7 +76,9 @@ def _children(value: Any, path: str) -> dict[str, Any]:
 
 
 def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]:
-    """Yield each volume's secrets by their path in a request."""
+    """Yield the secrets by their path in a request."""
+    if secrets.ignition is not None:
+        yield "spec.ignition", secrets.ignition.model_dump(exclude_defaults=True)
     for index, volume in enumerate(spec.volumes):
         where, name = f"spec.volumes[{index}]", volume.name
         if name in secrets.cloud_init:

@@ -22,10 +22,12 @@ def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
     """Return the spec without its secrets, and the secrets by volume name."""
     bare = tuple(_bare(volume) for volume in spec.volumes)
     held = [old for old, new in zip(spec.volumes, bare, strict=True) if old is not new]
-    if not held:
+    if not held and spec.ignition is None:
         return spec, None
-    return spec.model_copy(update={"volumes": bare}), VmSecrets(
+    ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
+    return spec.model_copy(update={"volumes": bare, "ignition": ignition}), VmSecrets(
         uid=uid,
+        ignition=spec.ignition,
         cloud_init={v.name: v.cloud_init for v in held if v.cloud_init is not None},
         files={v.name: v.files for v in held if v.files is not None},
         image_pull={v.name: secret for v in held if (secret := _of_pull(v))},
@@ -57,7 +59,8 @@ def secret_bytes(secrets: VmSecrets) -> bytes:
 
 def secret_paths(spec: VmSpec) -> tuple[str, ...]:
     """Return the paths in a record's spec from which secrets may have been removed."""
-    return tuple(
+    ignition = ("spec.ignition",) if spec.ignition is not None else ()
+    return ignition + tuple(
         f"spec.volumes[{index}].{kind}"
         for index, volume in enumerate(spec.volumes)
         for kind in _HOLDERS
@@ -73,7 +76,12 @@ def _may_hold(holder: object) -> bool:
 
 def secret_size(volumes: list[Mapping[str, Any]]) -> int:
     """Estimate the bytes of secrets in a request's raw volumes."""
-    return sum(len(text.encode(errors="replace")) for v in volumes for text in _texts(v))
+    return sum(text_size(text) for volume in volumes for text in _texts(volume))
+
+
+def text_size(value: Any) -> int:
+    """Return the bytes of a text; 0 for any other value."""
+    return len(value.encode(errors="replace")) if isinstance(value, str) else 0
 
 
 def _of_parts(parts: Any) -> list[Any]:
@@ -86,7 +94,7 @@ def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
     return isinstance(value, list | tuple)
 
 
-def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
+def _texts(volume: Mapping[str, Any]) -> Iterator[Any]:
     for kind in _HOLDERS:
         holder = volume.get(kind)
         if not isinstance(holder, Mapping):
@@ -100,4 +108,4 @@ def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
             files = holder.get(name)
             if isinstance(files, Mapping):
                 found += [*files, *files.values()]
-        yield from (text for text in found if isinstance(text, str))
+        yield from found
