@@ -132,7 +132,7 @@ def test_the_shorthand_goes_into_the_config_drive_if_that_is_the_seed() -> None:
         ),
         (
             {"cloud_init_config_drive": {"network_data": "version: 2\n"}},
-            "cloud_init_config_drive",
+            "cloud_init_config_drive.network_data",
             "network_data.json",
         ),
         (
@@ -174,6 +174,19 @@ def test_an_unwritable_value_is_refused_with_its_path(
     found = details(request({"name": "x"} | volume))
     assert list(found) == [f"spec.volumes[1].{path}"]
     assert words in found[f"spec.volumes[1].{path}"]
+
+
+def test_network_data_is_checked_and_its_unknown_keys_are_warnings() -> None:
+    text = "version: 2\nethernets: {eth0: {dhcp4: true, dhcp_6: true, mtu: hunter2}}\n"
+    found = details(request({"name": "ci", "cloud_init_no_cloud": {"network_data": text}}))
+    path = "spec.volumes[1].cloud_init_no_cloud.network_data"
+    assert found == {path: "ethernets.eth0.mtu: must be a whole number"}
+    text = text.replace("hunter2", "1400")
+    done = admit(request({"name": "ci", "cloud_init_no_cloud": {"network_data": text}}), uid(1))
+    (warning,) = done.warnings
+    assert warning.path == path
+    assert warning.message.startswith("ethernets.eth0.dhcp_6: ")
+    assert admit(request(DRIVE), uid(1)).warnings == ()
 
 
 def test_secret_inputs_above_the_bound_are_refused() -> None:

@@ -81,7 +81,7 @@ def test_network_config_matches_each_mac_and_enables_dhcp() -> None:
 
 
 def test_the_users_network_data_is_passed_on_as_it_is() -> None:
-    text = "version: 1  # theirs\n"
+    text = "version: 1  # theirs\nconfig: []\n"
     assert files(CloudInitNoCloud(network_data=text))["network-config"] == text.encode()
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from virtbus.schemas.errors import Detail
 from virtbus.schemas.ids import Id, Uid, UnsignedRecord
 from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import LenientModel, StrictModel
@@ -194,6 +195,8 @@ class VmCreated(LenientModel):
 
     vm: VmView
     created: bool
+    warnings: tuple[Detail, ...] = ()
+    """Parts of the request that are accepted, and probably have no effect."""
 
 
 class WatchReply(LenientModel):

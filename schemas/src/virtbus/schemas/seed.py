@@ -5,18 +5,22 @@ Their contents are secrets, so they are only in `$KV.sec`, never in a record or 
 
 import base64
 import binascii
-import json
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
+from virtbus.schemas.network_config import check_network_config, check_network_data
+from virtbus.schemas.network_findings import Findings
 from virtbus.schemas.user_data import CONTENT_TYPE, content_type
 
 SEED_BYTES = 64 * 1024
 FILE_CHARACTERS = 512 * 1024
 FILES = 128
+NETWORK_BYTES = 32 * 1024
+NETWORK_LATER = {"network data": "is checked later"}
+"""A validation context for a caller that reads the network data itself: parsing it is slow."""
 PARTS = 32
 
 
@@ -38,6 +42,9 @@ def check_base64(text: str) -> str:
 Base64 = Annotated[str, StringConstraints(max_length=FILE_CHARACTERS), AfterValidator(check_base64)]
 SeedBase64 = Annotated[
     str, StringConstraints(max_length=SEED_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
+]
+NetworkBase64 = Annotated[
+    str, StringConstraints(max_length=NETWORK_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
 ]
 SshKey = Annotated[
     str, StringConstraints(min_length=16, max_length=8192, pattern=r"^[^\r\n\x00]*$")
@@ -89,8 +96,8 @@ class CloudInit(StrictModel):
     user_data_parts: tuple[UserDataPart, ...] = Field((), max_length=PARTS)
     vendor_data: str | None = Field(None, max_length=SEED_BYTES)
     vendor_data_base64: SeedBase64 | None = None
-    network_data: str | None = Field(None, max_length=SEED_BYTES)
-    network_data_base64: SeedBase64 | None = None
+    network_data: str | None = Field(None, max_length=NETWORK_BYTES)
+    network_data_base64: NetworkBase64 | None = None
     hostname: Id | None = None
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
 
@@ -127,8 +134,19 @@ _SECRET_LISTS = ("user_data_parts", "ssh_keys")
 class CloudInitNoCloud(CloudInit):
     """A seed of the datasource NoCloud (label `cidata`).
 
-    The network data is cloud-init's network-config.
+    The network data is a network-config of version 1 or 2, in YAML.
     """
+
+    def network_findings(self) -> Findings:
+        """Return what is wrong or unknown in the network data."""
+        data = self.network_bytes
+        return Findings() if data is None else check_network_config(data)
+
+    @model_validator(mode="after")
+    def _network(self, info: ValidationInfo) -> Self:
+        if info.context is not NETWORK_LATER:
+            _raise_first(self.network_findings())
+        return self
 
 
 class CloudInitConfigDrive(CloudInit):
@@ -137,15 +155,15 @@ class CloudInitConfigDrive(CloudInit):
     The network data is OpenStack's network_data.json.
     """
 
+    def network_findings(self) -> Findings:
+        """Return what is wrong or unknown in the network data."""
+        data = self.network_bytes
+        return Findings() if data is None else check_network_data(data)
+
     @model_validator(mode="after")
-    def _json_network(self) -> Self:
-        network = self.network_bytes
-        if network is not None and not _is_json_object(network):
-            msg = (
-                "the network data of a config drive must be OpenStack's network_data.json, a JSON "
-                "object; a network-config goes with cloud_init_no_cloud"
-            )
-            raise ValueError(msg)
+    def _network(self, info: ValidationInfo) -> Self:
+        if info.context is not NETWORK_LATER:
+            _raise_first(self.network_findings())
         return self
 
 
@@ -192,8 +210,7 @@ def _bytes(text: str | None, in_base64: str | None) -> bytes | None:
     return text.encode() if text is not None else None
 
 
-def _is_json_object(data: bytes) -> bool:
-    try:
-        return isinstance(json.loads(data), dict)
-    except (ValueError, RecursionError):
-        return False
+def _raise_first(findings: Findings) -> None:
+    if findings.problems:
+        msg = f"network data: {'; '.join(findings.problems[:3])}"
+        raise ValueError(msg)

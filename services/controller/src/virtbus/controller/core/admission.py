@@ -11,7 +11,7 @@ from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
-from virtbus.schemas.seed import TEXTS
+from virtbus.schemas.seed import NETWORK_LATER, TEXTS
 from virtbus.schemas.vm import RunStrategy, VmSecrets, VmSpec
 from virtbus.schemas.wire import canonical, invalid, problems
 
@@ -20,6 +20,7 @@ ROOT, SEED = "root", "cloudinit"
 _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 _ISO = (*_SEEDS, "files")
 """The sources of a volume that is an ISO (`Volume.is_iso`)."""
+_UNKNOWN = "is a key that cloud-init does not know; it has no effect, or only with netplan"
 _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would overwrite
     "cpus": ("domain", "cpu"),
     "memory": ("domain", "memory"),
@@ -42,6 +43,8 @@ class AdmittedVm:
     """Size of the canonical spec, secrets included."""
     secrets: VmSecrets | None
     powered: bool
+    warnings: tuple[Detail, ...] = ()
+    """Parts of the request that are accepted, and probably have no effect."""
 
 
 def admit(data: Any, new_uid: str) -> AdmittedVm:
@@ -53,11 +56,14 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
     found: list[Detail] = []
     create: VmCreate | None = None
     try:
-        create = VmCreate.model_validate(data)
+        create = VmCreate.model_validate(data, context=NETWORK_LATER)
     except ValidationError as error:
         found.extend(problems(error, model=VmCreate))
     if isinstance(data, Mapping):
         found.extend(_between_fields(data))
+    unknown: list[Detail] = []
+    if create is not None:
+        unknown = _network_data(create, found)
     if create is None or found:
         raise invalid(tuple(found))
     spec = _checked(complete(create))
@@ -75,7 +81,23 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         spec_bytes=len(said),
         secrets=secrets,
         powered=starts_by_itself(spec.run_strategy),
+        warnings=tuple(unknown),
     )
+
+
+def _network_data(create: VmCreate, found: list[Detail]) -> list[Detail]:
+    """Add the problems of the seeds' network data to `found`; return its unknown keys."""
+    unknown = []
+    volumes = create.spec.volumes if create.spec is not None else ()
+    for index, volume in enumerate(volumes):
+        for kind in _SEEDS:
+            seed = getattr(volume, kind)
+            if seed is None:
+                continue
+            path, findings = f"spec.volumes[{index}].{kind}.network_data", seed.network_findings()
+            found += [Detail(path=path, message=one) for one in findings.problems]
+            unknown += [Detail(path=path, message=f"{one}: {_UNKNOWN}") for one in findings.unknown]
+    return unknown
 
 
 def _checked(spec: Plain) -> VmSpec:
@@ -84,7 +106,7 @@ def _checked(spec: Plain) -> VmSpec:
     Every service reads the stored spec with the same bounds.
     """
     try:
-        return VmSpec.model_validate(spec)
+        return VmSpec.model_validate(spec, context=NETWORK_LATER)
     except ValidationError as error:
         raise invalid(problems(error, "spec")) from None
 
