@@ -68,6 +68,94 @@ def test_vendor_data_and_every_part_of_user_data_leave_the_record() -> None:
     assert seed.vendor_bytes == b"#!/bin/hunter2"
 
 
+def test_files_and_environment_leave_the_record_and_mounts_stay() -> None:
+    given = {
+        "environment": {"KEY": "hunter2"},
+        "write_files": [{"path": "/etc/hunter2", "content": "hunter2", "mode": "0600"}],
+        "mounts": [{"volume": "root", "path": "/again"}],
+    }
+    done = admit(request({"name": "ci", "cloud_init_no_cloud": given}), uid(1))
+    assert b"hunter2" not in encode(done.spec)
+    seed = done.spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    assert [mount.path for mount in seed.mounts] == ["/again"]
+    assert done.secrets is not None
+    assert done.secrets.cloud_init["ci"].environment == {"KEY": "hunter2"}
+    assert done.secrets.cloud_init["ci"].write_files[0].data == b"hunter2"
+
+
+def test_a_mounted_disk_gets_a_serial_of_at_most_twenty_characters() -> None:
+    long = "a-rather-long-name-of-a-volume"
+    spec = {
+        "volumes": [
+            ROOT,
+            {"name": long, "empty_disk": {"capacity": "1MiB"}},
+            {"name": "own", "empty_disk": {"capacity": "1MiB"}},
+            {
+                "name": "ci",
+                "cloud_init_no_cloud": {
+                    "mounts": [{"volume": one, "path": f"/{one}"} for one in ("root", long, "own")]
+                },
+            },
+        ],
+        "domain": {"devices": {"disks": [{"name": "own", "serial": "Mine-1"}]}},
+    }
+    done = admit({"name": "web", "spec": spec}, uid(1))
+    serials = {disk.name: disk.serial for disk in done.spec.domain.devices.disks}
+    assert serials == {"root": "root", long: "a-rather-lo-4f3233bc", "own": "Mine-1", "ci": None}
+
+
+@pytest.mark.parametrize(
+    ("mount", "serial", "path", "words"),
+    [
+        ({"volume": "gone", "path": "/a"}, "x", ".volume", "no volume is named"),
+        ({"volume": "root", "path": "/a"}, "root", ".volume", "another disk has the serial"),
+        ({"volume": "root", "path": "/a"}, "root1", ".volume", "serial number root1"),
+        ({"volume": "root", "path": "/a", "partition": 2}, "rootp2", ".volume", "number rootp2"),
+        ({"volume": "ci", "path": "/a"}, "a.b", ".volume", "has a dot"),
+        ({"volume": "root", "path": "a"}, "x", ".path", "match"),
+        ({"volume": "root", "path": "/a b"}, "x", ".path", "match"),
+        ({"volume": "root", "path": "/a", "options": "a b"}, "x", ".options", "match"),
+        ({"volume": "root", "path": "/a", "filesystem": "-x y"}, "x", ".filesystem", "match"),
+    ],
+)
+def test_a_wrong_mount_is_refused(
+    mount: dict[str, Any], serial: str, path: str, words: str
+) -> None:
+    seed = {"name": "ci", "cloud_init_no_cloud": {"mounts": [mount]}}
+    devices = {"disks": [{"name": "ci", "serial": serial}]}
+    data = request(seed)
+    data["spec"]["domain"] = {"devices": devices}
+    found = details(data)
+    assert words in found[f"spec.volumes[1].cloud_init_no_cloud.mounts[0]{path}"]
+
+
+def test_the_volume_of_the_shorthand_can_be_mounted() -> None:
+    seed = {"name": "ci", "cloud_init_no_cloud": {"mounts": [{"volume": "root", "path": "/a"}]}}
+    done = admit({"name": "web", "image": "tiny", "spec": {"volumes": [seed]}}, uid(1))
+    serials = {disk.name: disk.serial for disk in done.spec.domain.devices.disks}
+    assert serials == {"root": "root", "ci": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"environment": {"A B": "hunter2"}}, "environment.A B"),
+        ({"environment": {"A": "hunter2\nB=1"}}, "environment.A"),
+        ({"environment": {"A": "\0"}}, "environment.A"),
+        ({"write_files": [{"path": "etc", "content": "hunter2"}]}, "write_files[0].path"),
+        ({"write_files": [{"path": "/e\nb", "content": ""}]}, "write_files[0].path"),
+        ({"write_files": [{"path": "/etc/a"}]}, "write_files[0]"),
+        ({"write_files": [{"path": "/a", "content": "", "mode": "0888"}]}, "write_files[0].mode"),
+        ({"write_files": [{"path": "/a", "content": "", "owner": "a b"}]}, "write_files[0].owner"),
+        ({"write_files": [{"path": "/a", "content_base64": "?"}]}, "write_files[0].content_base64"),
+    ],
+)
+def test_a_file_or_value_that_could_break_out_is_refused(given: dict[str, Any], path: str) -> None:
+    found = details(request({"name": "ci", "cloud_init_no_cloud": given}))
+    assert list(found) == [f"spec.volumes[1].cloud_init_no_cloud.{path}"]
+
+
 def test_ignitions_configuration_leaves_the_record() -> None:
     config = '{"ignition": {"version": "3.4.0"}, "a": "hunter2"}'
     done = admit({"name": "web", "spec": {"volumes": [], "ignition": {"config": config}}}, uid(1))

@@ -3,12 +3,23 @@
 Their contents are secrets, so they are only in `$KV.sec`, never in a record or status.
 """
 
-import base64
-import binascii
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
 
+from virtbus.schemas.base64_text import (
+    FILE_CHARACTERS,
+    Base64,
+    bytes_of,
+    check_base64,
+    decode_base64,
+)
+from virtbus.schemas.guest_files import (
+    EnvironmentName,
+    EnvironmentValue,
+    GuestFile,
+    GuestMount,
+)
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.network_config import check_network_config, check_network_data
@@ -16,7 +27,6 @@ from virtbus.schemas.network_findings import Findings
 from virtbus.schemas.user_data import CONTENT_TYPE, content_type
 
 SEED_BYTES = 64 * 1024
-FILE_CHARACTERS = 512 * 1024
 FILES = 128
 NETWORK_BYTES = 32 * 1024
 NETWORK_LATER = {"network data": "is checked later"}
@@ -24,22 +34,6 @@ NETWORK_LATER = {"network data": "is checked later"}
 PARTS = 32
 
 
-def decode_base64(text: str) -> bytes:
-    """Return the bytes of a base64 text, ignoring line ends, or raise ValueError."""
-    try:
-        return base64.b64decode("".join(text.split("\n")).replace("\r", ""), validate=True)
-    except (binascii.Error, ValueError):
-        msg = "must be base64 (RFC 4648, 4), as `base64 -w0 FILE` writes it"
-        raise ValueError(msg) from None
-
-
-def check_base64(text: str) -> str:
-    """Return `text` if it is base64, or raise ValueError."""
-    decode_base64(text)
-    return text
-
-
-Base64 = Annotated[str, StringConstraints(max_length=FILE_CHARACTERS), AfterValidator(check_base64)]
 SeedBase64 = Annotated[
     str, StringConstraints(max_length=SEED_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
 ]
@@ -80,7 +74,7 @@ class UserDataPart(StrictModel):
     @property
     def content(self) -> bytes:
         """Return the data, from text or base64."""
-        return _bytes(self.data, self.data_base64) or b""
+        return bytes_of(self.data, self.data_base64) or b""
 
 
 class CloudInit(StrictModel):
@@ -100,21 +94,28 @@ class CloudInit(StrictModel):
     network_data_base64: NetworkBase64 | None = None
     hostname: Id | None = None
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
+    environment: dict[EnvironmentName, EnvironmentValue] = Field(
+        default_factory=dict, max_length=256
+    )
+    """Becomes /etc/cloud/environment in the guest."""
+    write_files: tuple[GuestFile, ...] = Field((), max_length=FILES)
+    mounts: tuple[GuestMount, ...] = Field((), max_length=24)
+    """The one list that is no secret: a record has it, too."""
 
     @property
     def user_bytes(self) -> bytes | None:
         """Return the user data, from text or base64."""
-        return _bytes(self.user_data, self.user_data_base64)
+        return bytes_of(self.user_data, self.user_data_base64)
 
     @property
     def vendor_bytes(self) -> bytes | None:
         """Return the vendor data, from text or base64."""
-        return _bytes(self.vendor_data, self.vendor_data_base64)
+        return bytes_of(self.vendor_data, self.vendor_data_base64)
 
     @property
     def network_bytes(self) -> bytes | None:
         """Return the network data, from text or base64."""
-        return _bytes(self.network_data, self.network_data_base64)
+        return bytes_of(self.network_data, self.network_data_base64)
 
     def without_secrets(self) -> Self:
         """Return the seed without secrets, for a record.
@@ -122,13 +123,13 @@ class CloudInit(StrictModel):
         SSH keys are left out as well, because they can be larger than a record may be.
         """
         texts, lists = dict.fromkeys(_SECRET), dict.fromkeys(_SECRET_LISTS, ())
-        return self.model_copy(update={**texts, **lists})
+        return self.model_copy(update={**texts, **lists, "environment": {}})
 
 
 TEXTS = ("user_data", "vendor_data", "network_data")
 """Fields that are given as text, or as base64 under the same name with `_base64`."""
 _SECRET = tuple(f"{name}{form}" for name in TEXTS for form in ("", "_base64"))
-_SECRET_LISTS = ("user_data_parts", "ssh_keys")
+_SECRET_LISTS = ("user_data_parts", "ssh_keys", "write_files")
 
 
 class CloudInitNoCloud(CloudInit):
@@ -202,12 +203,6 @@ class FilesVolume(StrictModel):
     def without_secrets(self) -> Self:
         """Return the volume without its files, for a record."""
         return self.model_copy(update={"data": {}, "binary_data": {}})
-
-
-def _bytes(text: str | None, in_base64: str | None) -> bytes | None:
-    if in_base64 is not None:
-        return decode_base64(in_base64)
-    return text.encode() if text is not None else None
 
 
 def _raise_first(findings: Findings) -> None:

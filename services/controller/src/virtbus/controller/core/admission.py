@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from virtbus.controller.core.disk_serials import SEEDS as _SEEDS
+from virtbus.controller.core.disk_serials import add_serials, mount_problems
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets, text_size
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
@@ -17,7 +19,6 @@ from virtbus.schemas.wire import canonical, invalid, problems
 
 Plain = dict[str, Any]
 ROOT, SEED = "root", "cloudinit"
-_SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 _ISO = (*_SEEDS, "files")
 """The sources of a volume that is an ISO (`Volume.is_iso`)."""
 _UNKNOWN = "is a key that cloud-init does not know; it has no effect, or only with netplan"
@@ -133,6 +134,7 @@ def complete(create: VmCreate) -> Plain:
     disks, nics = devices.get("disks", ()), devices.get("interfaces", ())
     have_disks, have_nics = {disk["name"] for disk in disks}, {nic["name"] for nic in nics}
     devices["disks"] = [*disks, *(_disk(v) for v in volumes if v["name"] not in have_disks)]
+    add_serials(volumes, devices["disks"])
     lacking = [{"name": one["name"]} for one in networks if one["name"] not in have_nics]
     devices["interfaces"] = [*nics, *lacking]
     return spec
@@ -191,7 +193,15 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
         "spec.domain.devices.interfaces", _maps(devices.get("interfaces")), networks, "network"
     )
     found += _secret_size(data, volumes)
+    found += mount_problems(_with_root(data, volumes), _maps(devices.get("disks")))
     return found
+
+
+def _with_root(
+    data: Mapping[str, Any], volumes: list[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the volumes with that of the shorthand `image`, at the end: paths keep their index."""
+    return [*volumes, {"name": ROOT}] if data.get("image") else volumes
 
 
 def _map(value: Any) -> Mapping[str, Any]:

@@ -84,10 +84,10 @@ def text_size(value: Any) -> int:
     return len(value.encode(errors="replace")) if isinstance(value, str) else 0
 
 
-def _of_parts(parts: Any) -> list[Any]:
-    """Return the data of the sources of user data."""
-    found = [part for part in parts if isinstance(part, Mapping)] if _is_list(parts) else []
-    return [part.get(name) for part in found for name in ("data", "data_base64")]
+def _of_maps(values: Any, names: tuple[str, ...]) -> list[Any]:
+    """Return the fields of these names in a list of maps."""
+    found = [one for one in values if isinstance(one, Mapping)] if _is_list(values) else []
+    return [one.get(name) for one in found for name in names]
 
 
 def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
@@ -103,8 +103,9 @@ def _texts(volume: Mapping[str, Any]) -> Iterator[Any]:
         found += [str(holder.get("ref", "")).partition("?")[2]]
         keys = holder.get("ssh_keys")
         found += keys if _is_list(keys) else ()
-        found += _of_parts(holder.get("user_data_parts"))
-        for name in ("data", "binary_data"):
+        found += _of_maps(holder.get("user_data_parts"), ("data", "data_base64"))
+        found += _of_maps(holder.get("write_files"), ("path", "content", "content_base64"))
+        for name in ("data", "binary_data", "environment"):
             files = holder.get(name)
             if isinstance(files, Mapping):
                 found += [*files, *files.values()]

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from virtbus.nodeagent.core.guest_files import cloud_config_lists
 from virtbus.nodeagent.core.user_data import combined, mime_message, sources_of
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInit
@@ -31,7 +32,8 @@ def config_drive_files(
         f"{LATEST}/meta_data.json": _json(meta),
         f"{LATEST}/network_data.json": _json(_network(interfaces)) if network is None else network,
     }
-    if (user := combined(sources_of(seed), {}, {})) is not None:
+    added = cloud_config_lists(seed, record.spec.domain.devices.disks)
+    if (user := combined(sources_of(seed), {}, added)) is not None:
         files[f"{LATEST}/user_data"] = user
     if (vendor := seed.vendor_bytes) is not None:
         files[f"{LATEST}/vendor_data.json"] = _json({"cloud-init": _as_text(vendor)})

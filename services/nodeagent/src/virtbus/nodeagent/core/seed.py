@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from virtbus.nodeagent.core.guest_files import cloud_config_lists
 from virtbus.nodeagent.core.user_data import combined, sources_of, to_yaml
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInit
@@ -18,9 +19,10 @@ def seed_files(
     defaults: dict[str, Any] = {"hostname": hostname}
     if seed.ssh_keys:
         meta["public-keys"] = defaults["ssh_authorized_keys"] = list(seed.ssh_keys)
+    added = cloud_config_lists(seed, record.spec.domain.devices.disks)
     files = {
         "meta-data": to_yaml(meta),
-        "user-data": combined(sources_of(seed), defaults, {}) or b"",
+        "user-data": combined(sources_of(seed), defaults, added) or b"",
         "network-config": _network(seed, interfaces),
     }
     if (vendor := seed.vendor_bytes) is not None:
