@@ -8,6 +8,7 @@ from services.controller.tests.fleets import uid
 
 from virtbus.controller.core.admission import admit
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_bytes, secret_paths
+from virtbus.schemas.bounds import SECRET
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.wire import encode
 
@@ -275,6 +276,17 @@ def test_network_data_is_checked_and_its_unknown_keys_are_warnings() -> None:
     assert warning.path == path
     assert warning.message.startswith("ethernets.eth0.dhcp_6: ")
     assert admit(request(DRIVE), uid(1)).warnings == ()
+
+
+def test_user_data_may_have_the_size_of_all_secret_inputs() -> None:
+    large = "#!/bin/sh\n" + "x" * (MAX_BYTES - 4096)
+    done = admit({"name": "web", "image": "tiny", "user_data": large}, uid(1))
+    assert done.secrets is not None
+    assert len(secret_bytes(done.secrets)) < SECRET.written_bytes
+    assert done.secrets.cloud_init["cloudinit"].user_bytes == large.encode()
+    parts = [{"data": "#!" + "x" * (MAX_BYTES // 4)}] * 5
+    found = details(request({"name": "ci", "cloud_init_no_cloud": {"user_data_parts": parts}}))
+    assert f"{MAX_BYTES} at most" in found["spec.volumes"]
 
 
 def test_secret_inputs_above_the_bound_are_refused() -> None:

@@ -156,6 +156,14 @@ def test_gzip_is_unpacked_within_its_bound_and_kept_packed_above_it() -> None:
         assert part.get_payload(decode=True) == odd
 
 
+def test_large_user_data_is_a_part_of_its_size() -> None:
+    large = b"#cloud-config\na: " + b"x" * (500 * 1024)
+    theirs, ours = parts(made(large, write_files=[FILE]))
+    assert theirs.get_payload(decode=True) == large
+    assert ours["X-Merge-Type"] == APPEND
+    assert made(large, defaults=OURS) == large
+
+
 def test_a_single_source_without_additions_is_unchanged() -> None:
     for data in (SCRIPT, "#cloud-config\na: 1  # kept\n", "unknown", "#include http://a\n"):
         assert made(data) == data.encode()

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, StringConstraints
 
 FILE_CHARACTERS = 512 * 1024
+"""Limit of one text. All secret inputs of a VM together have the same limit (`bounds.SECRET`)."""
 
 
 def decode_base64(text: str) -> bytes:

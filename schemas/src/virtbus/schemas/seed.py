@@ -26,7 +26,6 @@ from virtbus.schemas.network_config import check_network_config, check_network_d
 from virtbus.schemas.network_findings import Findings
 from virtbus.schemas.user_data import CONTENT_TYPE, content_type
 
-SEED_BYTES = 64 * 1024
 FILES = 128
 NETWORK_BYTES = 32 * 1024
 NETWORK_LATER = {"network data": "is checked later"}
@@ -34,9 +33,6 @@ NETWORK_LATER = {"network data": "is checked later"}
 PARTS = 32
 
 
-SeedBase64 = Annotated[
-    str, StringConstraints(max_length=SEED_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
-]
 NetworkBase64 = Annotated[
     str, StringConstraints(max_length=NETWORK_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
 ]
@@ -52,8 +48,8 @@ class UserDataPart(StrictModel):
     Its kind is detected by its first line, as cloud-init does, unless `content_type` names it.
     """
 
-    data: str | None = Field(None, max_length=SEED_BYTES)
-    data_base64: SeedBase64 | None = None
+    data: str | None = Field(None, max_length=FILE_CHARACTERS)
+    data_base64: Base64 | None = None
     content_type: Annotated[str, StringConstraints(pattern=CONTENT_TYPE, max_length=81)] | None = (
         None
     )
@@ -85,11 +81,11 @@ class CloudInit(StrictModel):
     `user_data_parts` follow `user_data`; cloud-configs are merged, others are parts of a message.
     """
 
-    user_data: str | None = Field(None, max_length=SEED_BYTES)
-    user_data_base64: SeedBase64 | None = None
+    user_data: str | None = Field(None, max_length=FILE_CHARACTERS)
+    user_data_base64: Base64 | None = None
     user_data_parts: tuple[UserDataPart, ...] = Field((), max_length=PARTS)
-    vendor_data: str | None = Field(None, max_length=SEED_BYTES)
-    vendor_data_base64: SeedBase64 | None = None
+    vendor_data: str | None = Field(None, max_length=FILE_CHARACTERS)
+    vendor_data_base64: Base64 | None = None
     network_data: str | None = Field(None, max_length=NETWORK_BYTES)
     network_data_base64: NetworkBase64 | None = None
     hostname: Id | None = None
