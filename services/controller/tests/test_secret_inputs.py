@@ -10,7 +10,8 @@ from virtbus.controller.core.admission import admit
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_bytes, secret_paths
 from virtbus.schemas.bounds import SECRET
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.wire import encode
+from virtbus.schemas.vm import VmSecrets
+from virtbus.schemas.wire import encode, read
 
 ROOT = {"name": "root", "image": {"ref": "tiny"}}
 DRIVE = {"name": "drive", "cloud_init_config_drive": {"user_data_base64": "aHVudGVyMg=="}}
@@ -155,6 +156,38 @@ def test_the_volume_of_the_shorthand_can_be_mounted() -> None:
 def test_a_file_or_value_that_could_break_out_is_refused(given: dict[str, Any], path: str) -> None:
     found = details(request({"name": "ci", "cloud_init_no_cloud": given}))
     assert list(found) == [f"spec.volumes[1].cloud_init_no_cloud.{path}"]
+
+
+def test_sysprep_is_a_cdrom_with_its_own_label_and_its_answers_leave_the_record() -> None:
+    answers = {"name": "win", "sysprep": {"data": {"Autounattend.xml": "<hunter2/>"}}}
+    done = admit(request(answers), uid(1))
+    assert b"hunter2" not in encode(done.spec)
+    disk = done.spec.domain.devices.disks[1]
+    assert (disk.device, disk.bus, disk.readonly) == ("cdrom", "sata", True)
+    files = done.spec.volumes[1].file_set
+    assert files is not None
+    assert files.volume_label == "unattendCD"
+    assert done.secrets is not None
+    back = read(VmSecrets, secret_bytes(done.secrets))
+    assert back.files["win"].contents == {"Autounattend.xml": b"<hunter2/>"}
+
+
+@pytest.mark.parametrize(
+    ("files", "disk", "path"),
+    [
+        ({"setup.xml": "<a/>"}, {}, "spec.volumes[1].sysprep.data"),
+        ({"unattend.xml": "<a/>"}, {"bus": "sata"}, "spec.domain.devices.disks[0].device"),
+        ({"unattend.xml": "<a/>"}, {"device": "cdrom", "bus": "virtio"},
+         "spec.domain.devices.disks[0].device"),
+    ],
+)  # fmt: skip
+def test_answers_that_windows_setup_would_not_find_are_refused(
+    files: dict[str, str], disk: dict[str, str], path: str
+) -> None:
+    data = request({"name": "win", "sysprep": {"data": files}})
+    if disk:
+        data["spec"]["domain"] = {"devices": {"disks": [{"name": "win"} | disk]}}
+    assert list(details(data)) == [path]
 
 
 def test_ignitions_configuration_leaves_the_record() -> None:

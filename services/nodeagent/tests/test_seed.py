@@ -22,7 +22,12 @@ from virtbus.nodeagent.core.user_data import MAX_VALUES
 from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
+from virtbus.schemas.seed import (
+    CloudInitConfigDrive,
+    CloudInitNoCloud,
+    FilesVolume,
+    SysprepVolume,
+)
 from virtbus.schemas.vm import (
     Domain,
     VmRecord,
@@ -302,6 +307,16 @@ async def test_config_drives_and_files_are_isos_with_their_labels_and_folders(
     assert label == "config-2"
     assert tree["openstack/latest/user_data"] == b"CANARY"
     assert json.loads(tree["openstack/latest/meta_data.json"])["uuid"] == UID
+
+
+async def test_windows_finds_its_answers_by_label_and_name(tmp_path: Path) -> None:
+    seeds, answers = SeedIsos(tmp_path), SysprepVolume(data={"autounattend.xml": "<a/>"})
+    volume = Volume(name="win", sysprep=answers.without_secrets())
+    made = drive(CloudInitConfigDrive()).model_copy(update={"spec": VmSpec(volumes=(volume,))})
+    held = VmSecrets.model_validate({"uid": UID, "files": {"win": answers.model_dump()}})
+    await seeds.write(made, held, ())
+    found = read_iso(seeds.paths(made)["win"].read_bytes())
+    assert found == ("unattendCD", {"autounattend.xml": b"<a/>"})
 
 
 def read_iso(data: bytes) -> tuple[str, dict[str, bytes]]:

@@ -201,6 +201,19 @@ class FilesVolume(StrictModel):
         return self.model_copy(update={"data": {}, "binary_data": {}})
 
 
+class SysprepVolume(FilesVolume):
+    """Answers for Windows setup, which looks for them on every CD-ROM.
+
+    One of the files is `autounattend.xml` or `unattend.xml`, in upper or lower case.
+    """
+
+    volume_label: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,16}$")] = "unattendCD"
+
+
+ANSWERS = frozenset({"autounattend.xml", "unattend.xml"})
+"""Names of the answer files that Windows setup looks for, in lower case."""
+
+
 def _raise_first(findings: Findings) -> None:
     if findings.problems:
         msg = f"network data: {'; '.join(findings.problems[:3])}"

@@ -20,7 +20,13 @@ from virtbus.schemas.image import ImageRef, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.network import Mac
 from virtbus.schemas.quantity import Bytes, Count
-from virtbus.schemas.seed import CloudInit, CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
+from virtbus.schemas.seed import (
+    CloudInit,
+    CloudInitConfigDrive,
+    CloudInitNoCloud,
+    FilesVolume,
+    SysprepVolume,
+)
 from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
@@ -152,6 +158,12 @@ class Volume(StrictModel):
     cloud_init_no_cloud: CloudInitNoCloud | None = None
     cloud_init_config_drive: CloudInitConfigDrive | None = None
     files: FilesVolume | None = None
+    sysprep: SysprepVolume | None = None
+
+    @property
+    def file_set(self) -> FilesVolume | None:
+        """Return the files of an ISO without a seed."""
+        return self.files or self.sysprep
 
     @property
     def cloud_init(self) -> CloudInit | None:
@@ -161,7 +173,7 @@ class Volume(StrictModel):
     @property
     def is_iso(self) -> bool:
         """Return True for an ISO disk, which virtbus writes for each start of the guest."""
-        return self.cloud_init is not None or self.files is not None
+        return self.cloud_init is not None or self.file_set is not None
 
     @property
     def image_ref(self) -> str:

@@ -158,6 +158,7 @@ _VALUES: dict[str, Any] = {
             },
         },
         {"name": "settings", "files": _FILES},
+        {"name": "answers", "sysprep": {"data": {"autounattend.xml": "<unattend/>\n"}}},
     ],
     "VmSecrets.cloud_init": {
         "cloudinit": {

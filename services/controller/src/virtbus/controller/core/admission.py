@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from virtbus.controller.core.disk_serials import SEEDS as _SEEDS
 from virtbus.controller.core.disk_serials import add_serials, mount_problems
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets, text_size
+from virtbus.controller.core.sysprep import sysprep_problems
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
@@ -19,7 +20,7 @@ from virtbus.schemas.wire import canonical, invalid, problems
 
 Plain = dict[str, Any]
 ROOT, SEED = "root", "cloudinit"
-_ISO = (*_SEEDS, "files")
+_ISO = (*_SEEDS, "files", "sysprep")
 """The sources of a volume that is an ISO (`Volume.is_iso`)."""
 _UNKNOWN = "is a key that cloud-init does not know; it has no effect, or only with netplan"
 _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would overwrite
@@ -141,6 +142,8 @@ def complete(create: VmCreate) -> Plain:
 
 
 def _disk(volume: Plain) -> Plain:
+    if volume.get("sysprep") is not None:
+        return {"name": volume["name"], "device": "cdrom", "bus": "sata", "readonly": True}
     iso = any(volume.get(kind) is not None for kind in _ISO)
     return {"name": volume["name"], "readonly": iso}
 
@@ -186,6 +189,7 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
     found += _duplicates("spec.volumes", volumes)
     found += _duplicates("spec.networks", networks)
     found += _sources(volumes)
+    found += sysprep_problems(volumes, _maps(devices.get("disks")))
     found += _sealed(data, volumes)
     found += _ignition(spec)
     found += _partners("spec.domain.devices.disks", _maps(devices.get("disks")), volumes, "volume")
@@ -255,7 +259,7 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", *_SEEDS, "files")
+    kinds = ("image", "container_disk", "empty_disk", *_ISO)
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]
         if len(given) != 1:

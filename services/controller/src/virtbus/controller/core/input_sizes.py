@@ -86,7 +86,8 @@ def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]
             seed = secrets.cloud_init[name].model_dump(exclude_defaults=True)
             yield f"{where}.{kind}", seed
         if name in secrets.files:
-            yield f"{where}.files", secrets.files[name].model_dump(exclude_defaults=True)
+            kind = "files" if volume.files is not None else "sysprep"
+            yield f"{where}.{kind}", secrets.files[name].model_dump(exclude_defaults=True)
         if name in secrets.image_pull:
             field = "image.ref" if volume.image else "container_disk.image_pull_secret"
             yield f"{where}.{field}", secrets.image_pull[name]

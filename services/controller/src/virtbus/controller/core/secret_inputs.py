@@ -15,7 +15,10 @@ _TEXTS = (
     *(f"{name}{form}" for name in SEED_TEXTS for form in ("", "_base64")),
     "image_pull_secret",
 )
-_HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "container_disk", "image")
+_HOLDERS = (
+    *("cloud_init_no_cloud", "cloud_init_config_drive", "files", "sysprep"),
+    *("container_disk", "image"),
+)
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
@@ -29,7 +32,7 @@ def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
         uid=uid,
         ignition=spec.ignition,
         cloud_init={v.name: v.cloud_init for v in held if v.cloud_init is not None},
-        files={v.name: v.files for v in held if v.files is not None},
+        files={v.name: files for v in held if (files := v.file_set) is not None},
         image_pull={v.name: secret for v in held if (secret := _of_pull(v))},
     )
 

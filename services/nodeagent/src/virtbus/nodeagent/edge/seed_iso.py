@@ -127,9 +127,9 @@ def _contents(
     record: VmRecord, volume: Volume, secrets: VmSecrets, interfaces: Sequence[InterfaceStatus]
 ) -> tuple[dict[str, bytes], str]:
     """Return the files of a volume as path to contents, and its ISO's label."""
-    if volume.files is not None:
-        files = secrets.files.get(volume.name, volume.files)
-        return files.contents, files.volume_label
+    if volume.file_set is not None:
+        files = secrets.files.get(volume.name, volume.file_set)
+        return files.contents, volume.file_set.volume_label
     seed = secrets.cloud_init.get(volume.name, volume.cloud_init)
     assert seed is not None  # noqa: S101  `is_iso`
     if volume.cloud_init_config_drive is not None:
