@@ -221,6 +221,20 @@ async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: 
     assert b"CANARY" in path.read_bytes()
 
 
+async def test_another_network_changes_the_network_config_and_not_the_instance(
+    tmp_path: Path,
+) -> None:
+    made, seeds = record(CloudInitNoCloud()), SeedIsos(tmp_path)
+    found = []
+    for mac in ("02:00:00:00:00:01", "02:00:00:00:00:02"):
+        await seeds.write(made, None, (InterfaceStatus(name="a", mac=mac),))
+        found.append(read_iso(seeds.paths(made)["ci"].read_bytes())[1])
+        assert mac.encode() in found[-1]["network-config"]
+    before, after = found
+    assert before["meta-data"] == after["meta-data"]
+    assert before["user-data"] == after["user-data"]
+
+
 async def test_ignitions_configuration_is_a_file_for_root_only(tmp_path: Path) -> None:
     text = '{"ignition": {"version": "3.4.0"}, "x": "CANARY"}'
     seeds = SeedIsos(tmp_path)
