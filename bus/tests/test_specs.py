@@ -17,12 +17,18 @@ SPEC = {
     "volumes": [
         {"name": "root", "image": {"ref": "https://example.org/i.qcow2?sha256:" + "0" * 64}},
         {"name": "seed", "cloud_init_no_cloud": {}},
+        {"name": "answers", "sysprep": {}},
     ],
+    "ignition": {},
 }
+ANSWERS = {"volume_label": "unattendCD", "data": {"unattend.xml": "<a/>"}}
+IGNITION = {"config": '{"ignition": {"version": "3.4.0"}}'}
 SECRETS = {
     "uid": A,
     "cloud_init": {"seed": {"user_data": "#cloud-config\n"}},
     "image_pull": {"root": "signature=1"},
+    "files": {"answers": ANSWERS},
+    "ignition": IGNITION,
 }
 
 
@@ -43,9 +49,11 @@ def test_a_vm_becomes_a_valid_request_with_its_secrets() -> None:
     (request,) = specs(backup(labels={"tier": "front"}))
     assert request["labels"] == {"tier": "front"}
     assert "uid" not in request
-    root, seed = request["spec"]["volumes"]
+    root, seed, answers = request["spec"]["volumes"]
     assert root["image"]["ref"] == "https://example.org/i.qcow2?signature=1"
     assert seed["cloud_init_no_cloud"] == {"user_data": "#cloud-config\n"}
+    assert answers["sysprep"] == ANSWERS
+    assert request["spec"]["ignition"] == IGNITION
     validate(VmCreate, request)
 
 

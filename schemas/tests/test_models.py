@@ -108,7 +108,7 @@ SHORTHAND_BOUNDS: list[dict[str, Any]] = [
     {"cpus": "2"},
     {"memory": True},
     {"ssh_keys": (KEY,) * 65},
-    {"user_data": "x" * (64 * 1024 + 1)},
+    {"user_data": "x" * (512 * 1024 + 1)},
     {"annotations": {str(i): "" for i in range(65)}},
     {"labels": {"a b": "x"}},
     {"labels": {"a": "x\n"}},

@@ -352,6 +352,9 @@ class SimSeeds:
             if volume.is_iso
         }
 
+    def ignition_path(self, record: VmRecord) -> Path | None:
+        return Path("/simulated") / record.uid / "ignition" if record.spec.ignition else None
+
     def stand(self, record: VmRecord) -> bool:
         return record.uid in self._host.disk.seeds
 

@@ -9,14 +9,17 @@ from services.kubebridge.tests.manifests import UID, put, template, vm, vmi
 from services.kubebridge.tests.world import CLUSTER, NOW, reconcile_vm, reconcile_vmi, vmi_of
 
 from virtbus.controller.core.admission import admit
+from virtbus.kubebridge.core.fields.vm import IGNITION
 from virtbus.kubebridge.core.objects import quantity
 from virtbus.kubebridge.core.runtime.controller import BusCall, Create
 from virtbus.kubebridge.core.translation import defaults
+from virtbus.kubebridge.core.translation.annotations import IGNITION_CHARS
 from virtbus.kubebridge.core.translation.contents import needs
 from virtbus.kubebridge.core.translation.mapping import defaulted_template, translate
 from virtbus.kubebridge.core.validation.rules import vm_causes, vmi_causes
 from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.api import VmCreate
+from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.watchdog import I6300esb, Watchdog
 
@@ -209,6 +212,20 @@ def test_a_hook_is_refused_and_an_unknown_annotation_is_not() -> None:
     assert fields(put(vmi(), {"metadata.annotations": annotations})) == [
         "metadata.annotations.hooks.kubevirt.io/hookSidecars"
     ]
+
+
+def test_ignition_of_an_annotation_becomes_the_vms() -> None:
+    config = '{"ignition": {"version": "3.4.0"}}'
+    create = made(put(vmi(), {"metadata.annotations": {IGNITION: config}}))
+    assert create.spec is not None
+    assert create.spec.ignition == Ignition(config=config)
+    assert create.annotations == {}
+
+
+@pytest.mark.parametrize("config", ["{", "{}", '{"ignition": 3}', "x" * (IGNITION_CHARS + 1)])
+def test_invalid_ignition_is_refused_at_its_annotation(config: str) -> None:
+    noted = put(vmi(), {"metadata.annotations": {IGNITION: config}})
+    assert fields(noted) == [f"metadata.annotations.{IGNITION}"]
 
 
 def test_all_problems_of_a_vm_are_reported_together() -> None:

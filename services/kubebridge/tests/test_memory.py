@@ -12,6 +12,7 @@ from services.kubebridge.tests.world import NOW, reconcile_vm, vmi_of
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.kubebridge.core.fields.vm import IGNITION
 from virtbus.kubebridge.core.runtime.controller import Patch, RecordEvent
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.mapping import vm_field_causes
@@ -68,6 +69,12 @@ def test_annotations_that_rules_read_are_kept() -> None:
     assert kept is not None
     assert kept["metadata"]["annotations"] == {generation: "7"}
     assert kept["spec"]["template"]["metadata"]["annotations"] == {"mine": "stays"}
+
+
+def test_ignition_is_kept_whole_up_to_its_bound() -> None:
+    for given, kept in ((notes.IGNITION_CHARS, 0), (notes.IGNITION_CHARS + 9999, 1)):
+        read = notes.read({IGNITION: "x" * given})
+        assert len(read[IGNITION]) == notes.IGNITION_CHARS + kept
 
 
 def test_too_many_annotations_are_refused_with_their_size() -> None:

@@ -25,6 +25,7 @@ from virtbus.schemas.vm import (
     Interface,
     Memory,
     VmRecord,
+    VmSecrets,
     VmSpec,
     Volume,
 )
@@ -37,6 +38,10 @@ HALTS = bytes([0xFA, 0xF4, 0xEB, 0xFD])
 ECHOES = bytes(
     [0xBA, 0xFD, 0x03, 0xEC, 0xA8, 0x01, 0x74, 0xFB, 0xBA, 0xF8, 0x03, 0xEC, 0xEE, 0xEB, 0xF1]
 )
+READS_FW_CFG = bytes.fromhex(
+    "BB2000 BA1005 89D8 EF B93000 BA1105 EC BAF803 EE E2F6 43 81FB6000 75E6 FAF4EBFD"
+)
+"""Writes 48 bytes of each fw_cfg entry from 0x20 to 0x5f to the serial port, then halts."""
 POWERS_OFF = bytes([0xBA, 0x04, 0x06, 0xB8, 0x00, 0x20, 0xEF, 0xF4])
 """mov dx,0x604; mov ax,0x2000; out dx,ax: soft-off by q35's ACPI port."""
 
@@ -92,7 +97,7 @@ class Host:
         await self.files.write(record)
         names = [v.name for v in record.spec.volumes if v.cloud_init_no_cloud is None]
         seeds = SeedIsos(self.files.vms)
-        await seeds.write(record, None, ())
+        await seeds.write(record, VmSecrets(uid=record.uid, ignition=record.spec.ignition), ())
         await self.hypervisor.define(
             render(
                 DomainInputs(
@@ -102,6 +107,7 @@ class Host:
                         for name in names
                     },
                     seeds=seeds.paths(record),
+                    ignition=seeds.ignition_path(record),
                     console_socket=self.files.console_socket(record.uid),
                     console_log=self.files.console_log(record.uid),
                     accelerator="tcg",

@@ -13,6 +13,7 @@ from virtbus.nodeagent.core.metadata import NAMESPACE, parse
 from virtbus.nodeagent.core.pcie import nic_devices
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk_buses import MAX_DISKS
+from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
@@ -220,6 +221,10 @@ CASES = {
     "large": inputs(LARGE),
     "no-network": inputs(BARE),
     "display": inputs(DISPLAY),
+    "ignition": inputs(
+        BARE.model_copy(update={"ignition": Ignition()}),
+        ignition=Path(f"/var/lib/virtbus/vms/{UID}/seed-ignition.json"),
+    ),
     "bench": inputs(SMALL, skip_cpu_queries=True),
 }
 

@@ -6,12 +6,14 @@ import signal
 import socket
 import stat
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from services.nodeagent.tests.libvirt_host import (
     ECHOES,
     POWERS_OFF,
     QEMU,
+    READS_FW_CFG,
     Host,
     folder,
     heard,
@@ -22,6 +24,7 @@ from services.nodeagent.tests.libvirt_host import (
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ignition import Ignition
 
 __all__ = ["folder", "host"]  # fixtures
 
@@ -145,6 +148,33 @@ async def test_the_console_accepts_keys_and_the_log_keeps_the_output(host: Host)
         async with consoles.attach(record.uid):
             pass
     assert raised.value.reason == "no_console"
+
+
+async def test_a_guest_reads_ignitions_configuration_and_nobody_else_does(host: Host) -> None:
+    config = '{"ignition": {"version": "3.4.0"}, "a": "CANARY"}'
+    record = host.record(host.spec().model_copy(update={"ignition": Ignition(config=config)}))
+    await host.define(record, READS_FW_CFG)
+    await host.hypervisor.start(record.uid)
+    log = host.files.console_log(record.uid)
+    async with asyncio.timeout(30):
+        while config[:48].encode() not in log.read_bytes():
+            await asyncio.sleep(0.01)
+    path = host.files.vms / record.uid / "seed-ignition.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (argv,) = (
+        found.read_bytes()
+        for found in Path("/proc").glob("[0-9]*/cmdline")
+        if f"guest=vb-{record.uid}".encode() in _read(found)
+    )
+    assert str(path).encode() in argv
+    assert b"CANARY" not in argv
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process ended
+        return b""
 
 
 async def _until(output: AsyncIterator[bytes | str], wanted: bytes) -> bool:

@@ -3,7 +3,14 @@
 import hashlib
 from pathlib import Path
 
-from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import (
+    NODE,
+    Node,
+    eventually,
+    in_state,
+    record,
+    uid,
+)
 
 from virtbus.schemas import subjects
 from virtbus.schemas.seed import CloudInitNoCloud
@@ -36,3 +43,21 @@ async def test_a_vm_starts_with_the_secrets_of_its_record_and_no_others(tmp_path
         assert node.domains.done == []
         await node.bus.put(subjects.vm_secret(NODE, A), own)
         await eventually(lambda: node.domains.done == [("start", A)])
+
+
+async def test_each_start_writes_the_seed_again_and_a_stop_does_not(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    made = record(spec={"volumes": [{"name": "ci", "cloud_init_no_cloud": {}}]})
+    async with node.agent():
+        await node.put(made)
+        await eventually(in_state(node, "Running"))
+        seed = node.files.vms / A / "seed-ci.iso"
+        whole = seed.read_bytes()
+        seed.write_bytes(b"old")
+        await node.put(made.model_copy(update={"powered": False, "power_epoch": 2}))
+        await eventually(in_state(node, "Stopped"))
+        assert seed.read_bytes() == b"old"
+        await node.put(made.model_copy(update={"power_epoch": 3}))
+        await eventually(in_state(node, "Running"))
+        assert len(seed.read_bytes()) == len(whole)

@@ -1,5 +1,6 @@
 """NoCloud seeds: a user's text is kept, ours is added, and nothing is spliced into text."""
 
+import base64
 import email
 import gzip
 import io
@@ -16,10 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtbus.nodeagent.core.config_drive import config_drive_files
-from virtbus.nodeagent.core.seed import MAX_VALUES, seed_files, user_data
+from virtbus.nodeagent.core.seed import seed_files
+from virtbus.nodeagent.core.user_data import MAX_VALUES
 from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
+from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
+from virtbus.schemas.seed import (
+    CloudInitConfigDrive,
+    CloudInitNoCloud,
+    FilesVolume,
+    SysprepVolume,
+)
 from virtbus.schemas.vm import (
     Domain,
     VmRecord,
@@ -53,6 +61,13 @@ def files(seed: CloudInitNoCloud, *interfaces: InterfaceStatus) -> dict[str, byt
     return seed_files(record(seed), seed, interfaces)
 
 
+def user_data(data: bytes, hostname: str, ssh_keys: tuple[str, ...]) -> bytes:
+    """Return the user data of a NoCloud seed with these values."""
+    encoded = base64.b64encode(data).decode()
+    seed = CloudInitNoCloud(user_data_base64=encoded, hostname=hostname, ssh_keys=ssh_keys)
+    return files(seed)["user-data"]
+
+
 def parts(data: bytes) -> list[Message]:
     return [p for p in email.message_from_bytes(data).walk() if not p.is_multipart()]
 
@@ -71,7 +86,7 @@ def test_network_config_matches_each_mac_and_enables_dhcp() -> None:
 
 
 def test_the_users_network_data_is_passed_on_as_it_is() -> None:
-    text = "version: 1  # theirs\n"
+    text = "version: 1  # theirs\nconfig: []\n"
     assert files(CloudInitNoCloud(network_data=text))["network-config"] == text.encode()
 
 
@@ -98,7 +113,7 @@ def test_a_users_cloud_config_wins_and_keeps_all_its_keys() -> None:
 )
 def test_user_data_of_another_kind_is_added_unchanged(text: str, kind: str) -> None:
     assert user_data(text.encode(), "web", ()) == text.encode()
-    ours, theirs = parts(user_data(text.encode(), "web", (KEY,)))
+    theirs, ours = parts(user_data(text.encode(), "web", (KEY,)))
     assert ours.get_content_type() == "text/cloud-config"
     assert theirs.get_content_type() == kind
     payload = theirs.get_payload(decode=True)
@@ -111,7 +126,7 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         "--b\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n--b--\n"
     )
     kinds = [p.get_content_type() for p in parts(user_data(text.encode(), "web", (KEY,)))]
-    assert kinds == ["text/cloud-config", "text/x-shellscript"]
+    assert kinds == ["text/x-shellscript", "text/cloud-config"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +138,6 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         "#cloud-config\n? {a: b}\n: c\n",
         "#cloud-config\na: !!python/object/apply:os.system [id]\n",
         "#cloud-config\n\ta: b: c\n",
-        "#cloud-config\nssh_authorized_keys: [[a]]\n",
         "#cloud-config\n" + merge_bomb(20),
         "#cloud-config\n" + merge_bomb(1500),
         "#cloud-config\na: &a {<<: *a}\n",
@@ -150,7 +164,8 @@ def test_a_mail_of_a_thousand_levels_becomes_a_part_unchanged() -> None:
     )
     made = user_data(levels.encode(), "web", (KEY,))
     assert levels.encode() in made
-    assert parts(made[: made.index(levels.encode())])[0].get_content_type() == "text/cloud-config"
+    ours = parts(b"MIME-Version: 1.0\n" + made[made.rindex(b"Content-Type: text/cloud-config") :])
+    assert ours[0].get_content_type() == "text/cloud-config"
 
 
 def test_aliases_stay_aliases_so_that_a_bomb_stays_small() -> None:
@@ -206,6 +221,37 @@ async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: 
     assert b"CANARY" in path.read_bytes()
 
 
+async def test_another_network_changes_the_network_config_and_not_the_instance(
+    tmp_path: Path,
+) -> None:
+    made, seeds = record(CloudInitNoCloud()), SeedIsos(tmp_path)
+    found = []
+    for mac in ("02:00:00:00:00:01", "02:00:00:00:00:02"):
+        await seeds.write(made, None, (InterfaceStatus(name="a", mac=mac),))
+        found.append(read_iso(seeds.paths(made)["ci"].read_bytes())[1])
+        assert mac.encode() in found[-1]["network-config"]
+    before, after = found
+    assert before["meta-data"] == after["meta-data"]
+    assert before["user-data"] == after["user-data"]
+
+
+async def test_ignitions_configuration_is_a_file_for_root_only(tmp_path: Path) -> None:
+    text = '{"ignition": {"version": "3.4.0"}, "x": "CANARY"}'
+    seeds = SeedIsos(tmp_path)
+    made = record(CloudInitNoCloud())
+    assert seeds.ignition_path(made) is None
+    spec = VmSpec(ignition=Ignition())
+    made = made.model_copy(update={"spec": spec})
+    assert not seeds.stand(made)
+    await seeds.write(made, VmSecrets(uid=UID, ignition=Ignition(config=text)), ())
+    assert seeds.stand(made)
+    path = seeds.ignition_path(made)
+    assert path is not None
+    assert [path] == list((tmp_path / UID).iterdir())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == text
+
+
 def test_user_data_that_is_no_text_is_passed_unchanged() -> None:
     packed = gzip.compress(b"#cloud-config\n")
     assert user_data(packed, "web", (KEY,)) == packed
@@ -231,6 +277,21 @@ def test_a_config_drive_has_openstacks_layout_and_leaves_the_users_data_alone() 
     made = config_drive_files(drive(own), own, (nic,))
     assert made["openstack/latest/network_data.json"] == b"{}"
     assert "openstack/latest/user_data" not in made
+
+
+def test_vendor_data_is_a_file_of_its_own_in_both_kinds_of_seed() -> None:
+    text = "#cloud-config\npackages: [vim]\n"
+    assert files(CloudInitNoCloud(vendor_data=text))["vendor-data"] == text.encode()
+    assert "vendor-data" not in files(CloudInitNoCloud())
+    own = CloudInitConfigDrive(vendor_data=text)
+    made = config_drive_files(drive(own), own, ())["openstack/latest/vendor_data.json"]
+    assert json.loads(made) == {"cloud-init": text}
+    packed = gzip.compress(text.encode())
+    own = CloudInitConfigDrive(vendor_data_base64=base64.b64encode(packed).decode())
+    made = config_drive_files(drive(own), own, ())["openstack/latest/vendor_data.json"]
+    (part,) = parts(json.loads(made)["cloud-init"].encode())
+    assert part.get_content_type() == "application/gzip"
+    assert part.get_payload(decode=True) == packed
 
 
 def drive(seed: CloudInitConfigDrive) -> VmRecord:
@@ -260,6 +321,16 @@ async def test_config_drives_and_files_are_isos_with_their_labels_and_folders(
     assert label == "config-2"
     assert tree["openstack/latest/user_data"] == b"CANARY"
     assert json.loads(tree["openstack/latest/meta_data.json"])["uuid"] == UID
+
+
+async def test_windows_finds_its_answers_by_label_and_name(tmp_path: Path) -> None:
+    seeds, answers = SeedIsos(tmp_path), SysprepVolume(data={"autounattend.xml": "<a/>"})
+    volume = Volume(name="win", sysprep=answers.without_secrets())
+    made = drive(CloudInitConfigDrive()).model_copy(update={"spec": VmSpec(volumes=(volume,))})
+    held = VmSecrets.model_validate({"uid": UID, "files": {"win": answers.model_dump()}})
+    await seeds.write(made, held, ())
+    found = read_iso(seeds.paths(made)["win"].read_bytes())
+    assert found == ("unattendCD", {"autounattend.xml": b"<a/>"})
 
 
 def read_iso(data: bytes) -> tuple[str, dict[str, bytes]]:

@@ -4,6 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from virtbus.schemas.base64_text import FILE_CHARACTERS
+from virtbus.schemas.errors import Detail
 from virtbus.schemas.ids import Id, Uid, UnsignedRecord
 from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import LenientModel, StrictModel
@@ -50,7 +52,7 @@ class VmCreate(StrictModel):
     cpus: Count | None = Field(None, ge=1, le=CORES_MAX)
     memory: Bytes | None = Field(None, ge=MEMORY_MIN, le=MEMORY_MAX)
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
-    user_data: str | None = Field(None, max_length=64 * 1024)
+    user_data: str | None = Field(None, max_length=FILE_CHARACTERS)
     network: Id | None = None
 
 
@@ -194,6 +196,8 @@ class VmCreated(LenientModel):
 
     vm: VmView
     created: bool
+    warnings: tuple[Detail, ...] = ()
+    """Parts of the request that are accepted, and probably have no effect."""
 
 
 class WatchReply(LenientModel):

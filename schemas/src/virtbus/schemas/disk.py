@@ -174,12 +174,15 @@ class Disk(StrictModel):
     @property
     def guest_serial(self) -> str:
         """Return the serial that the guest sees: the given one, or one made of the name."""
-        if self.serial is not None:
-            return self.serial
-        if len(self.name) <= SERIAL_MAX:
-            return self.name
-        digest = hashlib.sha256(self.name.encode()).hexdigest()
-        return f"{self.name[:_START]}-{digest[:_DIGITS]}"
+        return self.serial if self.serial is not None else serial_of(self.name)
+
+
+def serial_of(name: str) -> str:
+    """Return the serial of a disk that has none of its own: its name, or a short form of that."""
+    if len(name) <= SERIAL_MAX:
+        return name
+    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()
+    return f"{name[:_START]}-{digest[:_DIGITS]}"
 
 
 def target_names(disks: Sequence[Disk]) -> Iterator[str]:

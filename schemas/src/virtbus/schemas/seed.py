@@ -3,39 +3,38 @@
 Their contents are secrets, so they are only in `$KV.sec`, never in a record or status.
 """
 
-import base64
-import binascii
-import json
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
 
+from virtbus.schemas.base64_text import (
+    FILE_CHARACTERS,
+    Base64,
+    bytes_of,
+    check_base64,
+    decode_base64,
+)
+from virtbus.schemas.guest_files import (
+    EnvironmentName,
+    EnvironmentValue,
+    GuestFile,
+    GuestMount,
+)
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
+from virtbus.schemas.network_config import check_network_config, check_network_data
+from virtbus.schemas.network_findings import Findings
+from virtbus.schemas.user_data import CONTENT_TYPE, content_type
 
-SEED_BYTES = 64 * 1024
-FILE_CHARACTERS = 512 * 1024
 FILES = 128
+NETWORK_BYTES = 32 * 1024
+NETWORK_LATER = {"network data": "is checked later"}
+"""A validation context for a caller that reads the network data itself: parsing it is slow."""
+PARTS = 32
 
 
-def decode_base64(text: str) -> bytes:
-    """Return the bytes of a base64 text, ignoring line ends, or raise ValueError."""
-    try:
-        return base64.b64decode("".join(text.split("\n")).replace("\r", ""), validate=True)
-    except (binascii.Error, ValueError):
-        msg = "must be base64 (RFC 4648, 4), as `base64 -w0 FILE` writes it"
-        raise ValueError(msg) from None
-
-
-def check_base64(text: str) -> str:
-    """Return `text` if it is base64, or raise ValueError."""
-    decode_base64(text)
-    return text
-
-
-Base64 = Annotated[str, StringConstraints(max_length=FILE_CHARACTERS), AfterValidator(check_base64)]
-SeedBase64 = Annotated[
-    str, StringConstraints(max_length=SEED_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
+NetworkBase64 = Annotated[
+    str, StringConstraints(max_length=NETWORK_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
 ]
 SshKey = Annotated[
     str, StringConstraints(min_length=16, max_length=8192, pattern=r"^[^\r\n\x00]*$")
@@ -43,46 +42,108 @@ SshKey = Annotated[
 """One line of an authorized_keys file (INJ-10)."""
 
 
+class UserDataPart(StrictModel):
+    """One of several sources of user data, as text or as base64.
+
+    Its kind is detected by its first line, as cloud-init does, unless `content_type` names it.
+    """
+
+    data: str | None = Field(None, max_length=FILE_CHARACTERS)
+    data_base64: Base64 | None = None
+    content_type: Annotated[str, StringConstraints(pattern=CONTENT_TYPE, max_length=81)] | None = (
+        None
+    )
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if (self.data is None) == (self.data_base64 is None):
+            msg = "give either data or data_base64"
+            raise ValueError(msg)
+        if self.content_type is None and not content_type(self.content):
+            msg = (
+                "is of a kind that cloud-init ignores; begin it with #cloud-config, #!, #include, "
+                "## template: jinja or a MIME header, or give its content_type"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def content(self) -> bytes:
+        """Return the data, from text or base64."""
+        return bytes_of(self.data, self.data_base64) or b""
+
+
 class CloudInit(StrictModel):
     """Data for cloud-init at first boot, independent of the datasource.
 
-    User data and network data are each given as text or as base64, not both. Base64 may contain any
-    bytes, such as gzip.
+    User, vendor and network data are each given as text or as base64 (not both), which may be
+    anything (gzip). cloud-init applies vendor data below user data: the user's values win.
+    `user_data_parts` follow `user_data`; cloud-configs are merged, others are parts of a message.
     """
 
-    user_data: str | None = Field(None, max_length=SEED_BYTES)
-    user_data_base64: SeedBase64 | None = None
-    network_data: str | None = Field(None, max_length=SEED_BYTES)
-    network_data_base64: SeedBase64 | None = None
+    user_data: str | None = Field(None, max_length=FILE_CHARACTERS)
+    user_data_base64: Base64 | None = None
+    user_data_parts: tuple[UserDataPart, ...] = Field((), max_length=PARTS)
+    vendor_data: str | None = Field(None, max_length=FILE_CHARACTERS)
+    vendor_data_base64: Base64 | None = None
+    network_data: str | None = Field(None, max_length=NETWORK_BYTES)
+    network_data_base64: NetworkBase64 | None = None
     hostname: Id | None = None
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
+    environment: dict[EnvironmentName, EnvironmentValue] = Field(
+        default_factory=dict, max_length=256
+    )
+    """Becomes /etc/cloud/environment in the guest."""
+    write_files: tuple[GuestFile, ...] = Field((), max_length=FILES)
+    mounts: tuple[GuestMount, ...] = Field((), max_length=24)
+    """The one list that is no secret: a record has it, too."""
 
     @property
     def user_bytes(self) -> bytes | None:
         """Return the user data, from text or base64."""
-        return _bytes(self.user_data, self.user_data_base64)
+        return bytes_of(self.user_data, self.user_data_base64)
+
+    @property
+    def vendor_bytes(self) -> bytes | None:
+        """Return the vendor data, from text or base64."""
+        return bytes_of(self.vendor_data, self.vendor_data_base64)
 
     @property
     def network_bytes(self) -> bytes | None:
         """Return the network data, from text or base64."""
-        return _bytes(self.network_data, self.network_data_base64)
+        return bytes_of(self.network_data, self.network_data_base64)
 
     def without_secrets(self) -> Self:
         """Return the seed without secrets, for a record.
 
         SSH keys are left out as well, because they can be larger than a record may be.
         """
-        return self.model_copy(update={**dict.fromkeys(_SECRET), "ssh_keys": ()})
+        texts, lists = dict.fromkeys(_SECRET), dict.fromkeys(_SECRET_LISTS, ())
+        return self.model_copy(update={**texts, **lists, "environment": {}})
 
 
-_SECRET = ("user_data", "user_data_base64", "network_data", "network_data_base64")
+TEXTS = ("user_data", "vendor_data", "network_data")
+"""Fields that are given as text, or as base64 under the same name with `_base64`."""
+_SECRET = tuple(f"{name}{form}" for name in TEXTS for form in ("", "_base64"))
+_SECRET_LISTS = ("user_data_parts", "ssh_keys", "write_files")
 
 
 class CloudInitNoCloud(CloudInit):
     """A seed of the datasource NoCloud (label `cidata`).
 
-    The network data is cloud-init's network-config.
+    The network data is a network-config of version 1 or 2, in YAML.
     """
+
+    def network_findings(self) -> Findings:
+        """Return what is wrong or unknown in the network data."""
+        data = self.network_bytes
+        return Findings() if data is None else check_network_config(data)
+
+    @model_validator(mode="after")
+    def _network(self, info: ValidationInfo) -> Self:
+        if info.context is not NETWORK_LATER:
+            _raise_first(self.network_findings())
+        return self
 
 
 class CloudInitConfigDrive(CloudInit):
@@ -91,15 +152,15 @@ class CloudInitConfigDrive(CloudInit):
     The network data is OpenStack's network_data.json.
     """
 
+    def network_findings(self) -> Findings:
+        """Return what is wrong or unknown in the network data."""
+        data = self.network_bytes
+        return Findings() if data is None else check_network_data(data)
+
     @model_validator(mode="after")
-    def _json_network(self) -> Self:
-        network = self.network_bytes
-        if network is not None and not _is_json_object(network):
-            msg = (
-                "the network data of a config drive must be OpenStack's network_data.json, a JSON "
-                "object; a network-config goes with cloud_init_no_cloud"
-            )
-            raise ValueError(msg)
+    def _network(self, info: ValidationInfo) -> Self:
+        if info.context is not NETWORK_LATER:
+            _raise_first(self.network_findings())
         return self
 
 
@@ -140,14 +201,20 @@ class FilesVolume(StrictModel):
         return self.model_copy(update={"data": {}, "binary_data": {}})
 
 
-def _bytes(text: str | None, in_base64: str | None) -> bytes | None:
-    if in_base64 is not None:
-        return decode_base64(in_base64)
-    return text.encode() if text is not None else None
+class SysprepVolume(FilesVolume):
+    """Answers for Windows setup, which looks for them on every CD-ROM.
+
+    One of the files is `autounattend.xml` or `unattend.xml`, in upper or lower case.
+    """
+
+    volume_label: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,16}$")] = "unattendCD"
 
 
-def _is_json_object(data: bytes) -> bool:
-    try:
-        return isinstance(json.loads(data), dict)
-    except (ValueError, RecursionError):
-        return False
+ANSWERS = frozenset({"autounattend.xml", "unattend.xml"})
+"""Names of the answer files that Windows setup looks for, in lower case."""
+
+
+def _raise_first(findings: Findings) -> None:
+    if findings.problems:
+        msg = f"network data: {'; '.join(findings.problems[:3])}"
+        raise ValueError(msg)

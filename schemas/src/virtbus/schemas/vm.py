@@ -17,11 +17,18 @@ from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.disk import IoThreads
 from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.network import Mac
 from virtbus.schemas.quantity import Bytes, Count
-from virtbus.schemas.seed import CloudInit, CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
+from virtbus.schemas.seed import (
+    CloudInit,
+    CloudInitConfigDrive,
+    CloudInitNoCloud,
+    FilesVolume,
+    SysprepVolume,
+)
 from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
@@ -154,6 +161,12 @@ class Volume(StrictModel):
     cloud_init_no_cloud: CloudInitNoCloud | None = None
     cloud_init_config_drive: CloudInitConfigDrive | None = None
     files: FilesVolume | None = None
+    sysprep: SysprepVolume | None = None
+
+    @property
+    def file_set(self) -> FilesVolume | None:
+        """Return the files of an ISO without a seed."""
+        return self.files or self.sysprep
 
     @property
     def cloud_init(self) -> CloudInit | None:
@@ -163,7 +176,7 @@ class Volume(StrictModel):
     @property
     def is_iso(self) -> bool:
         """Return True for an ISO disk, which virtbus writes for each start of the guest."""
-        return self.cloud_init is not None or self.files is not None
+        return self.cloud_init is not None or self.file_set is not None
 
     @property
     def image_ref(self) -> str:
@@ -203,6 +216,8 @@ class VmSpec(StrictModel):
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=DISKS_MAX)
     networks: tuple[Network, ...] = Field((), max_length=8)
+    ignition: Ignition | None = None
+    """For guests that read Ignition's configuration from QEMU's fw_cfg."""
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None
@@ -301,11 +316,12 @@ class JoinNonce(LenientModel):
 
 
 class VmSecrets(LenientModel):
-    """`$KV.sec.<node>.<uid>`: a VM's secret inputs, by volume name."""
+    """`$KV.sec.<node>.<uid>`: secret inputs. Those of volumes are by volume name."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
     cloud_init: dict[str, CloudInit] = Field(default_factory=dict)
     files: dict[str, FilesVolume] = Field(default_factory=dict)
+    ignition: Ignition | None = None
     image_pull: dict[str, str] = Field(default_factory=dict)
     """Secrets of a pull, by volume name: a registry login (`config.json`) or the query of a URL."""

@@ -337,10 +337,13 @@ HASHED_WHEN_SET = frozenset(
         "watchdog",
         *("error_policy", "read_error_policy", "cache", "io", "discard", "detect_zeroes"),
         *("block_size", "dedicated_io_thread", "limits", "io_threads"),
+        *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
+        *("user_data_parts", "environment", "write_files", "mounts"),
     }
 )
-"""Fields that were added after the first release. They are hashed only if set, so that the hashes
-of older specs stay equal."""
+"""Fields that were added after the first release. They are hashed only if they are set and not
+empty, so that the hashes of older specs stay equal."""
+_UNSET: tuple[Any, ...] = (None, [], {})
 
 
 _NESTED = frozenset({dict, list})
@@ -364,6 +367,6 @@ def _hashed(value: Any) -> Any:
         return {
             key: _hashed(field) if type(field) in _NESTED else field
             for key, field in value.items()
-            if field is not None or key not in HASHED_WHEN_SET
+            if field or key not in HASHED_WHEN_SET or field not in _UNSET
         }
     return [_hashed(item) for item in value] if kind is list else value

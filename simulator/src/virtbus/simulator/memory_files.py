@@ -100,6 +100,9 @@ class NoSeeds:
             if volume.is_iso
         }
 
+    def ignition_path(self, record: VmRecord) -> Path | None:
+        return Path("/simulated") / record.uid / "ignition" if record.spec.ignition else None
+
 
 class NoDisks:
     """The `DiskFiles` port: simulated guests open no disks."""

@@ -11,6 +11,7 @@ from virtbus.schemas.wire import decode
 
 _KEPT = ("name", "namespace", "labels", "annotations", "spec")
 _CLOUD_INIT = ("cloud_init_no_cloud", "cloud_init_config_drive")
+_FILES = ("files", "sysprep")
 
 Json = dict[str, Any]
 
@@ -42,7 +43,10 @@ def _plain(value: bytes) -> Json:
 
 def _with_secrets(spec: Json, secrets: Json) -> Json:
     volumes = [_volume(dict(volume), secrets) for volume in spec.get("volumes") or ()]
-    return spec | {"volumes": volumes}
+    whole = spec | {"volumes": volumes}
+    if secrets.get("ignition"):
+        whole["ignition"] = secrets["ignition"]
+    return whole
 
 
 def _volume(volume: Json, secrets: Mapping[str, Json]) -> Json:
@@ -50,8 +54,9 @@ def _volume(volume: Json, secrets: Mapping[str, Json]) -> Json:
     for kind in _CLOUD_INIT:
         if kind in volume:
             volume[kind] = secrets.get("cloud_init", {}).get(name, volume[kind])
-    if "files" in volume:
-        volume["files"] = secrets.get("files", {}).get(name, volume["files"])
+    for kind in _FILES:
+        if kind in volume:
+            volume[kind] = secrets.get("files", {}).get(name, volume[kind])
     pull = secrets.get("image_pull", {}).get(name)
     if pull and volume.get("container_disk"):
         volume["container_disk"] = volume["container_disk"] | {"image_pull_secret": pull}

@@ -178,6 +178,8 @@ class _Create:
         answer = self._invocation.call(
             "vm", "create", self._wanted, timeout_s=timeout_s, headers=self._span.headers
         )
+        for one in answer.get("warnings") or ():
+            self._invocation.note(f"warning: {one.get('path')}: {one.get('message')}")
         # The VM may have existed already; the answer has its uid.
         self._uid = str((answer.get("vm") or {}).get("uid") or self._uid)
         return answer

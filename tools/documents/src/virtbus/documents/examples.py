@@ -30,6 +30,20 @@ _FILES = {
     "binary_data": {"key.der": "AAEC"},
 }
 _LOGINS = '{"auths": {"quay.io": {"auth": "dXNlcjpodW50ZXIy"}}}'
+_FIRST_BOOT = {
+    "user_data_parts": [
+        {"data": "#!/bin/sh\n"},
+        {"data_base64": "AP8=", "content_type": "application/x-own"},
+    ],
+    "vendor_data": "#cloud-config\n",
+    "environment": {"COLOR": "light blue"},
+    "write_files": [
+        {"path": "/etc/app", "content": "a\n", "mode": "0600", "owner": "app:app"},
+        {"path": "/etc/key", "content_base64": "AAEC"},
+    ],
+    "mounts": [{"volume": "data", "path": "/data", "filesystem": "ext4", "partition": 1}],
+}
+_IGNITION = '{"ignition": {"version": "3.4.0"}}'
 _VALUES: dict[str, Any] = {
     "uid": UID,
     "uuid": OTHER_UID,
@@ -133,6 +147,7 @@ _VALUES: dict[str, Any] = {
                 "network_data": "version: 2\n",
                 "hostname": "web",
                 "ssh_keys": [SSH_KEY],
+                **_FIRST_BOOT,
             },
         },
         {
@@ -145,17 +160,20 @@ _VALUES: dict[str, Any] = {
             },
         },
         {"name": "settings", "files": _FILES},
+        {"name": "answers", "sysprep": {"data": {"autounattend.xml": "<unattend/>\n"}}},
     ],
     "VmSecrets.cloud_init": {
         "cloudinit": {
             "user_data": "#cloud-config\n",
             "network_data": "version: 2\n",
             "ssh_keys": [SSH_KEY],
+            **_FIRST_BOOT,
         },
         "drive": {"user_data_base64": "I2Nsb3VkLWNvbmZpZwo=", "hostname": "web"},
     },
     "ContainerDisk.image": "quay.io/team/tools:2",
     "image_pull_secret": _LOGINS,
+    "Ignition.config": _IGNITION,
     "VmSecrets.files": {"settings": _FILES},
 }
 

@@ -8,20 +8,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets
+from virtbus.controller.core.disk_serials import SEEDS as _SEEDS
+from virtbus.controller.core.disk_serials import mount_problems
+from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets, text_size
+from virtbus.controller.core.sysprep import sysprep_problems
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.disk import DISKS_MAX, Disk, IoThreads
 from virtbus.schemas.disk_rules import disk_problems
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
+from virtbus.schemas.seed import NETWORK_LATER, TEXTS
 from virtbus.schemas.vm import RunStrategy, VmSecrets, VmSpec
 from virtbus.schemas.wire import canonical, invalid, problems
 
 Plain = dict[str, Any]
 ROOT, SEED = "root", "cloudinit"
-_SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
-_ISO = (*_SEEDS, "files")
+_ISO = (*_SEEDS, "files", "sysprep")
 """The sources of a volume that is an ISO (`Volume.is_iso`)."""
+_UNKNOWN = "is a key that cloud-init does not know; it has no effect, or only with netplan"
 _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would overwrite
     "cpus": ("domain", "cpu"),
     "memory": ("domain", "memory"),
@@ -44,6 +48,8 @@ class AdmittedVm:
     """Size of the canonical spec, secrets included."""
     secrets: VmSecrets | None
     powered: bool
+    warnings: tuple[Detail, ...] = ()
+    """Parts of the request that are accepted, and probably have no effect."""
 
 
 def admit(data: Any, new_uid: str) -> AdmittedVm:
@@ -55,12 +61,15 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
     found: list[Detail] = []
     create: VmCreate | None = None
     try:
-        create = VmCreate.model_validate(data)
+        create = VmCreate.model_validate(data, context=NETWORK_LATER)
     except ValidationError as error:
         found.extend(problems(error, model=VmCreate))
     if isinstance(data, Mapping):
         found.extend(_between_fields(data))
         found.extend(disk_problems(*_valid_devices(data)))
+    unknown: list[Detail] = []
+    if create is not None:
+        unknown = _network_data(create, found)
     if create is None or found:
         raise invalid(tuple(found))
     spec = _checked(complete(create))
@@ -78,7 +87,23 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         spec_bytes=len(said),
         secrets=secrets,
         powered=starts_by_itself(spec.run_strategy),
+        warnings=tuple(unknown),
     )
+
+
+def _network_data(create: VmCreate, found: list[Detail]) -> list[Detail]:
+    """Add the problems of the seeds' network data to `found`; return its unknown keys."""
+    unknown = []
+    volumes = create.spec.volumes if create.spec is not None else ()
+    for index, volume in enumerate(volumes):
+        for kind in _SEEDS:
+            seed = getattr(volume, kind)
+            if seed is None:
+                continue
+            path, findings = f"spec.volumes[{index}].{kind}.network_data", seed.network_findings()
+            found += [Detail(path=path, message=one) for one in findings.problems]
+            unknown += [Detail(path=path, message=f"{one}: {_UNKNOWN}") for one in findings.unknown]
+    return unknown
 
 
 def _checked(spec: Plain) -> VmSpec:
@@ -87,7 +112,7 @@ def _checked(spec: Plain) -> VmSpec:
     Every service reads the stored spec with the same bounds.
     """
     try:
-        valid = VmSpec.model_validate(spec)
+        valid = VmSpec.model_validate(spec, context=NETWORK_LATER)
     except ValidationError as error:
         raise invalid(problems(error, "spec")) from None
     check_disks(valid)  # each volume has a disk now
@@ -129,6 +154,8 @@ def complete(create: VmCreate) -> Plain:
 
 
 def _disk(volume: Plain) -> Plain:
+    if volume.get("sysprep") is not None:
+        return {"name": volume["name"], "device": "cdrom", "bus": "sata", "readonly": True}
     iso = any(volume.get(kind) is not None for kind in _ISO)
     return {"name": volume["name"], "readonly": iso}
 
@@ -174,13 +201,23 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
     found += _duplicates("spec.volumes", volumes)
     found += _duplicates("spec.networks", networks)
     found += _sources(volumes)
+    found += sysprep_problems(volumes, _maps(devices.get("disks")))
     found += _sealed(data, volumes)
+    found += _ignition(spec)
     found += _partners("spec.domain.devices.disks", _maps(devices.get("disks")), volumes, "volume")
     found += _partners(
         "spec.domain.devices.interfaces", _maps(devices.get("interfaces")), networks, "network"
     )
     found += _secret_size(data, volumes)
+    found += mount_problems(_with_root(data, volumes), _maps(devices.get("disks")))
     return found
+
+
+def _with_root(
+    data: Mapping[str, Any], volumes: list[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the volumes with that of the shorthand `image`, at the end: paths keep their index."""
+    return [*volumes, {"name": ROOT}] if data.get("image") else volumes
 
 
 def _map(value: Any) -> Mapping[str, Any]:
@@ -234,7 +271,7 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", *_SEEDS, "files")
+    kinds = ("image", "container_disk", "empty_disk", *_ISO)
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]
         if len(given) != 1:
@@ -242,6 +279,14 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
             found.append(Detail(path=f"spec.volumes[{index}]", message=message))
         found += _seed_forms(index, volume)
     return found
+
+
+def _ignition(spec: Mapping[str, Any]) -> list[Detail]:
+    """Only a record has an `ignition` without its configuration."""
+    given = spec.get("ignition")
+    if given is None or _map(given).get("config") is not None:
+        return []
+    return [Detail(path="spec.ignition.config", message="is missing; give Ignition's JSON")]
 
 
 def _sealed(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
@@ -268,7 +313,7 @@ def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
     found = []
     for kind in _SEEDS:
         seed = _map(volume.get(kind))
-        for name in ("user_data", "network_data"):
+        for name in TEXTS:
             if seed.get(name) is not None and seed.get(f"{name}_base64") is not None:
                 message = f"give either {name} or {name}_base64, not both"
                 path = f"spec.volumes[{index}].{kind}.{name}"
@@ -312,14 +357,13 @@ def _empty_drive(device: Mapping[str, Any]) -> bool:
 
 
 def _secret_size(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
-    given = {"spec.volumes": secret_size(volumes)}
+    ignition = _map(_map(data.get("spec")).get("ignition")).get("config")
+    given = {"spec.volumes": secret_size(volumes), "spec.ignition": text_size(ignition)}
     for name in ("user_data", "ssh_keys"):
         if data.get(name):
             given[name] = secret_size([{"cloud_init_no_cloud": {name: data[name]}}])
     size = sum(given.values())
     if size > MAX_BYTES:
-        message = (
-            f"user data, network data, SSH keys and files have {size} bytes; {MAX_BYTES} at most"
-        )
+        message = f"seeds, SSH keys, files and Ignition have {size} bytes; {MAX_BYTES} at most"
         return [Detail(path=max(given, key=given.__getitem__), message=message)]
     return []

@@ -76,7 +76,9 @@ def _children(value: Any, path: str) -> dict[str, Any]:
 
 
 def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]:
-    """Yield each volume's secrets by their path in a request."""
+    """Yield the secrets by their path in a request."""
+    if secrets.ignition is not None:
+        yield "spec.ignition", secrets.ignition.model_dump(exclude_defaults=True)
     for index, volume in enumerate(spec.volumes):
         where, name = f"spec.volumes[{index}]", volume.name
         if name in secrets.cloud_init:
@@ -84,7 +86,8 @@ def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]
             seed = secrets.cloud_init[name].model_dump(exclude_defaults=True)
             yield f"{where}.{kind}", seed
         if name in secrets.files:
-            yield f"{where}.files", secrets.files[name].model_dump(exclude_defaults=True)
+            kind = "files" if volume.files is not None else "sysprep"
+            yield f"{where}.{kind}", secrets.files[name].model_dump(exclude_defaults=True)
         if name in secrets.image_pull:
             field = "image.ref" if volume.image else "container_disk.image_pull_secret"
             yield f"{where}.{field}", secrets.image_pull[name]

@@ -1,32 +1,38 @@
 """Separates the secret inputs of a VM from its record."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from virtbus.schemas.bounds import SECRET
 from virtbus.schemas.image import is_sealed, sealed_ref
+from virtbus.schemas.seed import TEXTS as SEED_TEXTS
 from virtbus.schemas.vm import ImageVolume, VmSecrets, VmSpec, Volume
 from virtbus.schemas.wire import encode
 
 MAX_BYTES = SECRET.written_bytes
 """Size limit of one entry of `$KV.sec`."""
 _TEXTS = (
-    *("user_data", "user_data_base64", "network_data", "network_data_base64"),
+    *(f"{name}{form}" for name in SEED_TEXTS for form in ("", "_base64")),
     "image_pull_secret",
 )
-_HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "container_disk", "image")
+_HOLDERS = (
+    *("cloud_init_no_cloud", "cloud_init_config_drive", "files", "sysprep"),
+    *("container_disk", "image"),
+)
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
     """Return the spec without its secrets, and the secrets by volume name."""
     bare = tuple(_bare(volume) for volume in spec.volumes)
     held = [old for old, new in zip(spec.volumes, bare, strict=True) if old is not new]
-    if not held:
+    if not held and spec.ignition is None:
         return spec, None
-    return spec.model_copy(update={"volumes": bare}), VmSecrets(
+    ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
+    return spec.model_copy(update={"volumes": bare, "ignition": ignition}), VmSecrets(
         uid=uid,
+        ignition=spec.ignition,
         cloud_init={v.name: v.cloud_init for v in held if v.cloud_init is not None},
-        files={v.name: v.files for v in held if v.files is not None},
+        files={v.name: files for v in held if (files := v.file_set) is not None},
         image_pull={v.name: secret for v in held if (secret := _of_pull(v))},
     )
 
@@ -56,7 +62,8 @@ def secret_bytes(secrets: VmSecrets) -> bytes:
 
 def secret_paths(spec: VmSpec) -> tuple[str, ...]:
     """Return the paths in a record's spec from which secrets may have been removed."""
-    return tuple(
+    ignition = ("spec.ignition",) if spec.ignition is not None else ()
+    return ignition + tuple(
         f"spec.volumes[{index}].{kind}"
         for index, volume in enumerate(spec.volumes)
         for kind in _HOLDERS
@@ -72,10 +79,25 @@ def _may_hold(holder: object) -> bool:
 
 def secret_size(volumes: list[Mapping[str, Any]]) -> int:
     """Estimate the bytes of secrets in a request's raw volumes."""
-    return sum(len(text.encode(errors="replace")) for v in volumes for text in _texts(v))
+    return sum(text_size(text) for volume in volumes for text in _texts(volume))
 
 
-def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
+def text_size(value: Any) -> int:
+    """Return the bytes of a text; 0 for any other value."""
+    return len(value.encode(errors="replace")) if isinstance(value, str) else 0
+
+
+def _of_maps(values: Any, names: tuple[str, ...]) -> list[Any]:
+    """Return the fields of these names in a list of maps."""
+    found = [one for one in values if isinstance(one, Mapping)] if _is_list(values) else []
+    return [one.get(name) for one in found for name in names]
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    return isinstance(value, list | tuple)
+
+
+def _texts(volume: Mapping[str, Any]) -> Iterator[Any]:
     for kind in _HOLDERS:
         holder = volume.get(kind)
         if not isinstance(holder, Mapping):
@@ -83,9 +105,11 @@ def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
         found = [holder.get(name) for name in _TEXTS]
         found += [str(holder.get("ref", "")).partition("?")[2]]
         keys = holder.get("ssh_keys")
-        found += keys if isinstance(keys, list | tuple) else ()
-        for name in ("data", "binary_data"):
+        found += keys if _is_list(keys) else ()
+        found += _of_maps(holder.get("user_data_parts"), ("data", "data_base64"))
+        found += _of_maps(holder.get("write_files"), ("path", "content", "content_base64"))
+        for name in ("data", "binary_data", "environment"):
             files = holder.get(name)
             if isinstance(files, Mapping):
                 found += [*files, *files.values()]
-        yield from (text for text in found if isinstance(text, str))
+        yield from found

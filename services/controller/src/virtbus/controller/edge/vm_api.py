@@ -96,7 +96,8 @@ class VmApi:
             check_owner(request.account, committed.held.record.owner)
             self._apply(committed.held)
             self._tell_created(committed, why)
-        return VmCreated(vm=self.show(committed.held), created=committed.created)
+        view = self.show(committed.held)
+        return VmCreated(vm=view, created=committed.created, warnings=admitted.warnings)
 
     def _refuse_held(self, uid: str) -> None:
         """Raise 409 if a node holds a VM of that uid whose record the bus has lost (I1)."""

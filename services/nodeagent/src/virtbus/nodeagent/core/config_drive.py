@@ -1,16 +1,19 @@
 """Renders a config drive's files in OpenStack's layout.
 
 See cloud-init: reference/datasources/configdrive. Unlike a NoCloud seed, a config drive works for
-any guest: Windows' cloudbase-init reads it, too. The user's data is unchanged, and the platform's
-data is only in the metadata.
+any guest: Windows' cloudbase-init reads it, too. The platform's host name and SSH keys are only in
+the metadata.
 """
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from virtbus.nodeagent.core.guest_files import cloud_config_lists
+from virtbus.nodeagent.core.user_data import combined, mime_message, sources_of
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInit
+from virtbus.schemas.user_data import content_type
 from virtbus.schemas.vm import VmRecord
 
 LATEST = "openstack/latest"
@@ -29,9 +32,20 @@ def config_drive_files(
         f"{LATEST}/meta_data.json": _json(meta),
         f"{LATEST}/network_data.json": _json(_network(interfaces)) if network is None else network,
     }
-    if (user := seed.user_bytes) is not None:
+    added = cloud_config_lists(seed, record.spec.domain.devices.disks)
+    if (user := combined(sources_of(seed), {}, added)) is not None:
         files[f"{LATEST}/user_data"] = user
+    if (vendor := seed.vendor_bytes) is not None:
+        files[f"{LATEST}/vendor_data.json"] = _json({"cloud-init": _as_text(vendor)})
     return files
+
+
+def _as_text(data: bytes) -> str:
+    """Return data as JSON can hold it: text as it is, and other bytes as a MIME message."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return mime_message([(content_type(data), data)]).decode()
 
 
 def _network(interfaces: Sequence[InterfaceStatus]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from virtbus.nodeagent.core.pcie import PcieAllocator
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
 
+IGNITION_ENTRY = "opt/com.coreos/config"
+"""Ignition: supported platforms, qemu."""
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
 
@@ -38,6 +40,8 @@ class DomainInputs:
     console_log: Path
     accelerator: str
     emulator: str
+    ignition: Path | None = None
+    """A file that the guest reads as fw_cfg `opt/com.coreos/config`."""
     skip_cpu_queries: bool = False
     """Benchmarks only: `qemu:del` skips libvirt's CPU queries and taints the domain."""
 
@@ -54,6 +58,7 @@ def render(inputs: DomainInputs) -> str:
         el("vcpu", str(spec.domain.cpu.vcpus), placement="static"),
         _threads(spec),
         _sysinfo(spec.domain.firmware),
+        _fw_cfg(inputs.ignition),
         _os(spec.domain.firmware),
         el("features", el("acpi"), el("apic")),
         _cpu(spec, inputs.accelerator),
@@ -85,6 +90,13 @@ def _sysinfo(firmware: Firmware) -> Element | None:
         return None
     serial = el("entry", firmware.serial, name="serial")
     return el("sysinfo", el("system", serial), type="smbios")
+
+
+def _fw_cfg(ignition: Path | None) -> Element | None:
+    """Return the entry that Ignition reads. Only its path is in the XML and in QEMU's arguments."""
+    if ignition is None:
+        return None
+    return el("sysinfo", el("entry", name=IGNITION_ENTRY, file=str(ignition)), type="fwcfg")
 
 
 def _os(firmware: Firmware) -> Element:

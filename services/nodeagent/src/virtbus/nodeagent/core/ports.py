@@ -226,7 +226,7 @@ class RecordFiles(Protocol):
 
 
 class Seeds(Protocol):
-    """The `.iso` files of a VM: one for each cloud-init volume and each volume of files."""
+    """A VM's first-boot data: an ISO for each seed or files volume, and Ignition's file."""
 
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
@@ -234,10 +234,13 @@ class Seeds(Protocol):
         """Write all ISOs of the VM; raises VirtbusError 503 `state_write`."""
 
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
-        """Return the ISO files by volume name."""
+        """Return the ISO by volume name."""
+
+    def ignition_path(self, record: VmRecord) -> Path | None:
+        """Return the file with Ignition's configuration; None for a VM without one."""
 
     def stand(self, record: VmRecord) -> bool:
-        """Return True if every ISO of the VM is on disk."""
+        """Return True if every file of the VM's first-boot data is on disk."""
 
 
 class DiskFiles(Protocol):

@@ -1,4 +1,4 @@
-"""Writes seeds and volumes of files as ISO 9660 images; the only importer of pycdlib."""
+"""Writes first-boot data: ISO 9660 images (as the only importer of pycdlib), Ignition's file."""
 
 import asyncio
 import io
@@ -10,12 +10,15 @@ import pycdlib
 
 from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files
+from virtbus.nodeagent.core.user_data import sources_of
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, writing
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 
 NO_CLOUD, CONFIG_DRIVE = "cidata", "config-2"
 """The labels by which cloud-init finds its datasources."""
+IGNITION = "seed-ignition.json"
+"""A file that QEMU shows in fw_cfg. The name of an ISO ends in `.iso`, so none can be the same."""
 SMALL_BYTES = 4096
 """Larger user data, which takes up to 0.2 s, is parsed in another thread than small data."""
 
@@ -48,7 +51,7 @@ def iso(files: Mapping[str, bytes], label: str) -> bytes:
 
 
 class SeedIsos:
-    """The `Seeds` port: `<state_dir>/vms/<uid>/seed-<volume>.iso`."""
+    """The `Seeds` port: `<state_dir>/vms/<uid>/seed-<volume>.iso`, and IGNITION."""
 
     def __init__(self, vms_dir: Path) -> None:
         self._vms_dir = vms_dir
@@ -62,33 +65,40 @@ class SeedIsos:
             if volume.is_iso
         }
 
+    def ignition_path(self, record: VmRecord) -> Path | None:
+        return None if record.spec.ignition is None else self._vms_dir / record.uid / IGNITION
+
     def stand(self, record: VmRecord) -> bool:
-        return all(path.exists() for path in self.paths(record).values())
+        ignition = self.ignition_path(record)
+        there = all(path.exists() for path in self.paths(record).values())
+        return there and (ignition is None or ignition.exists())
 
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
-        """Write each ISO with mode 0600, because it may contain passwords (SEC-03).
+        """Write each file with mode 0600, because it may contain passwords (SEC-03).
 
         After a cancellation no file is written any more. A thread may still parse the user's data;
         its result is dropped (ADR 0029).
         """
         secret = secrets or VmSecrets(uid=record.uid)
         volumes = tuple(volume for volume in record.spec.volumes if volume.is_iso)
-        if not volumes:
+        ignition = self.ignition_path(record)
+        if not volumes and ignition is None:
             return
-
-        def render() -> dict[str, bytes]:
-            return {
-                volume.name: iso(*_contents(record, volume, secret, interfaces))
-                for volume in volumes
-            }
-
         paths = self.paths(record)
 
-        def write_all(rendered: Mapping[str, bytes]) -> None:
-            for name, image in rendered.items():
-                path = paths[name]
+        def render() -> dict[Path, bytes]:
+            files = {
+                paths[volume.name]: iso(*_contents(record, volume, secret, interfaces))
+                for volume in volumes
+            }
+            if ignition is not None:
+                files[ignition] = _ignition(secret)
+            return files
+
+        def write_all(rendered: Mapping[Path, bytes]) -> None:
+            for path, image in rendered.items():
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 path.parent.chmod(0o711)  # QEMU's user needs access, with any umask
                 replace(path, image, durable=False)
@@ -103,18 +113,23 @@ class SeedIsos:
             await in_thread(lambda: write_all(rendered))
 
 
+def _ignition(secrets: VmSecrets) -> bytes:
+    given = secrets.ignition
+    return (given.config or "").encode() if given is not None else b""
+
+
 def _user_bytes(secrets: VmSecrets, volumes: Sequence[Volume]) -> int:
     seeds = (secrets.cloud_init.get(one.name, one.cloud_init) for one in volumes)
-    return sum(len(seed.user_bytes or b"") for seed in seeds if seed is not None)
+    return sum(len(data) for seed in seeds if seed is not None for _, data in sources_of(seed))
 
 
 def _contents(
     record: VmRecord, volume: Volume, secrets: VmSecrets, interfaces: Sequence[InterfaceStatus]
 ) -> tuple[dict[str, bytes], str]:
     """Return the files of a volume as path to contents, and its ISO's label."""
-    if volume.files is not None:
-        files = secrets.files.get(volume.name, volume.files)
-        return files.contents, files.volume_label
+    if volume.file_set is not None:
+        files = secrets.files.get(volume.name, volume.file_set)
+        return files.contents, volume.file_set.volume_label
     seed = secrets.cloud_init.get(volume.name, volume.cloud_init)
     assert seed is not None  # noqa: S101  `is_iso`
     if volume.cloud_init_config_drive is not None:

@@ -3,6 +3,7 @@
 from virtbus.kubebridge.core.fields.row import FieldType, below, ignored, mapped, refused
 from virtbus.schemas.vm import RunStrategy
 
+IGNITION = "kubevirt.io/ignitiondata"
 TYPES = "instance types are not supported yet"
 
 VM = (
@@ -62,7 +63,12 @@ ANNOTATIONS = (
         "hook sidecars are not supported",
         "leave it out; use fields of the spec if they exist",
     ),
-    refused("kubevirt.io/ignitiondata", "Ignition is not supported", "use cloudInitNoCloud"),
+    mapped(
+        IGNITION,
+        FieldType.TEXT,
+        "spec.ignition.config",
+        "Ignition's JSON, for guests that read fw_cfg; 16 KiB at most",
+    ),
     refused(
         "kubevirt.io/placePCIDevicesOnRootComplex",
         "virtbus assigns PCI addresses itself",

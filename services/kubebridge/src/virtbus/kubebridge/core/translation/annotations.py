@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS
+from virtbus.kubebridge.core.fields.vm import IGNITION
 from virtbus.kubebridge.core.objects.status_errors import Cause
 from virtbus.kubebridge.core.objects.unstructured import Object, number, part, text
 
 READ = frozenset(ANNOTATIONS)
 """Annotations that rules read. All others are ignored; an object may have 256 KiB of them."""
 VALUE_CHARS = 1024
+IGNITION_CHARS = 16 * 1024
+LONG = {IGNITION: IGNITION_CHARS + 1}
+"""Bounds of longer annotations. One more character shows that a value was too long."""
 TEMPLATE_BYTES = 16 * 1024
 """Bound of the names and values of a template's annotations. Kubernetes does not bound them."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -21,7 +25,7 @@ too large."""
 
 def read(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the annotations that a rule reads, with values of bounded length."""
-    return {name: text(notes, name)[:VALUE_CHARS] for name in READ & notes.keys()}
+    return {name: text(notes, name)[: LONG.get(name, VALUE_CHARS)] for name in READ & notes.keys()}
 
 
 def carried(notes: Mapping[str, Any]) -> dict[str, Any]:

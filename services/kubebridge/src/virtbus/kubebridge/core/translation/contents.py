@@ -13,7 +13,8 @@ from typing import NamedTuple
 from virtbus.kubebridge.core.fields.translator import Translation
 from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
-from virtbus.schemas.seed import FILE_CHARACTERS, FILES
+from virtbus.schemas.base64_text import FILE_CHARACTERS
+from virtbus.schemas.seed import FILES
 
 # --- references --------------------------------------------------------------------------------
 SECRET, CONFIG_MAP = "Secret", "ConfigMap"

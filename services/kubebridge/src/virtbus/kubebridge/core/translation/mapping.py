@@ -14,6 +14,7 @@ from virtbus.kubebridge.core.fields import placement
 from virtbus.kubebridge.core.fields.row import Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
 from virtbus.kubebridge.core.fields.translator import Translation, walk
+from virtbus.kubebridge.core.fields.vm import IGNITION
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VM_LABEL
 from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
 from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, text
@@ -94,6 +95,9 @@ def _named(walked: Translation, vmi: Object, meta: str) -> None:
         given = text(vmi, "metadata", name) or UNNAMED
         walked.put((name,), given, f"metadata.{name}")
     walked.put(("labels",), dict(part(vmi, "metadata", "labels")), f"{meta}.labels")
+    ignition = text(vmi, "metadata", "annotations", IGNITION)
+    if 0 < len(ignition) <= notes.IGNITION_CHARS:
+        walked.put(("spec", "ignition", "config"), ignition, f"{meta}.annotations.{IGNITION}")
 
 
 def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
@@ -143,6 +147,9 @@ def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
         if row is not None and row.verdict is Verdict.REFUSED and value != "false":
             message = f"{row.why}; {row.instead}"
             yield Cause(f"{meta}.annotations.{key}", message, Reason.NOT_SUPPORTED)
+    if len(text(vmi, "metadata", "annotations", IGNITION)) > notes.IGNITION_CHARS:
+        message = f"has more than {notes.IGNITION_CHARS} characters; let it load a larger file"
+        yield Cause(f"{meta}.annotations.{IGNITION}", message)
 
 
 # --- fields that depend on others --------------------------------------------------------------

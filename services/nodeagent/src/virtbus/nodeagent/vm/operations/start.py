@@ -72,6 +72,7 @@ async def _define(
                     record=record,
                     disks=disks,
                     seeds=tools.seeds.paths(record),
+                    ignition=tools.seeds.ignition_path(record),
                     console_socket=tools.files.console_socket(record.uid),
                     console_log=tools.files.console_log(record.uid),
                     accelerator=accelerator,

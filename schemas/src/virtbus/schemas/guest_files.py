@@ -1,0 +1,62 @@
+"""Files, environment and mounts that the platform adds to a guest's cloud-config."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from virtbus.schemas.base64_text import FILE_CHARACTERS, Base64, bytes_of
+from virtbus.schemas.ids import Id
+from virtbus.schemas.model import StrictModel
+from virtbus.schemas.quantity import Count
+
+EnvironmentName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
+]
+EnvironmentValue = Annotated[
+    str, StringConstraints(pattern=r"^[^\x00-\x08\x0A-\x1F\x7F]*$", max_length=FILE_CHARACTERS)
+]
+"""One line (INJ-08); a longer text is a file."""
+GuestPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1F\x7F]*$", max_length=1024)]
+_ACCOUNT = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
+
+
+class GuestFile(StrictModel):
+    """A file that cloud-init writes at first boot; `content` is text, `content_base64` any bytes.
+
+    A file of another owner than root is written after the users exist (cloud-init 21.2).
+    """
+
+    path: GuestPath
+    content: str | None = Field(None, max_length=FILE_CHARACTERS)
+    content_base64: Base64 | None = None
+    mode: Annotated[str, StringConstraints(pattern=r"^[0-7]{3,4}$")] = "0644"
+    owner: Annotated[
+        str, StringConstraints(pattern=rf"^{_ACCOUNT}(:{_ACCOUNT})?$", max_length=65)
+    ] = "root:root"
+
+    @model_validator(mode="after")
+    def _one_content(self) -> Self:
+        if (self.content is None) == (self.content_base64 is None):
+            msg = "give either content or content_base64"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def data(self) -> bytes:
+        """Return the content, from text or base64."""
+        return bytes_of(self.content, self.content_base64) or b""
+
+
+class GuestMount(StrictModel):
+    """A volume of the VM that cloud-init mounts, by a path that does not depend on disk order.
+
+    The volume needs a file system; cloud-init's `fs_setup` can make one.
+    """
+
+    volume: Id
+    path: Annotated[str, StringConstraints(pattern=r"^/[^\s\x00-\x1F\x7F]*$", max_length=1024)]
+    filesystem: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]{1,32}$")] = "auto"
+    options: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_=,.:/@+-]{1,256}$")] = (
+        "defaults,nofail"
+    )
+    partition: Count | None = Field(None, ge=1, le=128)

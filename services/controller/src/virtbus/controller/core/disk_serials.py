@@ -1,0 +1,61 @@
+"""Checks that a guest finds its mounted disks by their serial numbers (`/dev/disk/by-id`)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from virtbus.schemas.disk import serial_of
+from virtbus.schemas.errors import Detail
+
+SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
+Raw = Mapping[str, Any]
+
+
+def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]:
+    """Return the mounts of raw volumes that their guest would not find."""
+    found = []
+    if not (mounts := _mounts(volumes)):
+        return []
+    names = [str(volume.get("name")) for volume in volumes]
+    given = {str(disk.get("name")): disk.get("serial") for disk in disks}
+    held = {name: str(given.get(name) or serial_of(name)) for name in (*names, *given)}
+    for path, mount in mounts:
+        name = mount.get("volume")
+        if not isinstance(name, str):
+            continue  # its type is reported already
+        if name not in names:
+            why = f"no volume is named {name!r:.80}"
+        else:
+            others = [serial for other, serial in held.items() if other != name]
+            why = _ambiguity(held[name], others, mount.get("partition") or 1)
+        if why:
+            found.append(Detail(path=f"{path}.volume", message=why))
+    return found
+
+
+def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:
+    """Return why cloud-init would not find the disk by its serial number; empty if it would."""
+    if "." in serial:
+        return (
+            f"its disk's serial number {serial:.40} has a dot: cloud-init reads a partition in it"
+        )
+    # cloud-init tries these suffixes for a partition, also for the first one of a whole disk
+    for suffix in ("", f"{partition}", f"p{partition}"):
+        if serial + suffix in others:
+            what = f"{serial}{suffix}"
+            return (
+                f"another disk has the serial number {what:.40}; give this one a serial of its own"
+            )
+    return ""
+
+
+def _mounts(volumes: Sequence[Raw]) -> list[tuple[str, Raw]]:
+    """Return each mount of each seed, with its path in the request."""
+    found = []
+    for index, volume in enumerate(volumes):
+        for kind in SEEDS:
+            seed = volume.get(kind)
+            mounts = seed.get("mounts") if isinstance(seed, Mapping) else None
+            for number, mount in enumerate(mounts if isinstance(mounts, list | tuple) else ()):
+                if isinstance(mount, Mapping):
+                    found.append((f"spec.volumes[{index}].{kind}.mounts[{number}]", mount))
+    return found

@@ -1,0 +1,80 @@
+"""Renders files, environment and mounts as lists for a cloud-config (ADR 0043)."""
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from virtbus.schemas.guest_files import GuestFile, GuestMount
+from virtbus.schemas.seed import CloudInit
+from virtbus.schemas.vm import Disk, DiskBus
+
+ENVIRONMENT = "/etc/cloud/environment"
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]*")
+_SPECIAL = re.compile(r'(["\\$`])')
+_LINKS = {
+    (DiskBus.VIRTIO, "disk"): "virtio-{}",
+    (DiskBus.SATA, "disk"): "ata-QEMU_HARDDISK_{}",
+    (DiskBus.SATA, "cdrom"): "ata-QEMU_DVD-ROM_{}",
+    (DiskBus.SCSI, "disk"): "scsi-0QEMU_QEMU_HARDDISK_{}",
+    (DiskBus.SCSI, "cdrom"): "scsi-0QEMU_QEMU_CD-ROM_{}",
+    (DiskBus.USB, "disk"): "usb-QEMU_QEMU_HARDDISK_{}-0:0",
+    (DiskBus.NVME, "disk"): "nvme-QEMU_NVMe_Ctrl_{}",
+}
+"""udev's names of a disk below /dev/disk/by-id, with its serial; measured in Debian 12."""
+
+
+def cloud_config_lists(seed: CloudInit, disks: Sequence[Disk]) -> dict[str, list[Any]]:
+    """Return the lists that the platform appends to the user's: `write_files`, `mounts`."""
+    files = [_file(one) for one in seed.write_files]
+    if seed.environment:
+        text = environment_file(seed.environment)
+        files.append(_file(GuestFile(path=ENVIRONMENT, content=text)))
+    mounts = list(_mounts(seed.mounts, {disk.name: disk for disk in disks}))
+    lists: dict[str, list[Any]] = {"write_files": files, "mounts": mounts}
+    return {name: values for name, values in lists.items() if values}
+
+
+def environment_file(values: Mapping[str, str]) -> str:
+    """Return lines of KEY=value that a shell and systemd's EnvironmentFile read alike.
+
+    Values other than simple words are in double quotes; both know the same four escapes there.
+    """
+    return "".join(f"{name}={_quoted(value)}\n" for name, value in values.items())
+
+
+def _quoted(value: str) -> str:
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + _SPECIAL.sub(r"\\\1", value) + '"'
+
+
+def _file(file: GuestFile) -> dict[str, Any]:
+    """Return an entry of `write_files`; in base64, so that no text can be read in another way."""
+    entry: dict[str, Any] = {
+        "path": file.path,
+        "encoding": "b64",
+        "content": base64.b64encode(file.data).decode(),
+        "permissions": file.mode.zfill(4),
+        "owner": file.owner,
+    }
+    if file.owner.partition(":")[0] != "root":
+        entry["defer"] = True  # until cloud-init has made the users
+    return entry
+
+
+def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator[list[str]]:
+    for mount in mounts:
+        disk = disks.get(mount.volume)
+        if disk is None:
+            continue  # admission refuses it; an update may have removed the disk
+        # cloud-init's form of a partition; it ignores a device of the name …-part1
+        device = device_path(disk) + (f".{mount.partition}" if mount.partition else "")
+        yield [device, mount.path, mount.filesystem, mount.options, "0", "0"]
+
+
+def device_path(disk: Disk) -> str:
+    """Return the path of a disk in its guest."""
+    # a CD-ROM on virtio is rendered as a disk
+    kind = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
+    return "/dev/disk/by-id/" + _LINKS[disk.bus, kind].format(disk.guest_serial)

@@ -1,0 +1,200 @@
+"""Combines the sources of a guest's user data with the platform's part (ADR 0043).
+
+Cloud-configs become one, by Virtlet's rules: maps are merged key by key, lists are joined, and of
+two other values the later one counts. Every other source stays as it is, as a part of a MIME
+message, in its order.
+"""
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from virtbus.schemas.seed import CloudInit
+from virtbus.schemas.user_data import CLOUD_CONFIG, GZIP, MIME, content_type
+from virtbus.schemas.yaml_text import read_yaml
+
+MAX_VALUES = 2000
+"""Limit of all cloud-configs to merge: 0.2 s of CPU with the longest text."""
+MERGED_BYTES = 64 * 1024
+"""Limit of all cloud-configs to merge. Larger ones become parts, for cloud-init to merge."""
+UNPACKED_BYTES = 1024 * 1024
+"""Limit of a gzip to unpack. A larger one becomes a part, for cloud-init to unpack."""
+APPEND = "dict(recurse_array,no_replace)+list(append)"
+"""cloud-init's merge type by which a part only adds: lists are appended, the rest is kept."""
+_OWN_RULES = frozenset({"merge_how", "merge_type"})
+"""Keys of a cloud-config that is to be merged by cloud-init."""
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml writes the same as PyYAML, in a quarter of the time."""
+Config = dict[str, Any]
+Source = tuple[str, bytes]
+"""A content type, and data of that type."""
+
+
+def sources_of(seed: CloudInit) -> list[Source]:
+    """Return the sources in their order: `user_data` first, without blank ones."""
+    found = [
+        (part.content_type or content_type(part.content), part.content)
+        for part in seed.user_data_parts
+    ]
+    if (alone := seed.user_bytes) is not None:
+        found.insert(0, (content_type(alone), alone))
+    return [one for one in found if one[1].strip()]
+
+
+def combined(sources: Sequence[Source], defaults: Config, added: Config) -> bytes | None:
+    """Return the user data for the guest; None if there is none.
+
+    `defaults` (host name, SSH keys) are in the meta-data too, and a user's values have precedence.
+    `added` are lists: each is appended to the user's list of that name.
+    """
+    if not sources:
+        return _ours(defaults, added) or None
+    if len(sources) == 1 and not added:
+        return _with_defaults(sources[0], defaults)
+    sources = [_unpacked(one) for one in sources]
+    configs = [data for kind, data in sources if kind == CLOUD_CONFIG]
+    others = [one for one in sources if one[0] != CLOUD_CONFIG]
+    merged = _merged(configs)
+    if merged is None:
+        return mime_message(sources, _ours(defaults, added))
+    if not others:
+        return cloud_config(_completed(merged, defaults, added))
+    first = [(CLOUD_CONFIG, cloud_config(merged))] if configs else []
+    return mime_message([*first, *others], _ours(defaults, added))
+
+
+def _with_defaults(source: Source, defaults: Config) -> bytes:
+    """Return a single source, with the platform's values if they can go next to it.
+
+    A cloud-config that cannot be merged, and binary data (gzip), are returned alone.
+    """
+    kind, data = source
+    if kind == CLOUD_CONFIG:
+        merged = _merged([data]) if defaults else None
+        return data if merged is None else cloud_config(_completed(merged, defaults, {}))
+    together = "ssh_authorized_keys" in defaults and _is_text(data)
+    return mime_message([source], cloud_config(defaults)) if together else data
+
+
+def _ours(defaults: Config, added: Config) -> bytes:
+    return cloud_config(defaults | added) if defaults or added else b""
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# --- cloud-configs -----------------------------------------------------------------------------
+def cloud_config(value: Config) -> bytes:
+    """Return a cloud-config of these values."""
+    return b"#cloud-config\n" + to_yaml(value)
+
+
+def to_yaml(value: Config) -> bytes:
+    """Return YAML, in ASCII: PyYAML writes a NEL unescaped, and reads it as a space."""
+    text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=1000)
+    return text.encode()
+
+
+def _merged(configs: Sequence[bytes]) -> Config | None:
+    """Return one cloud-config of all; None if any cannot be merged here."""
+    if sum(map(len, configs)) > MERGED_BYTES:
+        return None
+    merged: Config = {}
+    left = MAX_VALUES
+    try:
+        for data in configs:
+            value = read_yaml(data.decode(), max_values=left)
+            left -= _count(value)
+            if value is None:
+                continue
+            if not isinstance(value, dict) or (len(configs) > 1 and _OWN_RULES & value.keys()):
+                return None
+            merged = _joined(merged, value)
+        to_yaml(merged)
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
+        return None  # not YAML, or not representable
+    return merged
+
+
+def _count(value: Any) -> int:
+    """Return the number of values, as the budget of `read_yaml` counts them."""
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(_count, value.values()))
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return both: maps key by key, lists joined, of other values the second."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        both = {key: _joined(first[key], second[key]) for key in first.keys() & second.keys()}
+        return {**first, **second, **both}
+    if isinstance(first, list) and isinstance(second, list):
+        return [*first, *second]
+    return second
+
+
+def _completed(theirs: Config, defaults: Config, added: Config) -> Config:
+    """Return the user's cloud-config with the platform's values."""
+    whole = {**defaults, **theirs}
+    for key, values in added.items():
+        whole[key] = _joined(theirs.get(key), values)
+    keys = theirs.get("ssh_authorized_keys")
+    if isinstance(keys, list) and "ssh_authorized_keys" in defaults:
+        ours = [key for key in defaults["ssh_authorized_keys"] if key not in keys]
+        whole["ssh_authorized_keys"] = [*ours, *keys]
+    return whole
+
+
+# --- MIME --------------------------------------------------------------------------------------
+def mime_message(sources: Sequence[Source], ours: bytes = b"") -> bytes:
+    """Return one message of all sources, and of our cloud-config at its end.
+
+    A user's message is a part of it, for cloud-init to unpack. It is not parsed, because a mail
+    parser would process a thousand nested parts.
+    """
+    parts = [
+        data.lstrip() if kind == MIME else _part(kind or _plain(data), data)
+        for kind, data in sources
+    ]
+    if ours:
+        parts.append(_part(CLOUD_CONFIG, ours, f"X-Merge-Type: {APPEND}\n"))
+    # derived from the contents, so that the same input gives the same seed
+    boundary = f"=={hashlib.sha256(b''.join(parts)).hexdigest()}=="
+    head = f'Content-Type: multipart/mixed; boundary="{boundary}"\nMIME-Version: 1.0\n\n'
+    body = b"".join(b"--%s\n%s\n" % (boundary.encode(), part) for part in parts)
+    return b"%s%s--%s--\n" % (head.encode(), body, boundary.encode())
+
+
+def _plain(data: bytes) -> str:
+    return "text/plain" if _is_text(data) else "application/octet-stream"
+
+
+def _part(kind: str, data: bytes, more: str = "") -> bytes:
+    charset = '; charset="utf-8"' if kind.startswith("text/") else ""
+    head = (
+        f"Content-Type: {kind}{charset}\nMIME-Version: 1.0\n{more}"
+        "Content-Transfer-Encoding: base64\n\n"
+    )
+    return head.encode() + base64.encodebytes(data)
+
+
+def _unpacked(source: Source) -> Source:
+    """Return what a gzip contains, if it is within UNPACKED_BYTES; every other source as it is."""
+    if source[0] != GZIP:
+        return source
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        data = unpacker.decompress(source[1], UNPACKED_BYTES)
+    except zlib.error:
+        return source
+    kind = content_type(data) if unpacker.eof else ""
+    return (kind, data) if kind not in {"", GZIP} else source
