@@ -128,7 +128,7 @@ def test_groups_fill_the_url(template: str, url: str) -> None:
 def test_a_file_without_problems_is_read_whole() -> None:
     text = f"""
 prefix = "corp"
-{rule(name="a", transport="slow", digest=PIN)}
+{rule(name="a", transport="slow", digest=PIN, pin=True)}
 {rule(name="b")}
 [transports.slow]
 timeout_s = 5
@@ -140,7 +140,7 @@ proxy = "http://proxy.example:3128"
     assert names.problems == ()
     target = names.resolve("corp/a")
     assert (target.transport.timeout_s, target.transport.max_redirects) == (5, 0)
-    assert (target.source.digest, target.where) == (PIN, "x.toml: image[0]")
+    assert (target.source.digest, target.pin, target.where) == (PIN, True, "x.toml: image[0]")
     assert names.resolve("corp/b").transport.proxy == "http://proxy.example:3128"
 
 
@@ -172,6 +172,7 @@ WRONG = {
     rule(r"http://h/\g<x>", regexp="(a)"): "x.toml: image[0].url",
     rule(name="a", digest="md5:0"): "x.toml: image[0].digest",
     rule(name="a", typo="x"): "x.toml: image[0].typo",
+    rule(name="a", pin="yes"): "x.toml: image[0].pin",
     rule(name="a", transport="t"): "x.toml: image[0].transport",
     "transports = 1": "x.toml: transports",
     "[transports.t]\ninsecure = true": "x.toml: transports.t.insecure",

@@ -166,7 +166,8 @@ class Images:
         by = "" if transport == PLAIN else spec_hash(transport)
         key = f"{url}\n{pin or ''}\n{login}\n{by}"
         image, fetched = await self._flights.join(key, work, asker)
-        await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
+        with self._store.lease(image.digest):
+            await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
         self._changed()
         return image
 

@@ -26,6 +26,7 @@ class Target(NamedTuple):
 
     source: ImageSource
     transport: Transport = PLAIN
+    pin: bool = False
     where: str = ""
     """The rule: its file and entry."""
 
@@ -60,6 +61,13 @@ class ImageAliases:
         if self.problems:
             raise names_invalid(self.problems)
         raise self._unknown(name)
+
+    def pins(self, name: str) -> bool:
+        """Return True if the operator keeps the image of a plain name on the node."""
+        try:
+            return self.resolve(name).pin
+        except VirtbusError as error:
+            return error.reason == "image_names_invalid"
 
     def _first(self, problem: str) -> tuple[Detail, ...]:
         """Return all problems, with this one first."""
@@ -159,4 +167,4 @@ def _matched(rule: NameRule, name: str) -> Target | None:
 
 
 def _target(rule: NameRule, source: ImageSource) -> Target:
-    return Target(source, rule.transport, rule.where)
+    return Target(source, rule.transport, rule.pin, rule.where)

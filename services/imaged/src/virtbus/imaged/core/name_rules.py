@@ -46,6 +46,9 @@ class Translation(StrictModel):
         validate_default=True,
         description=f"a transport of this file; without it `{DEFAULT_TRANSPORT}`, if defined",
     )
+    pin: bool = Field(
+        False, description="keep the image on the node: neither age nor quota removes it"
+    )
 
     @field_validator("name")
     @classmethod
@@ -121,6 +124,7 @@ class NameRule:
     url: str = ""
     digest: str | None = None
     transport: Transport = PLAIN
+    pin: bool = False
     layer: int = 0
     """0: a file, 1: settings, 2: our own guests. Lower ones win."""
     problem: str = ""
@@ -240,6 +244,7 @@ def _add(
         url=read.url,
         digest=read.digest,
         transport=transports.get(read.transport or "") or PLAIN,
+        pin=read.pin,
     )
     found.rules.append(rule)
 

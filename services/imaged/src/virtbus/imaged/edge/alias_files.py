@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from virtbus.imaged.core.image_aliases import ImageAliases, Target, table_of
@@ -43,6 +44,11 @@ class AliasFiles:
     def resolve(self, name: str) -> Target:
         """Return what a name stands for now. Blocks on the disk; errors as the table's."""
         return self.read().resolve(name)
+
+    def pinned(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of plain names that their rules keep on the node. Blocks on the disk."""
+        table = self.read()
+        return frozenset(name for name in names if table.pins(name.partition("@")[0]))
 
     def read(self) -> ImageAliases:
         """Return the current table, with the problems of all files. Blocks on the disk."""
