@@ -119,6 +119,17 @@ async def test_a_container_that_lacks_the_host_is_no_failure(tmp_path: Path) -> 
     assert failed <= {"root", "nats-server"}
 
 
+def test_the_space_of_images_is_told(tmp_path: Path) -> None:
+    assert host.images(tmp_path).what == "none"
+    for folder, files in (("data", "ab"), ("part", "c")):
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        for name in files:
+            (tmp_path / "images" / folder / name).write_bytes(b"x" * 4096)
+    found = host.images(tmp_path)
+    assert found.level == OK
+    assert found.what.startswith(f"2 in {tmp_path}/images, 8KiB; partial downloads, 4KiB")
+
+
 @pytest.mark.integration
 def test_checks_of_this_host_do_not_fail_to_look() -> None:
     for check in (host.reaper, host.cgroups, host.clock, emulator.kvm, emulator.wrapper):

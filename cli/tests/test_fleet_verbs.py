@@ -77,6 +77,13 @@ async def test_node_cordon_shows_the_node_and_its_vms(script: Script, cli: Cli) 
         assert (await cli("node", verb, "n1", "-o", "json")).json["vms"][0]["name"] == "web"
 
 
+async def test_node_get_shows_the_space_of_images(script: Script, cli: Cli) -> None:
+    for quota, text in ((0, "images: 2GiB"), (8 << 30, "images: 2GiB of 8GiB")):
+        full = node(image_bytes=2 << 30, image_quota_bytes=quota)
+        script.answer("node", "get", NodeDetail(node=full))
+        assert text in (await cli("node", "get", "n1")).out.splitlines()
+
+
 async def test_image_list_shows_names_and_nodes(script: Script, cli: Cli) -> None:
     script.answer("image", "list", ImagePage(items=(NodeImage(**IMAGE, nodes=("n1",)),)))
     assert "tiny" in (await cli("image", "list")).out

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,12 +17,14 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from services.imaged.tests.site_under_test import FAST, Node, NodeMaker, Web
 
+from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.local_files import LocalFiles
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
@@ -57,17 +60,17 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
     @contextlib.asynccontextmanager
     async def make(
         *, state: Path | None = None, min_free_bytes: int = 0, checkpoint_bytes: int = 64 * 1024,
-        registries: Registries | None = None, **limits: float,
+        registries: Registries | None = None, quota_bytes: int = 0,
+        wanted: Callable[[], frozenset[str] | None] = frozenset, **limits: Any,
     ) -> AsyncIterator[Node]:  # fmt: skip
-        bounds = replace(FAST, **limits)  # type: ignore[arg-type]  # ints and floats by name
+        bounds = replace(FAST, **limits)
         state = state or tmp_path / "state"
         source_dir, names_dir = tmp_path / "source", tmp_path / "images.d"
         for path in (source_dir, names_dir):
             path.mkdir(exist_ok=True)
         store = ImageStore(
             state / "images",
-            min_free_bytes=min_free_bytes,
-            min_free_ratio=0.0,
+            SpaceLimits(min_free_bytes, 0.0, quota_bytes),
             checkpoint_bytes=checkpoint_bytes,
         )
         files = DiskFolders(state / "disks")
@@ -76,17 +79,19 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
             async with asyncio.TaskGroup() as group:
                 downloads = Downloads(bounds, threads)
                 known = registries or Registries()
+                names = AliasFiles(names_dir, {}, roots)
                 images = Images(
                     group,
                     store=store,
                     threads=threads,
-                    names=AliasFiles(names_dir, {}, roots),
+                    names=names,
                     files=LocalFiles(roots, bounds, threads),
                     http=downloads,
                     containers=Containers(store, threads, downloads, bounds, known),
                     limits=bounds,
                 )
                 disks = Disks(images, store, files, threads, bounds.max_virtual_bytes, time.time_ns)
+                store.space.make_room_by(Eviction(store, disks, names, wanted).make_room)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)
                 images.stop()
         finally:

@@ -354,12 +354,13 @@ import asyncio, sys
 from pathlib import Path
 from services.imaged.tests.site_under_test import FAST
 from virtbus.imaged.core.foreign import Foreign
+from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge.conversion import Conversions
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.store import ImageStore
 
 async def main(state, driver):
-    store = ImageStore(Path(state) / "images", min_free_bytes=0)
+    store = ImageStore(Path(state) / "images", SpaceLimits(0))
     parts = store.part("source"), store.part("target")
     conversions = Conversions(FAST, DiskThreads(), ("/usr/bin/yes", "--"))
     await conversions.convert("x", Foreign(driver, 512), parts, lambda _: None)

@@ -230,7 +230,7 @@ async def test_many_at_once_are_made_from_one_image(make_node: NodeMaker, server
 _CHILD = """
 import asyncio, ipaddress, sys
 from pathlib import Path
-from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.core.sources import Validators
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
@@ -238,7 +238,7 @@ from virtbus.imaged.edge.store import ImageStore
 
 async def main(state, url):
     threads = DiskThreads()
-    store = ImageStore(Path(state) / "images", min_free_bytes=0, checkpoint_bytes=65536)
+    store = ImageStore(Path(state) / "images", SpaceLimits(0), checkpoint_bytes=65536)
     part = store.part(url + "\\n")
     limits = TransferLimits(allowed_addresses=(ipaddress.ip_network("127.0.0.0/8"),))
     await Downloads(limits, threads).fetch(url, part, Validators(), lambda *_: None)

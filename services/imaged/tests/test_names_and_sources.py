@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtbus.imaged.core.image_aliases import ImageAliases, read_rules, rules_of
 from virtbus.imaged.core.links import file_name, hex_of
 from virtbus.imaged.core.sources import (
     Validators,
@@ -16,60 +15,6 @@ from virtbus.imaged.core.sources import (
 )
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import parse_image_ref
-
-TOML = """
-[[image]]
-regexp = 'debian/(\\d+)'
-url = 'https://images.example/debian-\\1.qcow2'
-
-[[image]]
-name = 'debian/12'
-url = 'https://images.example/bookworm.qcow2'
-digest = 'sha256:{digest}'
-"""
-
-
-def test_exact_names_go_before_patterns_and_patterns_match_whole_names() -> None:
-    names = ImageAliases(read_rules(TOML.format(digest="a" * 64), "x.toml"))
-    exact, pattern = names.resolve("debian/12"), names.resolve("debian/13")
-    assert exact == ("https://images.example/bookworm.qcow2", f"sha256:{'a' * 64}")
-    assert pattern == ("https://images.example/debian-13.qcow2", None)
-    with pytest.raises(VirtbusError, match="debian/12"):
-        names.resolve("debian/12/x")
-
-
-@pytest.mark.parametrize("url", [r"https://h/\2", r"https://h/\g<x>"])
-def test_a_pattern_whose_url_cannot_be_filled_in_is_named(url: str) -> None:
-    names = ImageAliases(read_rules(f"[[image]]\nregexp = '(a+)'\nurl = '{url}'", "x"))
-    with pytest.raises(VirtbusError, match=r"\(a\+\)"):
-        names.resolve("aa")
-
-
-def test_the_first_rule_of_a_name_wins() -> None:
-    names = ImageAliases(rules_of([("a", "http://h/1"), ("a", "http://h/2")]))
-    assert names.resolve("a").locator == "http://h/1"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[[image]\n",
-        "image = 1",
-        "[[image]]\nname = 'a'",
-        "[[image]]\nname = 'a'\nregexp = 'b'\nurl = 'http://h/'",
-        "[[image]]\nname = 'a'\nurl = 'ftp://h/'",
-        "[[image]]\nname = 'a'\nurl = 'b'",
-        "[[image]]\nname = '..'\nurl = 'http://h/'",
-        "[[image]]\nname = 'http://h/'\nurl = 'http://h/'",
-        "[[image]]\nregexp = '('\nurl = 'http://h/'",
-        "[[image]]\nname = 'a'\nurl = 'http://h/'\ndigest = 'md5:0'",
-        "[[image]]\nname = 'a'\nurl = 'http://h/'\ntypo = 'x'",
-        "[[image]]\nname = 1\nurl = 'http://h/'",
-    ],
-)
-def test_wrong_rules_name_their_file(text: str) -> None:
-    with pytest.raises(ValueError, match=r"site\.toml"):
-        read_rules(text, "site.toml")
 
 
 @pytest.mark.parametrize(

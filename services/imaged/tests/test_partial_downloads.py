@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.core.links import PartNote
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.partial_download import PartialDownload
@@ -23,7 +24,7 @@ async def test_a_part_that_is_cancelled_while_it_is_opened(
 ) -> None:
     if earlier:
         with contextlib.closing(
-            ImageStore(tmp_path, min_free_bytes=0, checkpoint_bytes=1)
+            ImageStore(tmp_path, SpaceLimits(min_free_bytes=0), checkpoint_bytes=1)
         ) as store:
             before = store.part(URL)
             before.restart(PartNote(url=URL))
@@ -37,7 +38,7 @@ async def test_a_part_that_is_cancelled_while_it_is_opened(
             go_on.wait(10)
             return super().part(key)
 
-    slow = SlowStore(tmp_path, min_free_bytes=0)
+    slow = SlowStore(tmp_path, SpaceLimits(0))
 
     async def transfer() -> None:
         async with open_part(slow, DiskThreads(), URL, lambda: abandoned):

@@ -10,6 +10,7 @@ from services.imaged.tests.records import UID, record, uid
 from services.imaged.tests.site_under_test import Node, NodeMaker, Web, qcow2_image
 
 from virtbus.imaged.core.disk_requests import brings_secret, refs_of
+from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.errors import VirtbusError
@@ -177,7 +178,7 @@ async def test_names_stored_with_a_query_are_removed_at_the_next_start(
         node.store.write_link(link.model_copy(update={"name": ref, "url": ref}))
         assert b"hunter" in on_disk(node)
         root = node.state / "images"
-    store = ImageStore(root, min_free_bytes=0, min_free_ratio=0.0)
+    store = ImageStore(root, SpaceLimits(0, 0.0))
     try:
         assert [use.name for use in store.uses(frozenset())] == [sealed]
         assert b"hunter" not in on_disk(node)

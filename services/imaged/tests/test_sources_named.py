@@ -40,12 +40,36 @@ async def test_names_are_translated_and_unknown_ones_get_a_hint(
         assert "debian/12" in str(error)
 
 
-async def test_a_broken_names_file_is_named(make_node: NodeMaker) -> None:
+async def test_a_broken_file_takes_no_other_one_down(make_node: NodeMaker, server: Web) -> None:
+    server.files["a"] = server.files["b"] = qcow2_image()
+    entry = "[[image]]\nname = '{0}'\nurl = '" + server.base + "/{0}'\n"
     async with make_node() as node:
-        (node.names_dir / "x.toml").write_text("[[image]\n")
-        error = await refused(node.images, "tiny")
+        (node.names_dir / "10.toml").write_text(entry.format("a"))
+        (node.names_dir / "20.toml").write_text("[[image]\n")
+        (node.names_dir / "30.toml").write_text(entry.format("b"))
+        (node.names_dir / "40.toml").write_bytes(b"\xff")
+        (node.names_dir / "50.toml").mkdir()
+        (node.names_dir / "60.toml").symlink_to("nowhere")
+        os.mkfifo(node.names_dir / "70.toml")
+        for name in ("a", "b"):
+            await node.images.ensure(parse_image_ref(name))
+        error = await refused(node.images, "c")
         assert error.reason == "image_names_invalid"
-        assert "x.toml" in str(error)
+        assert [one.path for one in error.body.details] == [f"{n}.toml" for n in (20, 40, 50, 60)]
+
+
+async def test_rules_change_without_a_restart(make_node: NodeMaker, server: Web) -> None:
+    one, other = (qcow2_image(), qcow2_image())
+    server.files |= {"1": one, "2": other}
+    async with make_node() as node:
+        for path, data in (("1", one), ("2", other), ("1", one)):
+            (node.names_dir / "a.toml").write_text(
+                f"[[image]]\nname = 'x'\nurl = '{server.url(path)}'\n"
+            )
+            assert (await node.images.refresh(parse_image_ref("x"))).digest == digest_of(data)
+        (node.names_dir / "a.toml").unlink()
+        with pytest.raises(VirtbusError, match="no image is named 'x'"):
+            await node.images.refresh(parse_image_ref("x"))
 
 
 @pytest.mark.parametrize("name", ["tiny", "debian"])

@@ -63,6 +63,9 @@ class NodeRecord(LenientModel):
     quarantined: int = 0
     """Number of entries in the node's quarantine, and the disk space that they use."""
     quarantined_bytes: int = 0
+    image_bytes: int = 0
+    """Disk space of images and partial downloads, and its quota; 0: no quota."""
+    image_quota_bytes: int = 0
     host: HostMarks | None = None
 
 

@@ -129,6 +129,8 @@ class ServiceReport(LenientModel):
     networks: tuple[NetworkInfo, ...] = ()
     quarantined: int = 0
     quarantined_bytes: int = 0
+    image_bytes: int = 0
+    image_quota_bytes: int = 0
     addresses: tuple[str, ...] = ()
     """The host's own addresses, as netd sees them."""
 

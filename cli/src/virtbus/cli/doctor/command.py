@@ -39,6 +39,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
         bus.instance,
         lambda: bus.tiny(state_dir),
         lambda: host.disk(state_dir),
+        lambda: host.images(state_dir),
         lambda: host.quarantine(state_dir),
         host.cgroups,
         host.reaper,

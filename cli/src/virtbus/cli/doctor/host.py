@@ -40,6 +40,24 @@ def disk(state_dir: Path) -> CheckResult:
     return ok("disk", text)
 
 
+def images(state_dir: Path) -> CheckResult:
+    """Report the disk space of images and partial downloads."""
+    store = state_dir / "images"
+    try:
+        sizes = {
+            folder: [file.lstat().st_blocks * 512 for file in (store / folder).iterdir()]
+            for folder in ("data", "part")
+        }
+    except FileNotFoundError:
+        return ok("images", "none")
+    except PermissionError:
+        return ok("images", "cannot be read by this user")
+    text = f"{len(sizes['data'])} in {store}, {units.size(sum(sizes['data']))}"
+    if sizes["part"]:
+        text += f"; partial downloads, {units.size(sum(sizes['part']))}"
+    return ok("images", f"{text}; imaged's setting quota_bytes limits both")
+
+
 def quarantine(state_dir: Path) -> CheckResult:
     """Report the disks in quarantine, which use space until a person adopts or purges them."""
     folder = state_dir / "disks" / "quarantine"

@@ -69,6 +69,9 @@ def table(detail: Mapping[str, Any]) -> str:
     fence = (node.get("node_spec") or {}).get("fenced")
     if fence:
         text += f"\n\nfenced by {output.safe(fence.get('by'))}: {output.safe(fence.get('why'))}"
+    if (used := int(node.get("image_bytes") or 0)) or node.get("image_quota_bytes"):
+        quota = int(node.get("image_quota_bytes") or 0)
+        text += f"\n\nimages: {units.size(used)}" + (f" of {units.size(quota)}" if quota else "")
     held, kept = int(node.get("held") or 0), int(node.get("quarantined") or 0)
     if held or kept:
         size = units.size(node.get("quarantined_bytes"))

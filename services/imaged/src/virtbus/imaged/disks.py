@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from virtbus.imaged.core import expiry, overlay
 from virtbus.imaged.core.disk_requests import DiskRequest, overlay_size, wanted_disks
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
-from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
 from virtbus.imaged.edge.store import ImageStore
@@ -299,10 +299,24 @@ class Disks:
     def _used(self) -> dict[str, set[str]]:
         """Return by image digest the uids whose disks use the image, quarantine included."""
         used: dict[str, set[str]] = {}
-        for found in itertools.chain(self._files.find(), self._quarantine.find()):
+        for found in self._found():
             if found.digest:
                 used.setdefault(found.digest, set()).add(found.uid)
         return used
+
+    def images_in_use(self) -> frozenset[str] | None:
+        """Return the images of disks; None if that of any disk is unknown. In a disk thread."""
+        try:
+            disks = list(self._found())
+        except OSError:
+            return None
+        if any(disk.is_unknown for disk in disks):
+            return None
+        return frozenset(disk.digest for disk in disks if disk.digest)
+
+    def _found(self) -> Iterator[FoundDisk]:
+        """Yield all disks, also those that move to or from the quarantine meanwhile."""
+        return itertools.chain(self._files.find(), self._quarantine.find(), self._files.find())
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch

@@ -5,14 +5,17 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.imaged.contents import Contents
+from virtbus.imaged.core.image_aliases import Target
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.links import NameLink
 from virtbus.imaged.core.sources import Validators, shown
+from virtbus.imaged.core.transports import PLAIN
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -20,6 +23,7 @@ from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.local_files import Fetched, LocalFiles
 from virtbus.imaged.edge.partial_download import PartialDownload
 from virtbus.imaged.edge.partial_downloads import open_part
+from virtbus.imaged.edge.routes import route_of
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.pull_slots import PullSlots, Seat
 from virtbus.imaged.single_flight import Asker, Flight, Flights
@@ -28,11 +32,19 @@ from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo, ImageSource, is_sealed, sealed_ref
 from virtbus.schemas.node_rpc import HeldImages
+from virtbus.schemas.wire import spec_hash
 
 log = logging.getLogger(__name__)
 
 NOBODY = Asker()
 """A request without a VM and without progress."""
+
+
+class _Way(NamedTuple):
+    """The connections of one pull, and its login for a registry or the query of its URL."""
+
+    http: Downloads
+    pull_secret: str
 
 
 class Images:
@@ -108,14 +120,16 @@ class Images:
 
     async def restore(self, source: ImageSource, digest: str, asker: Asker) -> None:
         """Fetch the image `digest` of an existing disk again; errors as `refresh`."""
-        url, pin = await self._resolve(source)
-        if not url.startswith(CONTAINER_SCHEME) and pin in {None, digest}:
+        target = await self._resolve(source)
+        url, pin = target.source
+        if not target.source.is_container and pin in {None, digest}:
             await self.ensure(ImageSource(source.locator, digest), asker)
             return
         link = self._store.link(source.name)
         if pin is None and link is not None and link.digest == digest:
             pin = link.etag
-        image = await self.refresh(ImageSource(url, pin), asker)
+        exact = ImageSource(url, pin)
+        image = await self._pull(exact, target._replace(source=exact), asker)
         if image.digest != digest:
             raise _mismatch(url, digest, f"its disk is {image.digest} by now")
 
@@ -130,21 +144,30 @@ class Images:
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
-                the errors of `contents`, `edge.download`, `edge.local_files` and `edge.containers`.
+                503 `image_names_invalid`, `image_transport_invalid`; the errors of `contents`,
+                `edge.download`, `edge.local_files` and `edge.containers`.
         """
-        url, pin = await self._resolve(source)
-        url, query = sealed_ref(url)  # a rule in images.d may contain a query
+        return await self._pull(source, await self._resolve(source), asker)
+
+    async def _pull(self, source: ImageSource, target: Target, asker: Asker) -> ImageInfo:
+        """Fetch `target` under the name of `source`."""
+        url, query = sealed_ref(target.source.locator)  # a rule in images.d may contain a query
+        pin, transport = target.source.digest, target.transport
         secret = asker.pull_secret or query
         known = self._known(source, url)
+        route = await self._threads.run(route_of, transport, target.where, self._names.directory)
+        way = _Way(self._http.of_pull(transport, route), secret)
 
         async def work(flight: Flight) -> tuple[ImageInfo, Fetched]:
             with self._span("virtbus pull image", uid=asker.uid):
-                return await self._transfer(flight, url, pin, known, secret)
+                return await self._transfer(flight, url, pin, known, way)
 
         login = hashlib.sha256(secret.encode()).hexdigest() if secret else ""
-        key = f"{url}\n{pin or ''}\n{login}"
+        by = "" if transport == PLAIN else spec_hash(transport)
+        key = f"{url}\n{pin or ''}\n{login}\n{by}"
         image, fetched = await self._flights.join(key, work, asker)
-        await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
+        with self._store.lease(image.digest):
+            await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
         self._changed()
         return image
 
@@ -162,11 +185,11 @@ class Images:
         self._changed()
         return digests, names
 
-    async def _resolve(self, source: ImageSource) -> tuple[str, str | None]:
+    async def _resolve(self, source: ImageSource) -> Target:
         if source.is_url:
-            return source.locator, source.digest
-        names = await self._threads.run(self._names.read)
-        rule = names.resolve(source.locator)
+            return Target(source)
+        target = await self._threads.run(self._names.resolve, source.locator)
+        rule = target.source
         if source.digest and rule.is_container:
             raise VirtbusError(
                 Code.INVALID,
@@ -178,7 +201,7 @@ class Images:
             raise _mismatch(
                 source.locator, source.digest, f"the rule of its name pins {rule.digest}"
             )
-        return rule.locator, source.digest or rule.digest
+        return target._replace(source=rule._replace(digest=source.digest or rule.digest))
 
     def _known(self, source: ImageSource, url: str) -> Validators:
         link = self._store.link(source.name)
@@ -187,7 +210,7 @@ class Images:
         return Validators(link.etag, link.last_modified)
 
     async def _transfer(
-        self, flight: Flight, url: str, pin: str | None, known: Validators, pull_secret: str
+        self, flight: Flight, url: str, pin: str | None, known: Validators, way: "_Way"
     ) -> tuple[ImageInfo, Fetched]:
         of_file = None if url.startswith(CONTAINER_SCHEME) else pin
         key = f"{url.partition('?')[0] if of_file else url}\n{pin or ''}"
@@ -198,7 +221,7 @@ class Images:
                 return stored, Fetched(known, digest=of_file or "")
             parts = open_part(self._store, self._threads, key, lambda: flight.abandoned)
             async with parts as part:
-                fetched = await self._fetch(flight, url, pin, (part, known), pull_secret)
+                fetched = await self._fetch(flight, url, pin, (part, known), way)
                 if fetched.unchanged:
                     seat.settle()
                     return self._unchanged(url, of_file, known, fetched)
@@ -210,7 +233,8 @@ class Images:
                     return await self._adopt(url, pins, content), fetched
 
         async with self._part_locks.of(key):  # an abandoned transfer may still be ending
-            return await self._turns.run(_host_of(url), flight, in_turn)
+            total_s = way.http.http.limits.total_timeout_s
+            return await self._turns.run(_host_of(url), flight, in_turn, total_s)
 
     async def _fetch(
         self,
@@ -218,17 +242,17 @@ class Images:
         url: str,
         pin: str | None,
         into: tuple[PartialDownload, Validators],
-        pull_secret: str,
+        way: "_Way",
     ) -> Fetched:
         part, known = into
         log.info("fetching %s", shown(url), extra={"code": "image_pulling"})
         if url.startswith("file://"):
             return await self._files.fetch(url, part, known, flight.on_bytes)
         if url.startswith(CONTAINER_SCHEME):
-            containers = self._containers.with_secret(pull_secret)
+            containers = self._containers.of_pull(way.http, way.pull_secret)
             return await containers.fetch(url, pin, part, known, flight)
-        whole = _with_query(url, pull_secret)
-        return await self._http.fetch(whole, part, known, flight.on_bytes, pinned=pin is not None)
+        whole = _with_query(url, way.pull_secret)
+        return await way.http.fetch(whole, part, known, flight.on_bytes, pinned=pin is not None)
 
     async def _adopt(
         self, url: str, pins: tuple[str | None, str], part: PartialDownload

@@ -81,7 +81,13 @@ class PullSlots:
         self._waiting: list[Seat] = []
         self._running: list[Seat] = []
 
-    async def run(self, host: str, flight: Flight, work: Callable[[Seat], Awaitable[T]]) -> T:
+    async def run(
+        self,
+        host: str,
+        flight: Flight,
+        work: Callable[[Seat], Awaitable[T]],
+        total_timeout_s: float,
+    ) -> T:
         """Return the result of `work`, started when there is a slot.
 
         If another pull needs the slot, `work` is cancelled and later called again. It must then
@@ -92,7 +98,7 @@ class PullSlots:
                 errors of `work`.
         """
         seat = Seat(next(self._orders), host, flight)
-        while seat.held_s < self._limits.total_timeout_s:
+        while seat.held_s < total_timeout_s:
             await self._slot(seat)
             gave_way = False
             try:
@@ -108,8 +114,8 @@ class PullSlots:
         raise VirtbusError(
             Code.UNAVAILABLE,
             "image_unreachable",
-            f"the image did not arrive in {self._limits.total_timeout_s:g} s of its turns; "
-            "use a faster server, or raise the setting pull_timeout_s",
+            f"the image did not arrive in {total_timeout_s:g} s of its turns; use a faster "
+            "server, or raise the setting pull_timeout_s or its transport's timeout_s",
         )
 
     async def _slot(self, seat: Seat) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
@@ -20,6 +20,7 @@ from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.local_files import LocalFiles
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
@@ -29,7 +30,7 @@ from virtbus.imaged.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.node_rpc import ImageReady, ServiceReport
+from virtbus.schemas.node_rpc import ServiceReport
 from virtbus.schemas.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Imaged:
         self._gate = gate
         self._settings = settings
         self._span = span
+        self._threads = DiskThreads()
         self._changed = asyncio.Event()
         self._crowded = asyncio.Event()
         """Set when there are more names than CROWDED allows."""
@@ -76,29 +78,27 @@ class Imaged:
             "images and disks of a node",
             {"node": self._settings.node},
         )
-        threads = DiskThreads()
         try:
             async with asyncio.TaskGroup() as group, self._bus.serve(info, self._endpoints()):
                 group.create_task(
                     report_state(self._bus, self._settings.node, self._changed, self._state)
                 )
-                store = await threads.run(self._open_store)
+                store = await self._threads.run(self._open_store)
                 files = DiskFolders(self._settings.state_dir / "disks")
                 with contextlib.closing(store), contextlib.closing(files):
-                    await self._work(group, store, files, threads)
+                    await self._work(group, store, files)
         finally:
-            threads.close()
+            self._threads.close()
 
-    async def _work(
-        self, group: asyncio.TaskGroup, store: ImageStore, files: DiskFolders, threads: DiskThreads
-    ) -> None:
-        limits = self._settings.limits
+    async def _work(self, group: asyncio.TaskGroup, store: ImageStore, files: DiskFolders) -> None:
+        threads, limits = self._threads, self._settings.limits
         downloads = Downloads(limits, threads)
+        names = AliasFiles(self._settings.names_dir, self._settings.names, self._settings.roots)
         images = Images(
             group,
             store=store,
             threads=threads,
-            names=AliasFiles(self._settings.names_dir, self._settings.names, self._settings.roots),
+            names=names,
             files=LocalFiles(self._settings.roots, limits, threads),
             http=downloads,
             containers=Containers(store, threads, downloads, limits, self._registries()),
@@ -112,13 +112,24 @@ class Imaged:
         reporter = DiskReporter(self._bus, self._settings.node)
         step = DiskStep(disks, reporter)
         work = RecordWorker(group, step, reporter, self._span)
+
+        def wanted() -> frozenset[str] | None:
+            """Return the references of all VMs' records, None before all are known."""
+            return frozenset[str]().union(*step.refs.values()) if work.synced else None
+
+        def pinned() -> Awaitable[frozenset[str]]:
+            return threads.run(lambda: names.pinned(store.plain_names()))
+
+        eviction = Eviction(store, disks, names, wanted, self._changed.set)
+        store.space.make_room_by(eviction.make_room)
+        await threads.run(names.read)  # logs the problems of the rules
         self._store = store
         self._requests = Requests(group, work, disks, images, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
         process.notify("READY=1")
         log.info("ready: %d images", len(store.images()), extra={"code": "ready"})
-        group.create_task(self._collect(disks, work, step.refs))
+        group.create_task(self._collect(disks, wanted, pinned))
         try:
             node = self._settings.node
             async with self._bus.node_watch(node, "imaged", self._gate) as watch:
@@ -138,11 +149,7 @@ class Imaged:
         )
 
     def _open_store(self) -> ImageStore:
-        return ImageStore(
-            self._settings.state_dir / "images",
-            min_free_bytes=self._settings.min_free_bytes,
-            min_free_ratio=self._settings.min_free_ratio,
-        )
+        return ImageStore(self._settings.state_dir / "images", self._settings.space)
 
     # --- requests --------------------------------------------------------------------------
     def _endpoints(self) -> list[Endpoint]:
@@ -167,14 +174,24 @@ class Imaged:
 
     # --- reports -----------------------------------------------------------------------------
     async def _state(self) -> ServiceReport:
-        state = NodeState.RECOVERING if self._store is None else NodeState.READY
+        store = self._store
+        state = NodeState.RECOVERING if store is None else NodeState.READY
         return ServiceReport(
             service="imaged",
             state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
-            image_keys=self._store.keys() if self._store is not None else (),
+            image_keys=store.keys() if store is not None else (),
+            image_bytes=await self._image_bytes(store) if store is not None else 0,
+            image_quota_bytes=self._settings.quota_bytes,
             quarantined=self._quarantined[0],
             quarantined_bytes=self._quarantined[1],
         )
+
+    async def _image_bytes(self, store: ImageStore) -> int:
+        try:
+            return await self._threads.run(store.space.used_bytes)
+        except OSError as error:
+            log.warning("cannot measure the images: %s", error, extra={"code": "store_error"})
+            return 0
 
     async def _count(self, disks: Disks) -> None:
         """Count the entries in quarantine at the start and after each change."""
@@ -202,14 +219,18 @@ class Imaged:
             self._changed.set()
 
     async def _collect(
-        self, disks: Disks, work: RecordWorker[ImageReady], refs: Mapping[str, frozenset[str]]
+        self,
+        disks: Disks,
+        wanted: Callable[[], frozenset[str] | None],
+        pinned: Callable[[], Awaitable[frozenset[str]]],
     ) -> None:
         while True:
             await wait_for_event(self._crowded, GC_INTERVAL_S)
             self._crowded.clear()
             try:
-                if work.synced:
-                    await self._expire_names(disks, frozenset[str]().union(*refs.values()))
+                refs = wanted()
+                if refs is not None:
+                    await self._expire_names(disks, refs | await pinned())
                 digests = await disks.collect_garbage(GC_GRACE_S)
             except OSError as error:
                 log.warning("garbage collection failed: %s", error, extra={"code": "gc_failed"})

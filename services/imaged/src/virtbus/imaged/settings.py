@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field, IPvAnyNetwork
 
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
-from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.schemas.quantity import Bytes
 
 GIB = 1024**3
@@ -25,7 +25,7 @@ class Settings(ServiceSettings):
     )
     names_dir: Path = Field(
         CONFIG_DIR / "images.d",
-        description="*.toml files of [[image]] tables: name or regexp, url, digest",
+        description="*.toml files of image names and transports; read again when they change",
     )
     names: dict[str, str] = Field(
         default_factory=dict, description="more image names, each with its URL[@sha256:digest]"
@@ -35,6 +35,12 @@ class Settings(ServiceSettings):
     )
     min_free_ratio: float = Field(
         0.01, ge=0, lt=1, description="share of the store's disk that images must leave free"
+    )
+    quota_bytes: Bytes = Field(
+        0,
+        ge=0,
+        description="bytes of disk that images and partial downloads may use; unused images are "
+        "removed first, pinned ones never; 0: as much as min_free_bytes allows",
     )
     max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
     max_virtual_bytes: Bytes = Field(
@@ -98,6 +104,11 @@ class Settings(ServiceSettings):
         """Return `allowed_roots`, or its default."""
         default = (self.state_dir / "images" / "src", Path("/usr/share/virtbus/images"))
         return tuple(str(root) for root in self.allowed_roots or default)
+
+    @property
+    def space(self) -> SpaceLimits:
+        """Return the limits of the store's disk."""
+        return SpaceLimits(self.min_free_bytes, self.min_free_ratio, self.quota_bytes)
 
     @property
     def limits(self) -> TransferLimits:

@@ -168,6 +168,8 @@ class Heartbeat:
             quarantined_bytes=sum(
                 service_report.quarantined_bytes for service_report in self._reports.values()
             ),
+            image_bytes=sum(report.image_bytes for report in self._reports.values()),
+            image_quota_bytes=sum(report.image_quota_bytes for report in self._reports.values()),
             started_ns=self._started_ns,
             time_ns=self._bus.sources.time_ns(),
             host=self._own.me.host if self._own is not None else None,

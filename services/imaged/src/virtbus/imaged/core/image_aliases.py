@@ -1,57 +1,81 @@
-"""Translates an image name such as `tiny` or `debian/12` to a URL.
+"""Translates an image name such as `tiny` or `prod/debian/12` to a URL.
 
-Rules have a fixed order: files of `images.d` by file name, then settings, then defaults. Exact
-names precede regular expressions. So a name always has the same URL.
+Rules have a fixed order, so a name always has the same URL. Exact names precede regular
+expressions. Of exact rules for one name, a file precedes the settings, and those virtbus' own
+images; then the longest prefix wins. Of regular expressions, the longest prefix wins, then the
+first file by name, then the first entry. Two rules that this order does not distinguish are a
+problem, and their names are refused.
 """
 
 import difflib
-import re
-import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.imaged.core.name_rules import NameRule, RuleFile
+from virtbus.imaged.core.transports import PLAIN, Transport
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, parse_image_ref
 
-MAX_RULES = 10_000
+MAX_REGEXPS = 500
+"""Regular expressions of all files: their memory is bounded one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class AliasRule:
-    """A rule with `name`, or with `pattern`, which must match a whole name.
+class Target(NamedTuple):
+    """The source that a name denotes, and its transport."""
 
-    `url` may refer to groups of `pattern`.
-    """
-
-    url: str
-    digest: str | None = None
-    name: str = ""
-    pattern: re.Pattern[str] | None = None
+    source: ImageSource
+    transport: Transport = PLAIN
+    pin: bool = False
+    where: str = ""
+    """The rule: its file and entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageAliases:
-    """The translation table, rules in order of precedence."""
+    """The translation table of a node."""
 
-    rules: tuple[AliasRule, ...]
+    exact: dict[str, NameRule]
+    """By the whole name."""
+    patterns: tuple[NameRule, ...]
+    """In order of precedence."""
+    problems: tuple[Detail, ...] = ()
 
-    def resolve(self, name: str) -> ImageSource:
-        """Return the URL of `name`, and the digest that its rule pins.
+    def resolve(self, name: str) -> Target:
+        """Return what `name` stands for.
 
         Raises:
-            VirtbusError: 404 `image_unknown` with similar names and the next step.
+            VirtbusError: 404 `image_unknown` with similar names and the next step; 503
+                `image_names_invalid`: the rule of this name, or of an unknown one any rule, has a
+                problem.
         """
-        for rule in self.rules:
-            if rule.name == name:
-                return ImageSource(rule.url, rule.digest)
-        for rule in self.rules:
-            match = rule.pattern.fullmatch(name) if rule.pattern else None
-            if match:
-                return ImageSource(_expanded(match, rule.url), rule.digest)
+        rule = self.exact.get(name)
+        if rule is not None:
+            if rule.problem:
+                raise names_invalid(self._first(rule.problem))
+            return _target(rule, ImageSource(rule.url, rule.digest))
+        for rule in self.patterns:
+            target = _matched(rule, name)
+            if target is not None:
+                return target
+        if self.problems:
+            raise names_invalid(self.problems)
         raise self._unknown(name)
 
+    def pins(self, name: str) -> bool:
+        """Return True if the operator keeps the image of a plain name on the node."""
+        try:
+            return self.resolve(name).pin
+        except VirtbusError as error:
+            return error.reason == "image_names_invalid"
+
+    def _first(self, problem: str) -> tuple[Detail, ...]:
+        """Return all problems, with this one first."""
+        mine = [one for one in self.problems if f"{one.path}: {one.message}" == problem]
+        return (*mine, *(one for one in self.problems if one not in mine))
+
     def _unknown(self, name: str) -> VirtbusError:
-        known = sorted({rule.name for rule in self.rules if rule.name})
+        known = sorted(self.exact)
         near = difflib.get_close_matches(name, known, n=5, cutoff=0.5) or known[:5]
         return VirtbusError(
             Code.NOT_FOUND,
@@ -63,58 +87,84 @@ class ImageAliases:
         )
 
 
-def _expanded(match: re.Match[str], url: str) -> str:
+def names_invalid(problems: tuple[Detail, ...]) -> VirtbusError:
+    """Return 503 `image_names_invalid` with all problems."""
+    first = f"{problems[0].path}: {problems[0].message}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return VirtbusError(
+        Code.UNAVAILABLE,
+        "image_names_invalid",
+        f"the rules of image names have problems: {first}{more}; mend them, they are read again "
+        "for each pull",
+        details=problems,
+    )
+
+
+def table_of(files: Iterable[RuleFile]) -> ImageAliases:
+    """Return the table of files, in the order of their names, then of the other layers."""
+    problems: list[Detail] = []
+    exact: dict[str, NameRule] = {}
+    patterns: dict[tuple[str, str], NameRule] = {}
+    for file in files:
+        problems += file.problems
+        for rule in file.rules:
+            if rule.pattern is None:
+                problems += _set_exact(exact, rule)
+            else:
+                problems += _set_pattern(patterns, rule)
+    ordered = sorted(patterns.values(), key=lambda rule: -len(rule.prefix))
+    return ImageAliases(exact, tuple(ordered), tuple(problems))
+
+
+def _set_exact(exact: dict[str, NameRule], rule: NameRule) -> list[Detail]:
+    name = rule.full_name
+    other = exact.get(name)
+    if other is None or (rule.layer, -len(rule.prefix)) < (other.layer, -len(other.prefix)):
+        exact[name] = rule
+        return []
+    if (other.layer, other.prefix) != (rule.layer, rule.prefix):
+        return []
+    detail = _ambiguous(f"{rule.where}.name", other)
+    exact[name] = replace(other, problem=f"{detail.path}: {detail.message}")
+    return [detail]
+
+
+def _set_pattern(patterns: dict[tuple[str, str], NameRule], rule: NameRule) -> list[Detail]:
+    key = (rule.prefix, rule.pattern.text if rule.pattern is not None else "")
+    other = patterns.get(key)
+    if other is not None:
+        detail = _ambiguous(f"{rule.where}.regexp", other)
+        patterns[key] = replace(other, problem=f"{detail.path}: {detail.message}")
+        return [detail]
+    if len(patterns) >= MAX_REGEXPS:
+        message = f"is one of more than {MAX_REGEXPS} regular expressions; use exact names"
+        return [Detail(path=f"{rule.where}.regexp", message=message)]
+    patterns[key] = rule
+    return []
+
+
+def _ambiguous(path: str, other: NameRule) -> Detail:
+    message = f"is ambiguous: {other.where} has the same"
+    return Detail(path=path, message=message, hint="remove one of the two")
+
+
+def _matched(rule: NameRule, name: str) -> Target | None:
+    rest = rule.rest_of(name)
+    url = rule.pattern.url(rest) if rule.pattern is not None and rest else None
+    if url is None:
+        return None
+    if rule.problem:
+        raise names_invalid((Detail(path=rule.where, message=rule.problem),))
     try:
-        source = parse_image_ref(match.expand(url))
-    except (ValueError, re.error, IndexError) as error:
-        raise VirtbusError(
-            Code.UNAVAILABLE,
-            "image_names_invalid",
-            f"the rule regexp={match.re.pattern!r} gives no URL for {match[0]!r} ({error}); "
-            "mend it in /etc/virtbus/images.d",
-        ) from None
-    return source.locator
+        source = parse_image_ref(url)
+        if not source.is_url or source.digest:
+            msg = "that is no URL"
+            raise ValueError(msg)  # noqa: TRY301  one translation for both
+    except ValueError as error:
+        message = f"gives no URL for {name!r}: {error}"
+        raise names_invalid((Detail(path=rule.where, message=message),)) from None
+    return _target(rule, ImageSource(source.locator, rule.digest))
 
 
-def read_rules(text: str, origin: str) -> tuple[AliasRule, ...]:
-    """Return the `[[image]]` tables of a TOML text: `name` or `regexp`, `url`, optional `digest`.
-
-    Raises:
-        ValueError: names `origin` and the invalid entry.
-    """
-    try:
-        entries = tomllib.loads(text).get("image", [])
-    except tomllib.TOMLDecodeError as error:
-        msg = f"{origin}: {error}"
-        raise ValueError(msg) from None
-    if not isinstance(entries, list) or len(entries) > MAX_RULES:
-        msg = f"{origin}: [[image]] must be a list of at most {MAX_RULES} tables"
-        raise ValueError(msg)
-    return tuple(_rule(entry, f"{origin}: image {n}") for n, entry in enumerate(entries, start=1))
-
-
-def rules_of(names: Iterable[tuple[str, str]]) -> tuple[AliasRule, ...]:
-    """Return exact rules from (name, `url[@sha256:…]`) pairs."""
-    return tuple(_rule({"name": name, "url": url}, f"image {name!r}") for name, url in names)
-
-
-def _rule(entry: object, where: str) -> AliasRule:
-    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        msg = f"{where}: must be a table of strings"
-        raise ValueError(msg)
-    unknown = set(entry) - {"name", "regexp", "url", "digest"}
-    if unknown or "url" not in entry or ("name" in entry) == ("regexp" in entry):
-        msg = f"{where}: needs url, and either name or regexp (and may have digest)"
-        raise ValueError(msg)
-    pin = f"@{entry['digest']}" if "digest" in entry else ""
-    try:
-        source = parse_image_ref(entry["url"] + pin)
-        pattern = re.compile(entry["regexp"]) if "regexp" in entry else None
-        name = parse_image_ref(entry["name"]) if "name" in entry else None
-    except (ValueError, re.error) as error:
-        msg = f"{where}: {error}"
-        raise ValueError(msg) from None
-    if not source.is_url or (name is not None and (name.is_url or name.digest)):
-        msg = f"{where}: url must be a URL, and name a plain name"
-        raise ValueError(msg)
-    return AliasRule(source.locator, source.digest, name.locator if name else "", pattern)
+def _target(rule: NameRule, source: ImageSource) -> Target:
+    return Target(source, rule.transport, rule.pin, rule.where)

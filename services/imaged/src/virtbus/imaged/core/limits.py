@@ -1,4 +1,4 @@
-"""Limits of a transfer, each with unit and reason (SRC-06 to SRC-11)."""
+"""Limits of a transfer and of the store, each with unit and reason (SRC-06 to SRC-11)."""
 
 from dataclasses import dataclass
 
@@ -40,3 +40,12 @@ class TransferLimits:
     max_backoff_s: float = 60.0
     allowed_addresses: tuple[Network, ...] = ()
     """Networks in addition to the public ones that may be fetched from (`core.addresses`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceLimits:
+    """Limits of the store's disk; `quota_bytes` 0: no quota."""
+
+    min_free_bytes: int = 2 * 1024**3
+    min_free_ratio: float = 0.01
+    quota_bytes: int = 0

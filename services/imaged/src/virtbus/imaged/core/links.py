@@ -27,6 +27,13 @@ class NameLink(LenientModel):
     fetched: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
     """The digest of the fetched bytes, if the stored file is their content."""
 
+    @property
+    def refs(self) -> frozenset[str]:
+        """The references by which a request may mean this name."""
+        unpinned = self.name.rpartition("@")[0]
+        bare = (self.name.partition("?")[0], self.url.partition("?")[0])
+        return frozenset({self.name, unpinned, self.url, self.digest, *bare})
+
 
 class PartNote(LenientModel):
     """A partial download: the URL and version of its bytes, so that the download can resume."""

@@ -61,6 +61,13 @@ def check_url(url: str) -> SplitResult:
     return parts
 
 
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port of an http(s) URL; two URLs of one server have the same."""
+    parts = check_url(url)
+    default = 443 if parts.scheme == "https" else 80
+    return parts.scheme, (parts.hostname or "").rstrip("."), parts.port or default
+
+
 def is_literal_loopback(host: str) -> bool:
     """Return True for `localhost` and for literal addresses in 127.0.0.0/8 or ::1."""
     if host == "localhost":

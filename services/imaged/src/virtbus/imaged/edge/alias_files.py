@@ -1,20 +1,32 @@
-"""Reads the files of image names, `<config_dir>/images.d/*.toml`, for each pull."""
+"""Reads the files of image names, `<config_dir>/images.d/*.toml`, after each change."""
 
 import logging
+import os
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from virtbus.imaged.core.image_aliases import AliasRule, ImageAliases, read_rules, rules_of
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.imaged.core.image_aliases import ImageAliases, Target, table_of
+from virtbus.imaged.core.name_rules import RuleFile, read_rules, rules_of
+from virtbus.schemas.errors import Detail
 
 MAX_FILE_BYTES = 1024**2
+MAX_FILES = 200
 DEFAULT_NAMES = ("tiny", "debian")
 """The images of the folder `images/`, which `make setup` and `make debian-image` build."""
+
+_Seen = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, size and time of change of each file."""
+_TICK_NS = 1_000_000_000
 
 log = logging.getLogger(__name__)
 
 
 class AliasFiles:
-    """The sources of names, in order: files, settings (`extra`), and virtbus' own images."""
+    """The sources of names, in order: files, settings (`extra`), and virtbus' own images.
+
+    A file that cannot be used takes no other one down.
+    """
 
     def __init__(
         self, directory: Path, extra: dict[str, str], allowed_roots: tuple[str, ...]
@@ -22,32 +34,87 @@ class AliasFiles:
         self._directory = directory
         self._extra = extra
         self._roots = allowed_roots
+        self._read: tuple[_Seen, ImageAliases] | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Return the folder at which relative paths of transports begin."""
+        return self._directory
+
+    def resolve(self, name: str) -> Target:
+        """Return what a name stands for now. Blocks on the disk; errors as the table's."""
+        return self.read().resolve(name)
+
+    def pinned(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of plain names that their rules keep on the node. Blocks on the disk."""
+        table = self.read()
+        return frozenset(name for name in names if table.pins(name.partition("@")[0]))
 
     def read(self) -> ImageAliases:
-        """Return the current rules. Blocks on the disk.
+        """Return the current table, with the problems of all files. Blocks on the disk."""
+        seen, paths, listed = self._look()
+        if self._read is not None and self._read[0] == seen:
+            return self._read[1]
+        files = [*listed, *(_file(path) for path in paths)]
+        files.append(rules_of(sorted(self._extra.items()), 1))
+        files.append(rules_of(map(self._default, DEFAULT_NAMES), 2))
+        table = table_of(files)
+        newest_ns = max((changed_ns for *_, changed_ns in seen), default=0)
+        # A file may change twice within one tick of its clock.
+        self._read = (seen, table) if time.time_ns() - newest_ns > _TICK_NS else None
+        for problem in table.problems[:20]:
+            log.error(
+                "image names: %s: %s", problem.path, problem.message,
+                extra={"code": "image_names_invalid"},
+            )  # fmt: skip
+        return table
 
-        Raises:
-            VirtbusError: 503 `image_names_invalid`, naming the file and the entry.
-        """
-        rules: list[AliasRule] = []
+    def _look(self) -> tuple[_Seen, list[Path], list[RuleFile]]:
+        """Return the state of the files, the files to read, and the problems of the folder."""
         try:
-            for path in sorted(self._directory.glob("*.toml")):
-                with path.open("rb") as file:
-                    text = file.read(MAX_FILE_BYTES + 1)
-                if len(text) > MAX_FILE_BYTES:
-                    msg = f"{path}: larger than {MAX_FILE_BYTES} bytes"
-                    raise ValueError(msg)  # noqa: TRY301  one translation for all
-                rules += read_rules(text.decode(), str(path))
-            rules += rules_of(sorted(self._extra.items()))
-        except (ValueError, OSError) as error:
-            raise VirtbusError(
-                Code.UNAVAILABLE,
-                "image_names_invalid",
-                f"the image names cannot be read: {error}; fix that file, then it is retried",
-            ) from error
-        return ImageAliases((*rules, *rules_of(map(self._default, DEFAULT_NAMES))))
+            paths = sorted(path for path in self._directory.iterdir() if path.suffix == ".toml")
+        except FileNotFoundError:
+            paths = []
+        except OSError as error:
+            message = f"cannot be listed: {error.strerror}"
+            return (("", error.errno or 0, 0, 0),), [], [self._problem(message)]
+        guests = [Path(root) / f"{name}.qcow2" for root in self._roots for name in DEFAULT_NAMES]
+        seen = tuple(_state(path) for path in (*paths, *guests))
+        if len(paths) <= MAX_FILES:
+            return seen, paths, []
+        last = paths[MAX_FILES - 1].name
+        message = f"has more than {MAX_FILES} files; those after {last} are not read"
+        return seen, paths[:MAX_FILES], [self._problem(message)]
+
+    def _problem(self, message: str) -> RuleFile:
+        return RuleFile(problems=[Detail(path=str(self._directory), message=message)])
 
     def _default(self, name: str) -> tuple[str, str]:
         paths = [Path(root) / f"{name}.qcow2" for root in self._roots]
         found = next((path for path in paths if path.exists()), paths[0])
         return name, f"file://{found}"
+
+
+def _state(path: Path) -> tuple[str, int, int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return path.name, -(error.errno or 0), 0, 0
+    return path.name, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def _file(path: Path) -> RuleFile:
+    """Read one file. One that cannot be read has a problem and no rules."""
+    try:
+        # A FIFO would block the reader.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            body = file.read(MAX_FILE_BYTES + 1) or b""
+        if len(body) <= MAX_FILE_BYTES:
+            return read_rules(body.decode(), path.name)
+        message = f"is larger than {MAX_FILE_BYTES} bytes"
+    except UnicodeDecodeError:
+        message = "is no UTF-8 text"
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+    return RuleFile(problems=[Detail(path=path.name, message=message)])

@@ -111,10 +111,10 @@ class Containers:
         self._limits = limits
         self._registries = registries
 
-    def with_secret(self, pull_secret: str) -> "Containers":
-        """Return a copy for a VM with its own logins; empty: the VM has none."""
+    def of_pull(self, downloads: Downloads, pull_secret: str) -> "Containers":
+        """Return a copy for one pull, with the VM's own logins; empty: the VM has none."""
         registries = replace(self._registries, pull_secret=pull_secret)
-        return Containers(self._store, self._threads, self._downloads, self._limits, registries)
+        return Containers(self._store, self._threads, downloads, self._limits, registries)
 
     async def fetch(
         self,
@@ -193,7 +193,7 @@ class Containers:
     async def _layer(
         self, registry: Registry, layer: Blob, blob: PartialDownload, on_bytes: OnBytes
     ) -> None:
-        url = registry.url("blobs", layer.digest)
+        url = registry.url_of("blobs", layer.digest)
         await self._downloads.fetch(
             url,
             blob,

@@ -43,6 +43,12 @@ class FoundDisk:
     overlay: Overlay | None
 
     @property
+    def is_unknown(self) -> bool:
+        """Return True for a disk that may depend on any image."""
+        name = Path(self.file).name
+        return self.overlay is None and name.endswith(SUFFIX) and not name.startswith(".")
+
+    @property
     def digest(self) -> str:
         """Return the digest of the disk's image; empty if it has no image or no readable header."""
         path = self.overlay.backing_path if self.overlay is not None else ""

@@ -8,12 +8,14 @@ import aiohttp
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.core.links import PartNote, file_name
 from virtbus.imaged.core.sources import Validators, check_url, resumed_total, shown
+from virtbus.imaged.core.transports import Transport, limits_by
 from virtbus.imaged.edge.body import Body
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.http import Http
 from virtbus.imaged.edge.image_server import ImageServer
 from virtbus.imaged.edge.local_files import Fetched, OnBytes, too_large
 from virtbus.imaged.edge.partial_download import PartialDownload
+from virtbus.imaged.edge.routes import DIRECT, Route
 from virtbus.imaged.edge.transient import TransientError
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -21,10 +23,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 class Downloads:
     """Downloads http(s) URLs into parts (`PartialDownload`)."""
 
-    def __init__(self, limits: TransferLimits, threads: DiskThreads) -> None:
+    def __init__(self, limits: TransferLimits, threads: DiskThreads, route: Route = DIRECT) -> None:
         self._limits = limits
         self._threads = threads
-        self.http = Http(limits)
+        self.http = Http(limits, route)
+
+    def of_pull(self, transport: Transport, route: Route) -> "Downloads":
+        """Return the same for one pull by a transport."""
+        return Downloads(limits_by(self._limits, transport), self._threads, route)
 
     async def fetch(  # noqa: PLR0913  each describes the transfer
         self,

@@ -16,16 +16,23 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from virtbus.bus.runtime.backoff import delays
 from virtbus.imaged.core.addresses import Network, refusal
 from virtbus.imaged.core.limits import TransferLimits
-from virtbus.imaged.core.sources import check_url, redirect_target, shown, url_invalid
+from virtbus.imaged.core.sources import (
+    check_url,
+    origin_of,
+    redirect_target,
+    shown,
+    url_invalid,
+)
 from virtbus.imaged.edge.http_failures import reason_of
 from virtbus.imaged.edge.image_server import ImageServer
+from virtbus.imaged.edge.proxied_names import refusal_by_proxy
+from virtbus.imaged.edge.routes import DIRECT, Route
 from virtbus.imaged.edge.transient import AgainError, TransientError
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -40,15 +47,19 @@ size."""
 
 
 class _AddressGuard:
-    """Makes the sockets of one request; `refused` is the reason if its address is forbidden."""
+    """Makes the sockets of one request; `refused` is the reason if its address is forbidden.
 
-    def __init__(self, allowed: tuple[Network, ...]) -> None:
+    A proxy may have any address: its operator named it.
+    """
+
+    def __init__(self, allowed: tuple[Network, ...], *, proxied: bool = False) -> None:
         self._allowed = allowed
+        self._proxied = proxied
         self.refused = ""
 
     def socket(self, info: Any) -> socket.socket:
         family, kind, protocol, _, address = info
-        why = refusal(str(address[0]), self._allowed)
+        why = "" if self._proxied else refusal(str(address[0]), self._allowed)
         if why:
             self.refused = why
             raise PermissionError(why)
@@ -58,8 +69,9 @@ class _AddressGuard:
 class Http:
     """GET requests with retries."""
 
-    def __init__(self, limits: TransferLimits) -> None:
+    def __init__(self, limits: TransferLimits, route: Route = DIRECT) -> None:
         self.limits = limits
+        self._route = route
 
     async def insist(self, site: ImageServer, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, with repeats within the limits.
@@ -105,7 +117,7 @@ class Http:
         """
         current = url
         for _ in range(self.limits.max_redirects + 1):
-            same = urlsplit(current)[:2] == urlsplit(url)[:2]
+            same = origin_of(current) == origin_of(url)
             kept = {k: v for k, v in headers.items() if same or k != "Authorization"}
             async with self._open(site, current, kept) as response:
                 if response.status not in _REDIRECTS:
@@ -124,15 +136,13 @@ class Http:
         self, site: ImageServer, url: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         check_url(url)
-        guard = _AddressGuard(self.limits.allowed_addresses)
-        always = {"Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
+        guard = _AddressGuard(self.limits.allowed_addresses, proxied=self._route.proxy is not None)
         answered = False
         try:
             async with _session(self.limits, guard) as session:
                 async with asyncio.timeout(self.limits.header_timeout_s):
-                    response = await session.get(
-                        url, headers={**headers, **always}, allow_redirects=False
-                    )
+                    await self._check_proxied(url)
+                    response = await self._send(session, site, url, headers)
                 answered = True
                 async with response:
                     yield response
@@ -143,6 +153,41 @@ class Http:
                 raise url_invalid(url) from error
             why = guard.refused or reason_of(error)[:300]
             raise _failed(url, why, answered=answered) from error
+
+    async def _check_proxied(self, url: str) -> None:
+        """Refuse a forbidden address that a proxy would connect to (ADR 0035)."""
+        if self._route.proxy is None:
+            return
+        why = await refusal_by_proxy(origin_of(url)[1], self.limits.allowed_addresses)
+        if why:
+            raise _failed(url, why, answered=False)
+
+    async def _send(
+        self,
+        session: aiohttp.ClientSession,
+        site: ImageServer,
+        url: str,
+        headers: Mapping[str, str],
+    ) -> aiohttp.ClientResponse:
+        """Send one request. Only the image's own server gets what proves who we are."""
+        route, own = self._route, origin_of(url) == origin_of(site.url)
+        sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
+        if own and route.authorization:
+            sent.setdefault("Authorization", route.authorization)
+        to_proxy = {}
+        if route.proxy_authorization:
+            to_proxy["Proxy-Authorization"] = route.proxy_authorization
+        if to_proxy and url.startswith("http:"):  # with https they go with CONNECT only
+            sent |= to_proxy
+        return await session.get(
+            url,
+            headers=sent,
+            allow_redirects=False,
+            proxy=route.proxy,
+            proxy_headers=to_proxy or None,
+            ssl=route.own_tls if own else route.tls,
+            server_hostname=route.server_name if own else None,
+        )
 
 
 def _failed(url: str, why: str, *, answered: bool) -> TransientError:

@@ -24,6 +24,8 @@ def reason_of(error: aiohttp.ClientError) -> str:
     """Return why a request failed, without the names of Python's classes."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its TLS certificate is not accepted: {_certificate(error.certificate_error)}"
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"the proxy answers {error.status}"
     for kind, words in _IN_WORDS:
         if isinstance(error, kind):
             return words

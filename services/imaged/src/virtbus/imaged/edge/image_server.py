@@ -19,12 +19,18 @@ class ImageServer:
 
     next_step = (
         "check the address, its server and this node's network; a server on a private, link-local "
-        "or loopback address needs the setting image_addresses; imaged's log says more"
+        "or loopback address needs the setting image_addresses, one with its own certificate "
+        "authority a transport in images.d; imaged's log says more"
     )
     """The advice in the error text if the server is unreachable."""
 
     def __init__(self, what: str) -> None:
         self.what = what
+
+    @property
+    def url(self) -> str:
+        """Return a URL of the server, which alone gets the secrets of a transport."""
+        return self.what
 
     def headers(self) -> dict[str, str]:
         """Return the headers to add to each request."""

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable
+from typing import Protocol
 
 from virtbus.imaged.core.formats import HEAD_BYTES, TAIL_BYTES
 from virtbus.imaged.core.links import PartNote
@@ -30,11 +30,19 @@ def disk_full(message: str) -> VirtbusError:
     )
 
 
+class Room(Protocol):
+    """The interface of the part's room: `store_space.PartRoom`."""
+
+    def __call__(self, more_bytes: int) -> None: ...
+    def reserve(self, more_bytes: int) -> None: ...
+    def release(self) -> None: ...
+
+
 class PartialDownload:
     """One file in `part/`.
 
     All methods block on the disk. Call them one at a time, and not on the event loop.
-    `check_room(bytes)` raises `disk_full` if so many bytes would cross the free-space floor. The
+    `room` raises `image_quota` or `disk_full` before a limit of the store is crossed. The
     metadata file counts only fsynced bytes. Otherwise a power cut could leave holes, and a resumed
     transfer without a pinned digest would take them for content.
     """
@@ -43,12 +51,12 @@ class PartialDownload:
         self,
         key: str,
         dir_fd: int,
-        check_room: Callable[[int], None],
+        room: Room,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         self.key = key
         self._dir_fd = dir_fd
-        self._check_room = check_room
+        self._room = room
         self._checkpoint_bytes = checkpoint_bytes
         self._hash = hashlib.sha256()
         self.offset = 0
@@ -96,8 +104,8 @@ class PartialDownload:
         self.note = note
 
     def expect(self, more_bytes: int) -> None:
-        """Raise `disk_full` if `more_bytes` would not fit."""
-        self._check_room(more_bytes)
+        """Keep room for so many bytes; raise `image_quota` or `disk_full` if there is none."""
+        self._room.reserve(more_bytes)
 
     def clone(self, source_fd: int) -> bool:
         """Make this file a reflink of `source_fd`; return False if that is not supported.
@@ -114,13 +122,13 @@ class PartialDownload:
         """Append a chunk and hash it. A chunk of zeros becomes a hole.
 
         Raises:
-            VirtbusError: `disk_full`, `store_error`.
+            VirtbusError: `image_quota`, `disk_full`, `store_error`.
         """
         try:
             if chunk.startswith(_ZEROS) and chunk.count(0) == len(chunk):
                 os.ftruncate(self._fd, self.offset + len(chunk))
             else:
-                self._check_room(len(chunk))
+                self._room(len(chunk))
                 view = memoryview(chunk)
                 done = 0
                 while done < len(view):
@@ -190,6 +198,7 @@ class PartialDownload:
         finally:
             os.close(self._fd)
             self._fd = -1
+            self._room.release()
 
 
 def read_note(key: str, dir_fd: int) -> PartNote | None:

@@ -26,7 +26,8 @@ async def open_part(
         await threads.run(lambda: opened.append(store.part(key)))
         yield opened[0]
     except VirtbusError as error:
-        keep = error.body.retry is Retry.LATER and error.reason != "disk_full"
+        full = error.reason in {"disk_full", "image_quota"}
+        keep = error.body.retry is Retry.LATER and not full
         raise
     except asyncio.CancelledError:
         keep = not abandoned()

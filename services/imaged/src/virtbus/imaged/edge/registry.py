@@ -61,7 +61,12 @@ class Registry(ImageServer):
             )
         self.base = f"{'http' if insecure else 'https'}://{host}"
 
-    def url(self, kind: str, name: str) -> str:
+    @property
+    def url(self) -> str:
+        """Return the registry's own URL."""
+        return self.base
+
+    def url_of(self, kind: str, name: str) -> str:
         """Return the URL of a manifest (by tag or digest) or a blob."""
         return f"{self.base}/v2/{self._ref.repository}/{kind}/{name}"
 
@@ -83,7 +88,7 @@ class Registry(ImageServer):
 
         async def attempt() -> Document:
             headers = self.headers() | {"Accept": accept}
-            async with self._http.get(self, self.url(kind, name), headers) as response:
+            async with self._http.get(self, self.url_of(kind, name), headers) as response:
                 if response.status != 200:
                     await self.refuse(response)
                 self.accepted()

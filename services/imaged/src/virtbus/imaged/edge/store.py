@@ -9,7 +9,6 @@ crash at any instruction loses only partial downloads.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import stat
@@ -21,28 +20,27 @@ from pathlib import Path
 
 from virtbus.imaged.core.expiry import NameUse
 from virtbus.imaged.core.header import inspect
+from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.core.links import MAX_LINK_BYTES, NameLink, file_name, hex_of, is_hex_digest
 from virtbus.imaged.core.listing import keys_of, listing, page_of
 from virtbus.imaged.core.qcow2 import ImageHeader
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.partial_download import (
     CHECKPOINT_BYTES,
-    NOTE_SUFFIX,
     PartialDownload,
-    disk_full,
     read_head_and_tail,
-    read_note,
     store_error,
 )
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.imaged.edge.store_space import StoreSpace, lock_store
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageInfo, sealed_ref
 from virtbus.schemas.node_rpc import HeldImages
-from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.wire import encode_json, read
 
 log = logging.getLogger(__name__)
 
-MAX_PART_AGE_S = 24 * 3600
+LANDING_NS = 60 * 1_000_000_000
+"""Time in which a new image gets its name, unless its request was cancelled."""
 _ANY_VIRTUAL_SIZE = 1 << 63
 """No limit, so that stored images stay usable when the setting is lowered."""
 
@@ -56,9 +54,8 @@ class ImageStore:
     def __init__(
         self,
         root: Path,
+        limits: SpaceLimits = SpaceLimits(),  # noqa: B008  frozen
         *,
-        min_free_bytes: int = 2 * 1024**3,
-        min_free_ratio: float = 0.01,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         """Open the store at `root`, create missing folders, and read its content.
@@ -68,20 +65,26 @@ class ImageStore:
         """
         openat2.make_passable(root)
         self.data_dir = root / "data"
-        self._min_free_bytes = min_free_bytes
-        self._min_free_ratio = min_free_ratio
         self._checkpoint_bytes = checkpoint_bytes
         self._fds: list[int] = []
         self._root_fd = self._keep(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        self._lock(root)
+        try:
+            lock_store(self._root_fd, root)
+        except VirtbusError:
+            self.close()
+            raise
         self._data_fd = self._keep(openat2.open_directory("data", self._root_fd, openat2.PASSABLE))
         self._links_fd = self._keep(openat2.open_directory("links", self._root_fd, 0o700))
         self._parts_fd = self._keep(openat2.open_directory("part", self._root_fd, 0o700))
+        self.space = StoreSpace(self._data_fd, self._parts_fd, limits)
         self._linking = threading.Lock()
+        self._adopting = threading.Lock()
         self._images: dict[str, ImageInfo] = {}
         self._links: dict[str, NameLink] = {}
         self._leases: Counter[str] = Counter()
         self._used_ns: dict[str, int] = {}
+        self._landed_ns: dict[str, int] = {}
+        """Images whose transfer has ended, and which no name denotes yet."""
         self._names_used_s: dict[str, float] = {}
         """Unix time of each name's last use; at the start, the modification time of its file."""
         self._fresh: set[str] = set()
@@ -91,18 +94,6 @@ class ImageStore:
     def _keep(self, descriptor: int) -> int:
         self._fds.append(descriptor)
         return descriptor
-
-    def _lock(self, root: Path) -> None:
-        try:
-            fcntl.flock(self._root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise VirtbusError(
-                Code.CONFLICT,
-                "store_in_use",
-                f"another virtbus-imaged has the image store {root} open; stop it first, "
-                "or give this one another state_dir",
-            ) from None
 
     def close(self) -> None:
         """Close all descriptors; files stay."""
@@ -121,7 +112,7 @@ class ImageStore:
             if link is not None:
                 self._links[link.name] = link
         self._drop_changed()
-        self._sweep_parts()
+        self.space.sweep_parts()
 
     def _drop_changed(self) -> None:
         """Drop images whose size differs from the size in their link (I11).
@@ -169,18 +160,6 @@ class ImageStore:
             log.warning("links/%s is ignored: %s", name, error, extra={"code": "link_damaged"})
             return None
         return link if file_name(link.name) == name and link.digest in self._images else None
-
-    def _sweep_parts(self) -> None:
-        oldest = time.time() - MAX_PART_AGE_S
-        names = set(openat2.names(self._parts_fd))
-        keep: set[str] = set()
-        for name in names:
-            if is_hex_digest(name) and read_note(name, self._parts_fd) is not None:
-                status = os.stat(name, dir_fd=self._parts_fd, follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) and status.st_mtime >= oldest:
-                    keep |= {name, name + NOTE_SUFFIX}
-        for name in names - keep:
-            openat2.remove(name, self._parts_fd)
 
     def cached(self, digest: str) -> ImageInfo | None:
         """Return the image of a digest and mark it as used; None if its file is gone or changed.
@@ -239,13 +218,18 @@ class ImageStore:
         image. A URL without a query, as lists show it, denotes that URL with any query.
         """
         ref = sealed_ref(ref)[0]
-        links = [link for link in self._links.values() if ref in _called(link)]
+        links = [link for link in self._links.values() if ref in link.refs]
         digests = {link.digest for link in links} | ({ref} & set(self._images))
         return frozenset(digests), tuple(sorted(link.name for link in links))
 
     def images(self) -> tuple[ImageInfo, ...]:
         """Return all images with their names."""
         return listing(self._images, list(self._links.values()))
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Return the digests of all images."""
+        return tuple(self._images)
 
     def page(self, after: str) -> HeldImages:
         """Return the images after the digest `after` that fit in one answer."""
@@ -268,7 +252,7 @@ class ImageStore:
         held |= set(+self._leases)
         return [
             NameUse(name, self._names_used_s.get(name, 0.0), link.digest in held)
-            for name, link in self._links.items()
+            for name, link in list(self._links.items())
         ]
 
     def path(self, digest: str) -> Path:
@@ -286,40 +270,36 @@ class ImageStore:
             self._used_ns[digest] = time.monotonic_ns()
 
     # --- change ----------------------------------------------------------------------------
-    def check_room(self, more_bytes: int) -> None:
-        """Raise 503 `disk_full` if `more_bytes` would cross the free-space floor (IMG-23)."""
-        space = os.statvfs(self._data_fd)
-        free = space.f_bavail * space.f_frsize
-        floor = max(
-            int(space.f_blocks * space.f_frsize * self._min_free_ratio), self._min_free_bytes
-        )
-        if free - more_bytes < floor:
-            raise disk_full(
-                f"the image store has {format_bytes(max(free, 0))} free and must keep "
-                f"{format_bytes(floor)} (settings min_free_bytes, min_free_ratio); "
-                f"{format_bytes(more_bytes)} more do not fit"
-            )
-
     def part(self, key: str) -> PartialDownload:
-        """Open the part file of `key`. The caller ensures that it has one user at a time."""
+        """Return the part file of `key`; one user at a time."""
+        file = file_name(key)
+        room = self.space.room(file)
         try:
-            return PartialDownload(
-                file_name(key), self._parts_fd, self.check_room, self._checkpoint_bytes
-            )
+            return PartialDownload(file, self._parts_fd, room, self._checkpoint_bytes)
         except OSError as error:
+            room.release()
             raise store_error(error) from error
 
     def adopt(self, part: PartialDownload, header: ImageHeader) -> ImageInfo:
-        """Move a complete, verified part into `data/`; return the new image."""
+        """Move a complete, verified part into `data/`; return the new image.
+
+        Raises:
+            VirtbusError: 503 `image_quota`, `disk_full`, `store_error`.
+        """
         image = _info(part.hex_digest, part.offset, header)
-        if self.cached(image.digest) is None:
-            part.publish(self._data_fd, part.hex_digest)
-        self._images[image.digest] = image
-        self._used_ns[image.digest] = time.monotonic_ns()
+        if image.digest not in self._images:
+            part.expect(0)  # its bytes may be a reflink, or written by another program
+        with self._adopting:
+            if self.cached(image.digest) is None:
+                part.publish(self._data_fd, part.hex_digest)
+            self._used_ns[image.digest] = self._landed_ns[image.digest] = time.monotonic_ns()
+            self._images[image.digest] = image
+        self.space.changed()
         return image
 
     def write_link(self, link: NameLink) -> None:
         """Point a name to an image, atomically. No effect if it already does."""
+        self._landed_ns.pop(link.digest, None)
         with self._linking:  # all requests of one transfer call this at once
             if self._links.get(link.name) == link:
                 self.used(link.name)
@@ -377,16 +357,37 @@ class ImageStore:
                 found.append(digest)
         return tuple(sorted(found))
 
-    def discard(self, digests: tuple[str, ...]) -> None:
-        """Unlink the files of `garbage`."""
+    def plain_names(self) -> tuple[str, ...]:
+        """Return the names of `images.d`."""
+        return tuple(name for name in list(self._links) if "://" not in name)
+
+    def busy(self, since_ns: int) -> frozenset[str]:
+        """Return the images that leases, ending transfers, or uses since then need."""
+        landing_ns = time.monotonic_ns() - LANDING_NS
+        landing = {digest for digest, at_ns in list(self._landed_ns.items()) if at_ns > landing_ns}
+        used = {digest for digest, at_ns in list(self._used_ns.items()) if at_ns >= since_ns}
+        return frozenset(landing | used | set(+self._leases))
+
+    def forget(self, digests: tuple[str, ...]) -> None:
+        """Take images out of the index; pass them to `discard`."""
         for digest in digests:
-            openat2.remove(hex_of(digest), self._data_fd)
+            self._images.pop(digest, None)
 
+    def discard(self, digests: tuple[str, ...]) -> None:
+        """Unlink the files of `garbage` or `forget`, names first.
 
-def _called(link: NameLink) -> set[str]:
-    unpinned = link.name.rpartition("@")[0]
-    bare = (link.name.partition("?")[0], link.url.partition("?")[0])
-    return {link.name, unpinned, link.url, link.digest, *bare}
+        An image that a transfer has brought back meanwhile stays.
+        """
+        gone = set(digests) - set(self._images)
+        names = tuple(link.name for link in list(self._links.values()) if link.digest in gone)
+        if names:
+            self.remove_links(names)
+        for digest in digests:
+            with self._adopting:
+                if digest not in self._images:
+                    openat2.remove(hex_of(digest), self._data_fd)
+                    self._landed_ns.pop(digest, None)
+        self.space.changed()
 
 
 def _info(hex_digest: str, size_bytes: int, header: ImageHeader) -> ImageInfo:

@@ -1,0 +1,30 @@
+"""Choice of the images to remove for room: the least recently used ones that nothing uses."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class StoredImage(NamedTuple):
+    """An image, its size on the disk, and its last use by any of its names.
+
+    `held`: a disk, a pull, a record of a VM or a pin uses it. `plain`: it has a name of `images.d`,
+    which an operator may have pulled in advance.
+    """
+
+    digest: str
+    disk_bytes: int
+    used_s: float
+    held: bool
+    plain: bool = False
+
+
+def evicted(images: Iterable[StoredImage], need_bytes: int) -> tuple[str, ...]:
+    """Return the images to remove for `need_bytes`, oldest first; none if all are not enough."""
+    free = [image for image in images if not image.held]
+    found, freed_bytes = [], 0
+    for image in sorted(free, key=lambda image: (image.plain, image.used_s, image.digest)):
+        if freed_bytes >= need_bytes:
+            break
+        found.append(image.digest)
+        freed_bytes += image.disk_bytes
+    return tuple(found) if freed_bytes >= need_bytes else ()

@@ -1,0 +1,28 @@
+"""The addresses of servers behind a proxy, judged like direct ones as far as we can see them.
+
+A proxy resolves names itself, and may get other answers. So this finds forbidden addresses, and
+names of internal servers that this host knows as well; the proxy's own rules are the second line.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterable
+
+from virtbus.imaged.core.addresses import Network, refusal
+
+LOOKUP_S = 2.0
+"""A host behind a proxy often resolves no outside names: the wait for them is short."""
+
+
+async def refusal_by_proxy(host: str, allowed: Iterable[Network]) -> str:
+    """Return why a proxy must not be asked for `host`; empty if it may be."""
+    allowed = tuple(allowed)
+    try:
+        async with asyncio.timeout(LOOKUP_S):
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, None, type=socket.SOCK_STREAM
+            )
+    except (OSError, UnicodeError, TimeoutError):
+        return ""
+    reasons = (refusal(str(address[0]), allowed) for *_, address in found)
+    return next((why for why in reasons if why), "")
