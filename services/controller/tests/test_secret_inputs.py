@@ -135,8 +135,8 @@ def test_a_wrong_mount_is_refused(
 def test_the_volume_of_the_shorthand_can_be_mounted() -> None:
     seed = {"name": "ci", "cloud_init_no_cloud": {"mounts": [{"volume": "root", "path": "/a"}]}}
     done = admit({"name": "web", "image": "tiny", "spec": {"volumes": [seed]}}, uid(1))
-    serials = {disk.name: disk.serial for disk in done.spec.domain.devices.disks}
-    assert serials == {"root": "root", "ci": None}
+    serials = {disk.name: disk.guest_serial for disk in done.spec.domain.devices.disks}
+    assert serials == {"root": "root", "ci": "ci"}
 
 
 @pytest.mark.parametrize(

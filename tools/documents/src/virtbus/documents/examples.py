@@ -174,6 +174,14 @@ _VALUES: dict[str, Any] = {
     "ContainerDisk.image": "quay.io/team/tools:2",
     "image_pull_secret": _LOGINS,
     "Ignition.config": _IGNITION,
+    "CloudInitNoCloud.network_data_base64": "dmVyc2lvbjogMgo=",
+    "vendor_data_base64": "I2Nsb3VkLWNvbmZpZwo=",
+    "UserDataPart.data_base64": None,  # exclusive with `data`
+    "GuestFile.content_base64": None,
+    "content_type": "application/x-own",
+    "mode": "0600",
+    "SysprepVolume.data": {"autounattend.xml": "<unattend/>\n"},
+    "SysprepVolume.binary_data": {"key.der": "AAEC"},
     "VmSecrets.files": {"settings": _FILES},
 }
 
