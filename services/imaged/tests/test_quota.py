@@ -200,7 +200,10 @@ async def test_a_running_pull_keeps_the_room_that_it_needs(
         return response
 
     server.handlers["c"] = slow
-    async with make_node(quota_bytes=QUOTA, rate_window_s=30) as node, asyncio.TaskGroup() as group:
+    async with (
+        make_node(quota_bytes=QUOTA, rate_window_s=600) as node,
+        asyncio.TaskGroup() as group,
+    ):
         await pull(node, server.url("a"))
         task = group.create_task(pull(node, server.url("c")))
         await arrived.wait()
