@@ -93,7 +93,7 @@ FIELDS: dict[str, tuple[Json, str]] = {
     ),
     "hundred NICs": ({"spec": {"networks": [{"name": f"n{i}"} for i in range(100)]}}, "networks"),
     "raw QEMU arguments": ({"spec": {"domain": {"qemu_commandline": ["-S"]}}}, "qemu_commandline"),
-    "user data over its bound": ({"user_data": "x" * 70_000}, "user_data"),
+    "SSH key over its bound": ({"ssh_keys": ["ssh-ed25519 " + "x" * 70_000]}, "ssh_keys"),
 }
 
 
@@ -336,7 +336,7 @@ IMAGES: list[tuple[Callable[[Platform], str], str]] = [
     (_with_backing, "backing"),
     (_with_json_backing, "backing"),
     (_with_data_file, "another file"),
-    (_vmdk, "format"),
+    (_vmdk, "no data of its own"),
     (_wrong_digest, "digest"),
     (_outside_roots, "allowed"),
     (_symlink, "symlink"),

@@ -8,6 +8,7 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState,
 from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
+from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.vm_status import GUEST_ENDED, FailureStage, VmStatus
@@ -76,6 +77,10 @@ class Observed:
     ready_ns: int = 0
     domain_hash: str = ""
     accelerator: str = ""
+    interfaces: tuple[InterfaceStatus, ...] = ()
+    """The interfaces of a guest that an earlier agent started, shown until netd reports them."""
+    image_digest: str = ""
+    """The image of a guest that an earlier agent started, shown until imaged reports it."""
     network_lost: str = ""
     """The reason why the running guest has no network, reported by netd."""
     disk_waits: str = ""
@@ -227,6 +232,7 @@ def recall_run(last_status: VmStatus, seen: Observed) -> None:
     seen.reboots, seen.rebooted_ns = last_status.reboots, last_status.rebooted_ns
     seen.started_ns, seen.restarts = last_status.started_ns, last_status.restarts
     seen.accelerator = last_status.accelerator
+    seen.interfaces, seen.image_digest = last_status.interfaces, last_status.image_digest
     for condition in last_status.conditions:
         if condition.type == READY and condition.status:
             seen.ready, seen.ready_ns = condition.reason, condition.since_ns

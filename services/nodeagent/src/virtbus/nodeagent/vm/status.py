@@ -6,7 +6,7 @@ import logging
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.backoff import delays
-from virtbus.nodeagent.vm.machine import VmPhase
+from virtbus.nodeagent.vm.machine import UP, VmPhase
 from virtbus.nodeagent.vm.observation import READY, WAS_UP, Observed
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
@@ -52,6 +52,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
     record, phase, reasons, observed = vm.record, vm.phase, vm.reasons, vm.observed
     image, net = vm.image.latest, vm.net.latest
     power_epoch, pause_epoch = vm.applied.epochs(record, phase)
+    earlier = observed if phase in UP and not observed.network_lost else Observed()
     silence = "; ".join(filter(None, (vm.image.silence, vm.net.silence)))
     waits = silence if phase == "preparing" else ""
     message = reasons.refused or reasons.held or observed.message or observed.disk_waits or waits
@@ -67,9 +68,9 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         message=message,
         failure_stage=observed.stage,
         conditions=conditions(vm),
-        interfaces=net.interfaces if net else (),
+        interfaces=net.interfaces if net else earlier.interfaces,
         accelerator=observed.accelerator,
-        image_digest=image.digest if image else "",
+        image_digest=image.digest if image else earlier.image_digest,
         started_ns=observed.started_ns,
         updated_ns=updated_ns,
         restarts=observed.restarts,
