@@ -5,7 +5,6 @@ With pyroute2, they would take 0.4 ms of the 4 ms of an attach and exceed its bu
 
 import errno
 import struct
-import sys
 
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import (
@@ -21,16 +20,21 @@ from virtbus.netd.core.netlink import (
 
 _LINK = bytes(16)
 """A `struct ifinfomsg` without any values."""
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_IFALIAS = 1, 3, 4, 10, 20
+"""Numbers of attributes (`linux/if_link.h`)."""
 
 
 def get_link(name: str) -> NetlinkCall:
     """Return the query for one link by name."""
-    return NetlinkCall(f"get {name}", 18, 0, _LINK + text(3, name))
+    return NetlinkCall(f"get {name}", 18, 0, _LINK + text(IFLA_IFNAME, name))
 
 
-def read_mtu(message: bytes) -> int:
-    """Return the MTU of a link in an answer to `get_link`; 0 if there is none."""
-    return int.from_bytes(find_attr(message, HEADER_BYTES + len(_LINK), 4), sys.byteorder)
+def read_attribute(message: bytes, kind: int) -> bytes:
+    """Return an attribute of a link in an answer to `get_link`; empty if there is none.
+
+    pyroute2 decodes every attribute of a link, which takes 0.15 ms on a quiet machine.
+    """
+    return find_attr(message, HEADER_BYTES + len(_LINK), kind)
 
 
 def new_veth(name: str, peer: str, peer_netns_fd: int, *, peer_mac: str) -> NetlinkCall:
@@ -38,9 +42,9 @@ def new_veth(name: str, peer: str, peer_netns_fd: int, *, peer_mac: str) -> Netl
 
     The end `name` is here, the end `peer` is in another namespace.
     """
-    other = _LINK + text(3, peer) + attr(1, mac_bytes(peer_mac))
+    other = _LINK + text(IFLA_IFNAME, peer) + attr(IFLA_ADDRESS, mac_bytes(peer_mac))
     other += attr(28, struct.pack("=I", peer_netns_fd))
-    body = _LINK + text(3, name) + nest(18, text(1, "veth"), nest(2, attr(1, other)))
+    body = _LINK + text(IFLA_IFNAME, name) + nest(18, text(1, "veth"), nest(2, attr(1, other)))
     flags = NLM_F_CREATE | NLM_F_EXCL
     return NetlinkCall(f"add veth {name}", 16, flags, body, tolerated=(errno.EEXIST,))
 
@@ -50,12 +54,12 @@ def no_ipv6(name: str) -> NetlinkCall:
 
     At 300 VMs, the MLD messages of these addresses make a create 5 times slower.
     """
-    body = _LINK + text(3, name) + nest(26, nest(10, attr(8, b"\1")))
+    body = _LINK + text(IFLA_IFNAME, name) + nest(26, nest(10, attr(8, b"\1")))
     return NetlinkCall(f"no ipv6 on {name}", 19, 0, body, tolerated=(errno.EAFNOSUPPORT,))
 
 
 def plug(name: str, master: int, alias: str) -> NetlinkCall:
     """Return the call that sets `name` up as a port of the bridge with index `master`."""
-    body = struct.pack("=8xII", 1, 1) + text(3, name)
-    body += attr(10, struct.pack("=I", master)) + attr(20, alias.encode())
+    body = struct.pack("=8xII", 1, 1) + text(IFLA_IFNAME, name)
+    body += attr(IFLA_MASTER, struct.pack("=I", master)) + attr(IFLA_IFALIAS, alias.encode())
     return NetlinkCall(f"plug {name}", 19, 0, body)

@@ -3,6 +3,7 @@
 import errno
 import functools
 import struct
+import sys
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
@@ -22,44 +23,43 @@ _kept = functools.lru_cache(maxsize=128)
 
 
 class KernelLink:
-    """A link as the kernel reports it. Its attributes are decoded when one is first read."""
+    """A link as the kernel reports it. An attribute is decoded when it is read."""
 
     def __init__(self, reply: Reply) -> None:
-        self._reply = reply
+        self._message = reply.message
         self.index: int
         self.index, flags = _INDEX_FLAGS.unpack_from(reply.message, _INDEX_OFFSET)
         self.up = bool(flags & _IFF_UP)
         self.running = bool(flags & _IFF_RUNNING)
         """True if the link has a carrier. A tap has one while a process has its queue open."""
 
-    @functools.cached_property
-    def _message(self) -> Message:
-        return LINKS.read(self._reply)
-
     @property
     def name(self) -> str:
-        return self._text("IFLA_IFNAME")
+        return self._text(host_end.IFLA_IFNAME)
 
     @property
     def alias(self) -> str:
-        return self._text("IFLA_IFALIAS")
+        return self._text(host_end.IFLA_IFALIAS)
 
     @property
     def mac(self) -> str:
-        return self._text("IFLA_ADDRESS")
+        return host_end.read_attribute(self._message, host_end.IFLA_ADDRESS).hex(":")
 
     @property
     def mtu(self) -> int:
-        return host_end.read_mtu(self._reply.message)
+        return self._number(host_end.IFLA_MTU)
 
     @property
     def master(self) -> int:
         """Return the link index of the bridge that this link is on; 0 if there is none."""
-        return int(self._message.get_attr("IFLA_MASTER", 0))
+        return self._number(host_end.IFLA_MASTER)
 
-    def _text(self, attribute: str) -> str:
-        value: str | bytes = self._message.get_attr(attribute, "")
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    def _text(self, kind: int) -> str:
+        value = host_end.read_attribute(self._message, kind)
+        return value.rstrip(b"\0").decode("utf-8", "replace")
+
+    def _number(self, kind: int) -> int:
+        return int.from_bytes(host_end.read_attribute(self._message, kind), sys.byteorder)
 
 
 @dataclass(frozen=True, slots=True)
