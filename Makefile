@@ -56,8 +56,9 @@ integration: setup ## tests against real libvirt, NATS and network namespaces (r
 e2e: setup ## tests that boot real guests (root)
 	@$(PYTEST) -m 'e2e and not long' $(ARGS)
 
-test: setup ## all tests but the long ones, real guests included, by three workers (root)
-	@$(BIN)/python -m pytest $(WORKERS) -m 'not long' $(ARGS)
+test: setup ## all tests but the long ones: a minute of attackers, then the others by three workers (root)
+	@$(if $(ARGS),,$(PYTEST) -m alone tests/fuzz)
+	@$(BIN)/python -m pytest $(WORKERS) -m 'not long and not alone' $(ARGS)
 
 k8s-tools: ## etcd, kube-apiserver and kubectl for the tests of Kubernetes: minutes once, then no time
 	@tools/k8s/build >/dev/null

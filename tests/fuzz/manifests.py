@@ -1,6 +1,7 @@
 """Attacks the bridge's port: hostile manifests, hostile YAML, and silent connections."""
 
 import asyncio
+import io
 import json
 import random
 from contextlib import suppress
@@ -93,7 +94,7 @@ class Manifests:
         of = ("tenant", f"bridge {method} {path.replace(PREFIX, '').split('/h/')[0]}")
         self._coverage.sent[of] += 1
         try:
-            async with session.request(method, path, data=body) as answer:
+            async with session.request(method, path, data=io.BytesIO(body)) as answer:
                 await answer.read()
                 self._coverage.answer(of, str(answer.status))
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -69,7 +69,7 @@ def test_the_probe_reports_a_callback_that_uses_too_much_cpu(tmp_path: Path) -> 
 
 
 @pytest.mark.integration
-@pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(420)
 def test_strangers_with_every_credential_cost_others_nothing(tmp_path: Path) -> None:
     run = Run(SEED, SHORT_S, journal=tmp_path / "fuzz.jsonl")
