@@ -16,6 +16,7 @@ RECORD = subjects.vm_record("n1", A)
 CLAIM = subjects.name_claim("default", "web")
 SECRET = subjects.vm_secret("n1", A)
 WISH = subjects.node_spec("n1")
+VOLUME = subjects.volume_record("default", "data")
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def bus() -> MemoryBus:
 
 
 async def fill(bus: MemoryBus) -> None:
-    """A VM with a secret; pending, deleted and moved ones; a tombstone, a join, a node's spec."""
+    """A VM with a secret; pending, deleted and moved ones; a tombstone, join, spec and volume."""
     await bus.put(subjects.join_nonce("n1"), encode(JoinNonce(nonce="x")))
     await bus.put(CLAIM, encode(NameClaim(uid=A)))
     await bus.put(SECRET, b"\x81\xa1s\x01")
@@ -36,6 +37,7 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(subjects.vm_record("_", D), encode(Tombstone(uid=D)))
     await bus.put(subjects.vm_secret("n1", D), b"\x80")
     await bus.put(WISH, encode({"cordoned": True}))
+    await bus.put(VOLUME, encode({"uid": C, "name": "data"}))
 
 
 async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
@@ -43,7 +45,7 @@ async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
 ) -> None:
     await fill(bus)
     taken = await take(bus)
-    assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH}
+    assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH, VOLUME}
     assert taken.marked == {subjects.vm_record("n1", C)}
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 

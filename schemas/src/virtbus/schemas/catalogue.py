@@ -4,13 +4,6 @@ The permissions of the NATS users, docs/reference/subjects.md and asyncapi.yaml 
 it.
 """
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-
-from pydantic import BaseModel
-
 from virtbus.schemas import (
     api,
     events,
@@ -28,105 +21,17 @@ from virtbus.schemas import (
     streams,
     subjects,
     vm,
+    volume,
 )
 from virtbus.schemas import quarantine as qt
-from virtbus.schemas.channel_parameters import ASKERS, template
+from virtbus.schemas.channel import Channel as Channel
+from virtbus.schemas.channel import Plane as Plane
+from virtbus.schemas.channel import core_or_stored as _said
+from virtbus.schemas.channel import of_api as _api
+from virtbus.schemas.channel import of_node as _rpc
+from virtbus.schemas.channel import ready as _ready
+from virtbus.schemas.channel_parameters import template
 from virtbus.schemas.vm_status import VmStatus, VmView
-
-
-class Plane(StrEnum):
-    """The kind of use of a subject."""
-
-    REQUEST = "request"
-    """One request, one answer."""
-    STREAM = "stream of replies"
-    """One request, many answers on its inbox."""
-    CORE = "core message"
-    """Published without an answer; may be lost."""
-    RECORD = "record"
-    """The last value of a key in a key-value bucket."""
-    FACT = "fact"
-    """A message that a stream keeps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """One subject. `message` None: a plain map; `reply` None: no reply.
-
-    `function` names the function of `virtbus.schemas.subjects` that returns the subject.
-    """
-
-    id: str
-    subject: str
-    plane: Plane
-    message: type[BaseModel] | None
-    reply: type[BaseModel] | None
-    sender: str
-    receiver: str
-    about: str
-    function: str
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Return the names in braces in the subject, in order."""
-        return tuple(re.findall(r"\{(\w+)\}", self.subject))
-
-    @property
-    def enveloped(self) -> bool:
-        """Return True if messages have an envelope. Records do not (ADR 0002)."""
-        return self.plane is not Plane.RECORD
-
-
-def _api(
-    resource: str, verb: str, want: type[BaseModel], give: type[BaseModel] | None, about: str
-) -> Channel:
-    plane = Plane.STREAM if verb == "watch" else Plane.REQUEST
-    return Channel(
-        id=f"{resource}.{verb}",
-        subject=template(subjects.api, resource=resource, verb=verb),
-        plane=plane,
-        message=want,
-        reply=give,
-        sender="client",
-        receiver="controller",
-        about=about,
-        function="api",
-    )
-
-
-def _rpc(
-    service: str, verb: str, want: type[BaseModel], give: type[BaseModel], about: str
-) -> Channel:
-    streamed = give is streams.StreamData
-    return Channel(
-        id=f"{service}.{verb}",
-        subject=template(subjects.rpc, service=service, verb=verb),
-        plane=Plane.STREAM if streamed else Plane.REQUEST,
-        message=want,
-        reply=give,
-        sender="client" if streamed else ASKERS.get(verb, "nodeagent"),
-        receiver="nodeagent" if service == "agent" else service,
-        about=about,
-        function="rpc",
-    )
-
-
-def _said(
-    make: Callable[..., str], plane: Plane, model: type[BaseModel] | None, who: str, about: str
-) -> Channel:
-    name = make.__name__
-    sender, _, receiver = who.partition(" → ")
-    return Channel(
-        name.replace("_", "."), template(make), plane, model, None, sender, receiver, about, name
-    )
-
-
-def _ready(part: str, model: type[BaseModel], service: str, about: str) -> Channel:
-    subject = template(subjects.ready, part=part)
-    return Channel(
-        f"ready.{part}", subject, Plane.CORE, model, None, service, "nodeagent", about, "ready"
-    )
-
 
 CHANNELS: tuple[Channel, ...] = (
     _api("vm", "create", api.VmCreate, api.VmCreated, "Make a VM; safe to repeat with its uid."),
@@ -195,6 +100,13 @@ CHANNELS: tuple[Channel, ...] = (
         vm.NameClaim,
         "controller → controller",
         "The uid that has a name.",
+    ),
+    _said(
+        subjects.volume_record,
+        Plane.RECORD,
+        volume.VolumeRecord,
+        "controller → controller",
+        "A volume with its node and holder; the key claims its name.",
     ),
     _said(
         subjects.join_nonce,
@@ -389,7 +301,7 @@ CHANNELS: tuple[Channel, ...] = (
 
 FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
-    (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
+    (template(subjects.vm_all), "every record, tombstone, join nonce, claim and volume"),
     (template(subjects.signing_keys), "the keys that sign records"),
     (template(subjects.watch_renewals), "renewals of a controller's watches"),
     (template(subjects.hosts_all), "the addresses of hosts, one key per node"),

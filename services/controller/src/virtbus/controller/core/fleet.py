@@ -34,6 +34,7 @@ from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
 from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key, refuse_foreign
+from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
@@ -71,7 +72,7 @@ class Fleet:
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
-    """Only `put_images` and `purge_images` write it."""
+    volumes: Volumes = field(default_factory=Volumes)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""
     evacuating: set[str] = field(default_factory=set)

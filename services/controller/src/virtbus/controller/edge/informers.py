@@ -134,6 +134,8 @@ class Informers:
             fleet.offer(node)
         elif key.endswith(f".{subjects.IMAGES_KEY}"):
             fleet.purge_images(key)
+        elif key.startswith(subjects.VOLUME_KEYS):
+            fleet.volumes.forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 
@@ -149,9 +151,13 @@ class Informers:
             *fleet.vms,
             *node_specs,
             *(subjects.node_host(node) for node in fleet.hosts.records),
+            *fleet.volumes.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
+        if entry.key.startswith(subjects.VOLUME_KEYS):
+            self._volume(entry)
+            return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             self._node_spec(entry)
             return None
@@ -164,6 +170,12 @@ class Informers:
                 self._fleet.offer(node)
             return None
         return self._vm_record(entry)
+
+    def _volume(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.PURGE:
+            self._fleet.volumes.purge(entry.key, entry.revision)
+        else:
+            self._fleet.volumes.put(entry.key, entry.value, entry.revision)
 
     def _node_spec(self, entry: Entry) -> None:
         """Process a node's desired state; if its fence changed, the views of its VMs change."""
