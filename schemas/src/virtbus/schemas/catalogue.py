@@ -22,6 +22,7 @@ from virtbus.schemas import (
     subjects,
     vm,
     volume,
+    volume_api,
 )
 from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel import Channel as Channel
@@ -70,6 +71,17 @@ CHANNELS: tuple[Channel, ...] = (
         image_api.DeletedImages,
         "Remove an image from nodes.",
     ),
+    _api(
+        "volume",
+        "create",
+        volume_api.VolumeCreate,
+        volume_api.VolumeCreated,
+        "Make a volume; safe to repeat with its uid.",
+    ),
+    _api("volume", "get", volume_api.VolumeAsk, volume_api.VolumeView, "One volume."),
+    _api("volume", "list", volume_api.VolumeList, volume_api.VolumePage, "Volumes, in pages."),
+    _api("volume", "update", volume_api.VolumeUpdate, volume_api.VolumeView, "Change a volume."),
+    _api("volume", "delete", volume_api.VolumeDelete, volume_api.VolumeView, "Remove its data."),
     _api("network", "list", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Restore records from hosts."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),

@@ -64,7 +64,9 @@ class VolumeRecord(LenientModel):
     labels: dict[str, str] = Field(default_factory=dict)
     spec: VolumeSpec
     node: str = ""
-    """The node that has its data; empty until a VM uses it, unless its creator chose the node."""
+    """The node of its data; empty until a VM uses it, unless its creator chose the node."""
+    bound: bool = False
+    """True since a VM used it: its node may have its data."""
     holder: str = ""
     """The uid of the VM that may write to it; empty if there is none."""
     deleting: bool = False
@@ -81,9 +83,9 @@ class VolumeState(StrEnum):
     """The state of a volume that users see."""
 
     AVAILABLE = "Available"
-    """No VM has used it; it has no data and may have no node yet."""
+    """No VM has used it, so it has no data yet."""
     BOUND = "Bound"
-    """Its node may have its data, and no VM holds it."""
+    """A VM has used it: its node may have its data. No VM holds it."""
     IN_USE = "InUse"
     """A VM holds it."""
     DELETING = "Deleting"

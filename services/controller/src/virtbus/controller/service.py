@@ -32,6 +32,7 @@ from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
+from virtbus.controller.edge.volume_api import VolumeApi, VolumeQuota
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
@@ -50,6 +51,7 @@ READS_AT_ONCE = {
     ("node", "list"): 8,
     ("image", "list"): 4,
     ("network", "list"): 8,
+    ("volume", "list"): 8,
     ("bus", "status"): 4,
 }
 """Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
@@ -93,6 +95,8 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
+        quota = VolumeQuota(settings.volumes_per_namespace, settings.volumes_in_all)
+        self._volumes = VolumeApi(bus, self._fleet, events, self._storage, quota)
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
@@ -170,7 +174,7 @@ class ControllerService:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about
-        power, commands = self._power, self._commands
+        power, commands, volumes = self._power, self._commands, self._volumes
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -199,6 +203,11 @@ class ControllerService:
             ("image", "list"): about.images,
             ("image", "pull"): about.pull,
             ("image", "delete"): about.delete_image,
+            ("volume", "create"): volumes.create,
+            ("volume", "get"): volumes.get,
+            ("volume", "list"): volumes.list,
+            ("volume", "update"): volumes.update,
+            ("volume", "delete"): volumes.delete,
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,

@@ -35,6 +35,9 @@ class StoredVolume(NamedTuple):
     record: VolumeRecord
     revision: int
 
+    def order(self) -> tuple[str, str]:
+        return (self.record.namespace, self.record.name)
+
 
 class StoredClaim(NamedTuple):
     """A stored name claim."""

@@ -16,6 +16,8 @@ class Volumes:
         self._seen = 0
         """The highest revision of a volume that the watch has delivered."""
         self._in_namespace: Counter[str] = Counter()
+        self._keys: dict[str, str] = {}
+        """By uid: the key of the volume."""
 
     # --- input ----------------------------------------------------------------------------
     def put(self, key: str, value: bytes, revision: int) -> None:
@@ -42,10 +44,12 @@ class Volumes:
         known = self._stored.pop(key, None)
         if known is not None:
             self._in_namespace[known.record.namespace] -= 1
+            self._keys.pop(known.record.uid, None)
 
     def _store(self, key: str, held: StoredVolume) -> None:
         if key not in self._stored:
             self._in_namespace[held.record.namespace] += 1
+        self._keys[held.record.uid] = key
         self._stored[key] = held
 
     # --- answers --------------------------------------------------------------------------
@@ -55,6 +59,10 @@ class Volumes:
     def get(self, namespace: str, name: str) -> StoredVolume | None:
         """Return a volume by name."""
         return self._stored.get(volume_record(namespace, name))
+
+    def of_uid(self, uid: str) -> StoredVolume | None:
+        """Return a volume by uid."""
+        return self._stored.get(self._keys.get(uid, ""))
 
     def count(self, namespace: str | None = None) -> int:
         """Return the number of volumes of a namespace; None: of all."""
@@ -68,4 +76,4 @@ class Volumes:
             if (namespace is None or held.record.namespace == namespace)
             and all(held.record.labels.get(key) == text for key, text in labels.items())
         ]
-        return sorted(found, key=lambda held: (held.record.namespace, held.record.name))
+        return sorted(found, key=StoredVolume.order)

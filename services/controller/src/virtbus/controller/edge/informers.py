@@ -156,7 +156,11 @@ class Informers:
 
     def _vm(self, entry: Entry) -> str | None:
         if entry.key.startswith(subjects.VOLUME_KEYS):
-            self._volume(entry)
+            volumes = self._fleet.volumes
+            if entry.kind is EntryKind.PURGE:
+                volumes.purge(entry.key, entry.revision)
+            else:
+                volumes.put(entry.key, entry.value, entry.revision)
             return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             self._node_spec(entry)
@@ -170,12 +174,6 @@ class Informers:
                 self._fleet.offer(node)
             return None
         return self._vm_record(entry)
-
-    def _volume(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.PURGE:
-            self._fleet.volumes.purge(entry.key, entry.revision)
-        else:
-            self._fleet.volumes.put(entry.key, entry.value, entry.revision)
 
     def _node_spec(self, entry: Entry) -> None:
         """Process a node's desired state; if its fence changed, the views of its VMs change."""
