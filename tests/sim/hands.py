@@ -174,7 +174,7 @@ class Hand:
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
             disks = {
-                volume.name: _made_of(volume.image_ref)
+                volume.name: _made_of(record.image_of(volume))
                 for volume in record.spec.volumes
                 if not volume.is_iso
             }

@@ -227,6 +227,13 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "pull", node_rpc.PullImage, image.ImageInfo, "Fetch an image."),
     _rpc("imaged", "delete", node_rpc.ForgetImage, node_rpc.ForgottenImage, "Remove an image."),
     _rpc("imaged", "quarantine", qt.QuarantineWork, qt.Quarantine, "Disks without a record."),
+    _rpc(
+        "imaged",
+        "volume-release",
+        node_rpc.VolumeRelease,
+        node_rpc.VolumeReleased,
+        "Remove the data of a volume.",
+    ),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
     _rpc("netd", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Networks on the host."),

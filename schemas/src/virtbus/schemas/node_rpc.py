@@ -12,6 +12,7 @@ from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
 
 
 class Ensure(LenientModel):
@@ -46,6 +47,18 @@ class ReleaseReply(LenientModel):
 
     uid: str
     kept: str = ""
+
+
+class VolumeRelease(LenientModel):
+    """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds."""
+
+    ref: VolumeRef
+
+
+class VolumeReleased(LenientModel):
+    """Nothing of the volume is left; `found`: there was something."""
+
+    found: bool = False
 
 
 class GuestCommand(LenientModel):

@@ -32,6 +32,7 @@ from virtbus.schemas.node_rpc import (
     Release,
     ReleaseReply,
     ServiceReport,
+    VolumeRelease,
 )
 from virtbus.schemas.quarantine import (
     Quarantine,
@@ -77,6 +78,7 @@ class SimulatedNode:
             "ensure": (Ensure, self.image),
             "release": (Release, self.release_disks),
             "inspect": (Inspect, self.inspect),
+            "volume-release": (VolumeRelease, self.images.release_volume),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref)),
             "delete": (ForgetImage, lambda want: self.images.forget(want.ref)),

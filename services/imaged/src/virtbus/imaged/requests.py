@@ -23,6 +23,8 @@ from virtbus.schemas.node_rpc import (
     PullImage,
     Release,
     ReleaseReply,
+    VolumeRelease,
+    VolumeReleased,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
 from virtbus.schemas.wire import invalid, valid_uid, validate
@@ -80,6 +82,14 @@ class Requests:
             log.info("disks removed", extra={"code": "disks_released", "uid": uid})
             self._reporter.released(uid, want.epoch)
         return ReleaseReply(uid=uid, kept=gone.kept)
+
+    async def volume_release(self, request: Request) -> VolumeReleased:
+        """Remove the data of a volume. No error if there is none."""
+        ref = validate(VolumeRelease, request.data).ref
+        found = await self._disks.release_volume(ref)
+        if found:
+            log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})
+        return VolumeReleased(found=found)
 
     async def quarantine(self, request: Request) -> Quarantine:
         """List, get, restore or purge entries of the quarantine. Each may be repeated."""

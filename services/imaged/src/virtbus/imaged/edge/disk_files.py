@@ -18,7 +18,6 @@ from virtbus.imaged.core.overlay import (
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.ids import check_uid
 from virtbus.schemas.wire import decode, encode_json
 
 SUFFIX = ".qcow2"
@@ -56,7 +55,12 @@ class FoundDisk:
 
 
 class DiskFolders:
-    """Makes, reads and removes disk files. All methods block on the disk."""
+    """Makes, reads and removes disk files. All methods block on the disk.
+
+    A folder belongs to a VM, and has its uid as name.
+    """
+
+    _folder = _UID
 
     def __init__(self, root: Path) -> None:
         openat2.make_passable(root)
@@ -83,7 +87,7 @@ class DiskFolders:
                 # A crash in `make` can leave this second link to the disk. The agent refuses a
                 # disk that has two.
                 openat2.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
-                return _read_disk(volume, directory)
+                return read_disk(volume, directory)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -107,12 +111,19 @@ class DiskFolders:
         """Return the overlay of a disk in `folder`; None if its header cannot be read."""
         try:
             with openat2.opened_directory(folder) as directory:
-                return _read_disk(volume, directory)
+                return read_disk(volume, directory)
         except (OSError, VirtbusError):
             return None
 
+    def _checked(self, folder: str) -> str:
+        """Return the name of a folder; raise ValueError for any other name."""
+        if self._folder.fullmatch(folder) is None:
+            msg = f"{folder!r} is no folder of disks"
+            raise ValueError(msg)
+        return folder
+
     def _open(self, uid: str) -> contextlib.AbstractContextManager[int]:
-        return openat2.opened_directory(check_uid(uid), self._root_fd)
+        return openat2.opened_directory(self._checked(uid), self._root_fd)
 
     def make(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
         """Write a disk atomically: temporary file, fsync, link. Never replaces a disk.
@@ -121,7 +132,7 @@ class DiskFolders:
             VirtbusError: 503 `disk_full`, `store_error`.
         """
         try:
-            os.close(openat2.open_directory(check_uid(uid), self._root_fd, openat2.PASSABLE))
+            os.close(openat2.open_directory(self._checked(uid), self._root_fd, openat2.PASSABLE))
             with self._open(uid) as directory:
                 if self._notes:
                     note = encode_json(dataclasses.asdict(overlay))
@@ -152,7 +163,7 @@ class DiskFolders:
         names = [uid] if uid else openat2.names(self._root_fd)
         for name in names:
             path = self.root / name
-            if not _UID.fullmatch(name) or path.is_symlink() or not path.is_dir():
+            if not self._folder.fullmatch(name) or path.is_symlink() or not path.is_dir():
                 continue
             files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
             if not files:
@@ -169,7 +180,8 @@ class DiskFolders:
             return None
 
 
-def _read_disk(volume: str, directory: int) -> Overlay:
+def read_disk(volume: str, directory: int) -> Overlay:
+    """Return the overlay of a disk, from its header or from the file next to it."""
     try:
         return read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
     except PermissionError as unreadable:

@@ -68,7 +68,8 @@ class HostDiskFiles:
                     _check_file(volume, descriptor, names=1)
                     head = os.pread(descriptor, HEAD_BYTES, 0)
                     check_image(volume, head, source.backing_format)
-            with _opened(self._state / DISKS, (uid,), disk_name(volume)) as descriptor:
+            *folders, name = source.place
+            with _opened(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
                 path = self._pinned(uid, volume, descriptor)
         except OSError as error:

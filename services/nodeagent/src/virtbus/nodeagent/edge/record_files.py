@@ -197,6 +197,8 @@ class AgentFiles:
         def keep() -> None:
             if not folder.is_dir():
                 return
+            for path in folder.glob("disk-*"):  # a second name would make a volume unusable
+                path.unlink(missing_ok=True)
             shutil.rmtree(kept, ignore_errors=True)
             folder.rename(kept)
             sync_dir(kept.parent)
