@@ -57,7 +57,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "drain", api.NodeDrain, api.NodeDetail, "Cordon and evacuate it."),
     _api("node", "fence", api.NodeFence, api.NodeDetail, "Confirm that a node is off."),
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "End a node's fence."),
-    _api("node", "forget", api.NodeRef, api.NodeForgotten, "Forget a lost node."),
+    _api("node", "forget", api.NodeForget, api.NodeForgotten, "Forget a lost node."),
     _api("node", "takeover", host_api.NodeTakeover, api.NodeDetail, "Give a node to a host."),
     _api("node", "approve", host_api.NodeApprove, api.NodeDetail, "Approve labels and size."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Compare hosts; repair."),

@@ -67,6 +67,8 @@ class VolumeRecord(LenientModel):
     """The node of its data; empty until a VM uses it, unless its creator chose the node."""
     bound: bool = False
     """True since a VM used it: its node may have its data."""
+    lost: bool = False
+    """True if a person gave up its data together with its node (`node.forget`)."""
     holder: str = ""
     """The uid of the VM that may write to it; empty if there is none."""
     deleting: bool = False
@@ -88,5 +90,7 @@ class VolumeState(StrEnum):
     """A VM has used it: its node may have its data. No VM holds it."""
     IN_USE = "InUse"
     """A VM holds it."""
+    LOST = "Lost"
+    """Its node was forgotten, with its data."""
     DELETING = "Deleting"
     """Its data is being removed from its node."""

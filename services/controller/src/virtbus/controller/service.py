@@ -33,6 +33,7 @@ from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.volume_api import VolumeApi, VolumeQuota
+from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
@@ -110,6 +111,8 @@ class ControllerService:
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
+        self._removals = VolumeRemovals(bus, self._fleet, events)
+        self._feeds.listeners.append(self._removals.wake)
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
@@ -125,6 +128,7 @@ class ControllerService:
             sweep,
             Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
+            self._removals.run,
             Overtaken(bus, fleet).run,
             HostDuty(bus, fleet, events).run,
         ]

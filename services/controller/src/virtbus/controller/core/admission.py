@@ -271,13 +271,19 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", *_ISO)
+    kinds = ("image", "container_disk", "empty_disk", "volume", *_ISO)
+    named: set[str] = set()
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]
         if len(given) != 1:
             message = f"exactly one of {', '.join(kinds)} is needed; {len(given)} given"
             found.append(Detail(path=f"spec.volumes[{index}]", message=message))
         found += _seed_forms(index, volume)
+        name = _map(volume.get("volume")).get("name")
+        if isinstance(name, str) and name in named:
+            path = f"spec.volumes[{index}].volume.name"
+            found.append(Detail(path=path, message=f"{name!r:.80} is used twice"))
+        named |= {name} if isinstance(name, str) else set()
     return found
 
 

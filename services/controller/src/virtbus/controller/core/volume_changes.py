@@ -118,6 +118,11 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
     return record.model_copy(update={"deleting": True})
 
 
+def has_data(record: VolumeRecord) -> bool:
+    """Return True if the volume's node may have data of it."""
+    return record.bound and not record.lost
+
+
 def refuse_deleting(record: VolumeRecord) -> None:
     """Raise 409 while the volume is being deleted."""
     if record.deleting:
@@ -163,6 +168,8 @@ def state_of(record: VolumeRecord) -> VolumeState:
     """Return the state that users see."""
     if record.deleting:
         return VolumeState.DELETING
+    if record.lost:
+        return VolumeState.LOST
     if record.holder:
         return VolumeState.IN_USE
     return VolumeState.BOUND if record.bound else VolumeState.AVAILABLE

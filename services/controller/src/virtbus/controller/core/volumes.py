@@ -16,6 +16,8 @@ class Volumes:
         self._seen = 0
         """The highest revision of a volume that the watch has delivered."""
         self._in_namespace: Counter[str] = Counter()
+        self.deleting: set[str] = set()
+        """The keys of volumes that are being deleted."""
         self._keys: dict[str, str] = {}
         """By uid: the key of the volume."""
 
@@ -42,6 +44,7 @@ class Volumes:
     def forget(self, key: str) -> None:
         """Drop a volume that a complete list does not contain."""
         known = self._stored.pop(key, None)
+        self.deleting.discard(key)
         if known is not None:
             self._in_namespace[known.record.namespace] -= 1
             self._keys.pop(known.record.uid, None)
@@ -50,11 +53,16 @@ class Volumes:
         if key not in self._stored:
             self._in_namespace[held.record.namespace] += 1
         self._keys[held.record.uid] = key
+        (self.deleting.add if held.record.deleting else self.deleting.discard)(key)
         self._stored[key] = held
 
     # --- answers --------------------------------------------------------------------------
     def keys(self) -> KeysView[str]:
         return self._stored.keys()
+
+    def at(self, key: str) -> StoredVolume | None:
+        """Return a volume by its key."""
+        return self._stored.get(key)
 
     def get(self, namespace: str, name: str) -> StoredVolume | None:
         """Return a volume by name."""

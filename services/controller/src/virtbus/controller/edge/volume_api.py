@@ -1,5 +1,6 @@
 """Handles `virtbus.api.v1.volume.*`, the requests about volumes."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,9 +14,8 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
-from virtbus.controller.edge.commit import ATTEMPTS
 from virtbus.controller.edge.fleet_events import FleetEvents
-from virtbus.controller.edge.volume_writes import VolumeWrites, contended
+from virtbus.controller.edge.volume_writes import ATTEMPTS, VolumeWrites, contended
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.volume import VolumeRecord
@@ -126,11 +126,11 @@ class VolumeApi:
         return self.show(await self._change(want, change, EventKind.VOLUME_UPDATED, request))
 
     async def delete(self, request: Request) -> VolumeView:
-        """Remove a volume. One that no VM has used has no data, so its record ends at once."""
+        """Remove a volume. One without data ends at once, others after their node removed it."""
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
         held = await self._change(want, change, kind, request)
-        if not held.record.bound:
+        if not volume_changes.has_data(held.record):
             await self._end(held)
         return self.show(held)
 
@@ -140,7 +140,7 @@ class VolumeApi:
         except ConflictError:
             return  # another controller was first
         record = held.record
-        self._events.volume(EventKind.VOLUME_DELETED, record, revision, "it had no data")
+        self._events.volume(EventKind.VOLUME_DELETED, record, revision, "")
         log.info("deleted volume %s", record.name, extra={"code": "volume_deleted"})
 
     async def _change(
@@ -186,4 +186,13 @@ class VolumeApi:
     def show(self, held: StoredVolume) -> VolumeView:
         """Return the volume as the API shows it."""
         vm = self._fleet.vms.get(held.record.holder)
-        return volume_changes.shown(held, vm.record.name if vm is not None else "")
+        name = vm.record.name if vm is not None else ""
+        return volume_changes.shown(held, name, self._waits(held.record))
+
+    def _waits(self, record: VolumeRecord) -> str:
+        """Return why the removal of the volume's data waits; empty if it does not."""
+        node, now_s = record.node, asyncio.get_running_loop().time()
+        waits = record.deleting and volume_changes.has_data(record)
+        if not waits or not self._fleet.silent(node, now_s):
+            return ""
+        return f"{node} does not answer; the data is removed when it does"

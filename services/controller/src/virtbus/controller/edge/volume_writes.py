@@ -5,13 +5,17 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import CreateStep, create_step
-from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
+
+ATTEMPTS = 8
+"""Limit of attempts. In each lost race another writer won."""
+MARKER_TTL_S = 86_400.0
+"""Time that a deleted uid is remembered, so that a late create cannot restore it (I3)."""
 
 
 def volume_of(entry: Entry | None) -> StoredVolume | None:
