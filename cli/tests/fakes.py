@@ -40,6 +40,7 @@ VERBS = [
     ("image", "pull"),
     ("image", "delete"),
     ("network", "list"),
+    *(("volume", verb) for verb in ("create", "get", "list", "update", "delete")),
     ("bus", "status"),
     ("bus", "rebuild"),
 ]
