@@ -94,7 +94,6 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                 store.space.make_room_by(Eviction(store, disks, names, wanted).make_room)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)
                 images.stop()
-                disks.close()
         finally:
             files.close()
             store.close()

@@ -85,10 +85,6 @@ class Disks:
         self._epochs: Recent[str, int] = Recent(MAX_REMEMBERED)
         self._released: Recent[str, int] = Recent(MAX_REMEMBERED)
 
-    def close(self) -> None:
-        """Close the folder of the volumes; files stay."""
-        self._volumes.close()
-
     async def ensure(
         self,
         record: VmRecord,

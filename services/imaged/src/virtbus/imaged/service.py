@@ -137,7 +137,6 @@ class Imaged:
                 await work.follow(watch, node)
         finally:
             images.stop()
-            disks.close()
 
     def _registries(self) -> Registries:
         return Registries(

@@ -122,8 +122,14 @@ class DiskFolders:
             raise ValueError(msg)
         return folder
 
-    def _open(self, uid: str) -> contextlib.AbstractContextManager[int]:
-        return openat2.opened_directory(self._checked(uid), self._root_fd)
+    @contextlib.contextmanager
+    def _open_root(self) -> Iterator[int]:
+        yield self._root_fd
+
+    @contextlib.contextmanager
+    def _open(self, uid: str) -> Iterator[int]:
+        with self._open_root() as root, openat2.opened_directory(self._checked(uid), root) as there:
+            yield there
 
     def make(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
         """Write a disk atomically: temporary file, fsync, link. Never replaces a disk.
@@ -132,7 +138,8 @@ class DiskFolders:
             VirtbusError: 503 `disk_full`, `store_error`.
         """
         try:
-            os.close(openat2.open_directory(self._checked(uid), self._root_fd, openat2.PASSABLE))
+            with self._open_root() as root:
+                os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))
             with self._open(uid) as directory:
                 if self._notes:
                     note = encode_json(dataclasses.asdict(overlay))
@@ -148,10 +155,10 @@ class DiskFolders:
             VirtbusError: 503 `store_error`.
         """
         try:
-            with self._open(uid) as directory:
+            with self._open_root() as root, self._open(uid) as directory:
                 for name in openat2.names(directory):
                     openat2.remove(name, directory)
-                os.rmdir(uid, dir_fd=self._root_fd)
+                os.rmdir(uid, dir_fd=root)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -160,8 +167,7 @@ class DiskFolders:
 
     def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
         """Yield the disks of the VM `uid`, or of all VMs."""
-        names = [uid] if uid else openat2.names(self._root_fd)
-        for name in names:
+        for name in [uid] if uid else self._folders():
             path = self.root / name
             if not self._folder.fullmatch(name) or path.is_symlink() or not path.is_dir():
                 continue
@@ -170,6 +176,10 @@ class DiskFolders:
                 yield FoundDisk(name, "", None)  # an empty folder must be released, too
             for file in files:
                 yield FoundDisk(name, str(file), self._overlay_of(name, file))
+
+    def _folders(self) -> list[str]:
+        with self._open_root() as root:
+            return openat2.names(root)
 
     def _overlay_of(self, uid: str, file: Path) -> Overlay | None:
         if not file.name.endswith(SUFFIX) or file.name.startswith("."):

@@ -4,9 +4,11 @@ A folder is named by `VolumeRef.folder`. It is below the directory of the disks,
 may mount sibling directories separately. Only an explicit release removes it.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from virtbus.imaged.core.growth import grown
@@ -46,8 +48,27 @@ class VolumeFolders(DiskFolders):
 
     _folder = _VOLUME
 
-    def __init__(self, disks: Path) -> None:
-        super().__init__(disks / FOLDER)
+    def __init__(self, disks: Path) -> None:  # the root exists only while there are volumes
+        self.root = disks / FOLDER
+        self._notes = os.geteuid() != 0
+
+    @contextlib.contextmanager
+    def _open_root(self) -> Iterator[int]:
+        with openat2.opened_directory(self.root) as root:
+            yield root
+
+    def _folders(self) -> list[str]:
+        try:
+            return super()._folders()
+        except FileNotFoundError:
+            return []
+
+    def remove(self, folder: str) -> bool:
+        """Remove a volume; return False if there was none; errors as `DiskFolders.remove`."""
+        found = super().remove(folder)
+        with contextlib.suppress(OSError):  # there are others
+            self.root.rmdir()
+        return found
 
     def note(self, note: VolumeNote) -> None:
         """Write the copy of a volume's identity, unless it is there; make its folder if needed.
@@ -58,14 +79,14 @@ class VolumeFolders(DiskFolders):
         body = encode_json(note)
         try:
             folder = self._checked(note.ref.folder)
-            directory = openat2.open_directory(folder, self._root_fd, openat2.PASSABLE)
-            try:
+            openat2.make_passable(self.root)
+            with self._open_root() as root:
+                os.close(openat2.open_directory(folder, root, openat2.PASSABLE))
+                os.fsync(root)
+            with self._open(folder) as directory:
                 if _small(RECORD, directory) != body:
                     openat2.replace(RECORD, body, directory)
                     os.fsync(directory)
-            finally:
-                os.close(directory)
-            os.fsync(self._root_fd)
         except OSError as error:
             raise store_error(error) from error
 
