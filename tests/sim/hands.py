@@ -38,6 +38,8 @@ from virtbus.schemas.node_rpc import (
     Release,
     ReleaseReply,
     ServiceReport,
+    VolumeRelease,
+    VolumeReleased,
 )
 from virtbus.schemas.quarantine import (
     Quarantine,
@@ -87,6 +89,9 @@ class Hand:
                 "release", subjects.rpc(self._host.node, self._kind, "release"), self._release
             ),
         ]
+        if self._kind == "imaged":
+            subject = subjects.rpc(self._host.node, "imaged", "volume-release")
+            endpoints.append(Endpoint("volume-release", subject, self._volume_release))
         info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
         async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
             self._group.create_task(self._tell())
@@ -173,6 +178,8 @@ class Hand:
             return self._failed(record, error)
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
+            for ref in record.volume_refs.values():
+                self._host.disk.volumes[ref.folder] = uid
             disks = {
                 volume.name: _made_of(record.image_of(volume))
                 for volume in record.spec.volumes
@@ -226,6 +233,19 @@ class Hand:
         async with self._one(want.uid):
             kept = await self._threads.on_disk(lambda: self._released(want))
         return ReleaseReply(uid=want.uid, kept=kept)
+
+    async def _volume_release(self, request: Request) -> VolumeReleased:
+        self._ready()
+        folder = validate(VolumeRelease, request.data).ref.folder
+        return await self._threads.on_disk(lambda: self._volume_gone(folder))
+
+    def _volume_gone(self, folder: str) -> VolumeReleased:
+        """On the host: the data of a volume is removed."""
+        if folder not in self._host.disk.volumes:
+            return VolumeReleased()
+        self._host.watcher.volume_removed(self._host, folder)
+        del self._host.disk.volumes[folder]
+        return VolumeReleased(found=True)
 
     async def _quarantine(self, request: Request) -> Quarantine:
         self._ready()

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
+from tests.sim.volumes import VolumeObserver
 from tests.sim.wire import SimServer
 
 from virtbus.bus.client.ports import Entry, EntryKind
@@ -89,6 +90,7 @@ class Observer(Watcher):
         self.server: SimServer
         self.vms: dict[str, Seen] = {}
         self.wanted: dict[str, Wanted] = {}
+        self.volumes = VolumeObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.count = 0
@@ -133,6 +135,9 @@ class Observer(Watcher):
             self._status_written(read(VmStatus, entry.value), entry.key)
 
     def _vm_written(self, entry: Entry) -> None:
+        if entry.key.startswith(subjects.VOLUME_KEYS):
+            self.volumes.wrote(entry)
+            return
         tokens = entry.key.split(".")
         if len(tokens) != 4 or tokens[3].startswith("_"):
             return
@@ -247,6 +252,7 @@ class Observer(Watcher):
         if uid not in host.disk.overlays or uid not in host.networks:
             self.wrong("I1", f"{uid} starts on {host.name} without its disks or network")
         self._started_again(host, uid, seen)
+        self.volumes.started(host, uid)
         wanted = self.wanted.get(uid)
         if wanted is not None and wanted.secret and host.disk.seeds.get(uid) is None:
             self.wrong("I2", f"{uid} boots on {host.name} without the user-data it was given")
@@ -282,6 +288,9 @@ class Observer(Watcher):
         wanted = self.wanted.get(uid)
         if not ((wanted is not None and wanted.delete_asked) or host.name in self._vm(uid).left):
             self.wrong("I2", f"{host.name} removes the disks of {uid}, and nobody asked")
+
+    def volume_removed(self, host: Host, folder: str) -> None:
+        self.volumes.removed(host, folder)
 
     def off(self, host: Host, domain: Domain, why: str) -> None:
         """A guest is off, for any reason."""
