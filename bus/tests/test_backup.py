@@ -94,6 +94,26 @@ async def test_a_bus_with_other_vms_is_refused_with_the_next_step(bus: MemoryBus
         await put_back(bus, taken)
 
 
+async def test_a_bus_with_another_holder_of_a_volume_is_refused(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    await bus.put(VOLUME, encode({"uid": C, "name": "data", "holder": A}))
+    with pytest.raises(BackupError, match="volume"):
+        await put_back(bus, taken)
+
+
+async def test_a_volume_that_this_bus_has_deleted_is_not_restored(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    for deleted, kind in ((C, EntryKind.PURGE), (D, EntryKind.PUT)):
+        empty = MemoryBus(MemoryServer())
+        await empty.purge(VOLUME, why=deleted.encode())
+        done = await put_back(empty, taken)
+        entry = await empty.get(VOLUME)
+        assert entry is not None
+        assert (entry.kind, done.deleted) == (kind, [C] if kind is EntryKind.PURGE else [])
+
+
 @pytest.mark.parametrize(
     "harm",
     [

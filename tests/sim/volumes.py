@@ -92,7 +92,7 @@ class VolumeObserver:
     def _hosts(self) -> list[Host]:
         return [host for host in self._observer.hosts.values() if not host.copied]
 
-    # --- at rest --------------------------------------------------------------------------
+    # --- settled --------------------------------------------------------------------------
     def home(self, vm: VmRecord) -> str:
         """Return the node of a VM's volumes; empty if they have none."""
         found = [self.records.get(ref.folder) for ref in vm.volume_refs.values()]

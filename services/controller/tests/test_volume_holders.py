@@ -17,6 +17,7 @@ from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Entry, EntryKind, Request, ServiceInfo
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import VolumeRelease, VolumeReleased
@@ -324,6 +325,47 @@ async def test_a_volume_that_changed_after_its_vm_was_admitted_is_not_held() -> 
         await Commits(bus).create(holder(1, volume(9)), None)
     assert caught.value.reason == "contended"
     assert await Commits(bus).latest(uid(1)) is None
+
+
+# --- a lost bus ------------------------------------------------------------------------------
+async def test_a_rebuild_restores_the_volumes_that_its_vms_hold() -> None:
+    bus = MemoryBus(MemoryServer())
+    commits, vm = Commits(bus), holder(1, volume(9))
+    await VolumeWrites(bus).restore(vm)
+    await commits.write_back(vm, await commits.known(vm.uid))
+    there = await at(bus)
+    assert (there.uid, there.node, there.bound, there.holder) == (uid(9), "n1", True, vm.uid)
+    assert ref_of(there) == vm.volume_refs["data"]
+
+
+async def test_a_rebuild_takes_no_volume_from_its_holder_and_restores_no_deleted_one() -> None:
+    bus = MemoryBus(await prepared())
+    commits = Commits(bus)
+    await commits.create(holder(1, volume(9)), None)
+    await VolumeWrites(bus).restore(holder(2, volume(9)))
+    with pytest.raises(VirtbusError, match="holds the volume"):
+        await commits.write_back(holder(2, volume(9)), await commits.known(uid(2)))
+    assert (await at(bus)).holder == uid(1)
+    gone = VolumeWrites(MemoryBus(MemoryServer()))
+    await gone.end((await gone.create(volume(9)))[0])
+    with pytest.raises(VirtbusError, match="was deleted"):
+        await gone.restore(holder(1, volume(9)))
+
+
+async def test_a_lost_volume_is_restored_over_the_marker_of_another() -> None:
+    bus = MemoryBus(MemoryServer())
+    await VolumeWrites(bus).end((await VolumeWrites(bus).create(volume(8)))[0])
+    await VolumeWrites(bus).restore(holder(1, volume(9)))
+    assert ((await at(bus)).uid, (await at(bus)).holder) == (uid(9), uid(1))
+
+
+async def test_a_volume_that_is_older_on_the_bus_gets_the_size_that_its_vm_has() -> None:
+    bus, spec = MemoryBus(await prepared()), volume(9).spec
+    grown = volume(9, spec=spec.model_copy(update={"size": 2 * GIB}))
+    vm, commits = holder(1, grown), Commits(bus)
+    await VolumeWrites(bus).restore(vm)
+    await commits.write_back(vm, await commits.known(vm.uid))
+    assert ((await at(bus)).spec.size, (await at(bus)).holder) == (2 * GIB, vm.uid)
 
 
 # --- removal of data -------------------------------------------------------------------------

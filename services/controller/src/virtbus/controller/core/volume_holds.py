@@ -4,7 +4,7 @@ from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmRecord, VmSpec
-from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume import VolumeRecord, VolumeSource, VolumeSpec
 from virtbus.schemas.volume_ref import VolumeRef
 
 
@@ -22,6 +22,30 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
         size_bytes=record.spec.size,
         image=record.spec.source.image or "",
     )
+
+
+def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
+    """Return the volume that the record of its VM describes, for a bus that has lost it.
+
+    The VM is its holder at once, because its guest may run. Labels and protection are lost.
+    """
+    return VolumeRecord(
+        uid=ref.uid,
+        namespace=ref.namespace,
+        name=ref.name,
+        spec=VolumeSpec(size=ref.size_bytes, source=VolumeSource(image=ref.image or None)),
+        node="" if vm.node == UNPLACED else vm.node,
+        bound=vm.node != UNPLACED,
+        holder=vm.uid,
+        created_ns=now_ns,
+        owner=vm.owner,
+    )
+
+
+def sized(record: VolumeRecord, size_bytes: int) -> VolumeRecord:
+    """Return the volume with another size."""
+    spec = record.spec.model_copy(update={"size": size_bytes})
+    return record.model_copy(update={"spec": spec, "generation": record.generation + 1})
 
 
 def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) -> VolumeRecord:

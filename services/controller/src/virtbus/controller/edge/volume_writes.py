@@ -5,10 +5,12 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import CreateStep, create_step
+from virtbus.controller.core.volume_holds import restored, sized
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.records import read_volume
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
 
@@ -55,6 +57,20 @@ class VolumeWrites:
                 return held, False
             expect = entry.revision if entry is not None else 0
         raise contended(record.name)
+
+    async def restore(self, vm: VmRecord) -> None:
+        """Write the volumes of a VM's record that the bus has lost, or has at an earlier size.
+
+        Raises:
+            VirtbusError: as `create`, such as 410 for a deleted volume; 422 `unreadable`.
+            ConflictError: a volume changed meanwhile.
+        """
+        for ref in vm.volume_refs.values():
+            held = await self.latest(ref.namespace, ref.name)
+            if held is None:
+                await self.create(restored(ref, vm, self._bus.sources.time_ns()))
+            elif held.record.uid == ref.uid and held.record.spec.size < ref.size_bytes:
+                await self.replace(held, sized(held.record, ref.size_bytes))
 
     async def latest(self, namespace: str, name: str) -> StoredVolume | None:
         """Return a volume from the stream's leader; raises UnreadableValueError."""
