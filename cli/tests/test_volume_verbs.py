@@ -1,5 +1,6 @@
 """Volumes against a scripted controller."""
 
+import time
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ async def test_create_sends_the_spec_and_shows_the_volume(script: Script, cli: C
     ended = await cli("volume", "create", "data-1", *flags)
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[1].split() == [
-        *("default", "data-1", "Available", "10GiB", "-", "-", "empty"),
+        *("default", "data-1", "Available", "10GiB", "-", "-", "-", "empty"),
     ]
     (asked,) = script.data("volume.create")
     assert asked["uid"][14] == "7"
@@ -50,12 +51,14 @@ async def test_create_sends_the_spec_and_shows_the_volume(script: Script, cli: C
 
 
 async def test_list_and_get_show_holders(script: Script, cli: Cli) -> None:
-    held = view(state=VolumeState.IN_USE, node="n1", holder=UID, holder_name="web")
+    since_ns = time.time_ns() - 7200 * 10**9
+    holder = {"holder": UID, "holder_name": "web", "held_since_ns": since_ns}
+    held = view(state=VolumeState.IN_USE, node="n1", **holder)
     script.answer("volume", "list", VolumePage(items=(held,)))
     script.answer("volume", "get", held)
     for arguments in (("list", "-n", "shop"), ("get", "data-1")):
         ended = await cli("volume", *arguments)
-        assert ended.out.splitlines()[1].split()[2:6] == ["InUse", "10GiB", "n1", "web"]
+        assert ended.out.splitlines()[1].split()[2:7] == ["InUse", "10GiB", "n1", "web", "2h"]
     assert script.data("volume.list")[0]["namespace"] == "shop"
     assert (await cli("volume", "list", "-o", "json")).json["items"][0]["name"] == "data-1"
 

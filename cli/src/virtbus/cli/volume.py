@@ -16,7 +16,7 @@ from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_option
 
 _HERE = "virtbus.cli.volume"
-HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "SOURCE")
+HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURCE")
 POLL_S = 0.5
 
 
@@ -250,5 +250,6 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
         units.size(spec.get("size")),
         str(view.get("node") or "-"),
         str(view.get("holder_name") or view.get("holder") or "-"),
+        units.ago(view.get("held_since_ns")),
         str((spec.get("source") or {}).get("image") or "empty"),
     )

@@ -71,6 +71,8 @@ class VolumeRecord(LenientModel):
     """True if a person gave up its data together with its node (`node.forget`)."""
     holder: str = ""
     """The uid of the VM that may write to it; empty if there is none."""
+    held_since_ns: int = 0
+    """Unix time at which that VM became the holder; 0 if there is none."""
     deleting: bool = False
     generation: int = 1
     """Rises with every change of the spec."""

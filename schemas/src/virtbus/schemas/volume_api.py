@@ -74,6 +74,8 @@ class VolumeView(LenientModel):
     holder: str = ""
     """The uid of the VM that may write to it."""
     holder_name: str = ""
+    held_since_ns: int = 0
+    """Unix time at which that VM became the holder; 0 if there is none."""
     deleting: bool = False
     generation: int
     revision: int

@@ -19,6 +19,7 @@ from virtbus.controller.edge.evacuation import Evacuations
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.hold_sweep import HoldSweep
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
 from virtbus.controller.edge.informers import Informers
@@ -129,6 +130,7 @@ class ControllerService:
             Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
             self._removals.run,
+            HoldSweep(bus, fleet, events).run,
             Overtaken(bus, fleet).run,
             HostDuty(bus, fleet, events).run,
         ]

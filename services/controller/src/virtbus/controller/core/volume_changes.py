@@ -1,8 +1,10 @@
 """Decides about creates, changes and deletes of volumes, and shows volumes (ADR 0045)."""
 
+from collections.abc import Iterable
 from enum import Enum
 
 from virtbus.controller.core.mutations import changed_paths, remembered
+from virtbus.controller.core.unreadable import Unreadable
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -175,6 +177,16 @@ def state_of(record: VolumeRecord) -> VolumeState:
     return VolumeState.BOUND if record.bound else VolumeState.AVAILABLE
 
 
+def hold_remains(record: VolumeRecord, unreadable: Iterable[Unreadable]) -> str:
+    """Return why a VM without a cached record still holds the volume, and the next step."""
+    for one in unreadable:
+        return f"VM {record.holder} holds it, and its {one.kind} cannot be read: {one.way_out}"
+    return (
+        f"VM {record.holder} holds it and has no record; the hold ends when "
+        f"{record.node or 'a controller'} has confirmed that nothing is left of that VM"
+    )
+
+
 def shown(held: StoredVolume, holder_name: str, message: str = "") -> VolumeView:
     """Return the volume as the API shows it."""
     record = held.record
@@ -190,6 +202,7 @@ def shown(held: StoredVolume, holder_name: str, message: str = "") -> VolumeView
         node=record.node,
         holder=record.holder,
         holder_name=holder_name,
+        held_since_ns=record.held_since_ns,
         deleting=record.deleting,
         generation=record.generation,
         revision=held.revision,

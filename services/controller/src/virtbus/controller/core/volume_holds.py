@@ -37,6 +37,7 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
         node="" if vm.node == UNPLACED else vm.node,
         bound=vm.node != UNPLACED,
         holder=vm.uid,
+        held_since_ns=now_ns,
         created_ns=now_ns,
         owner=vm.owner,
     )
@@ -75,7 +76,7 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
     return record
 
 
-def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord) -> VolumeRecord:
+def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
     """Return the volume `ref` with the VM as its holder, on the VM's node if it has one.
 
     Raises:
@@ -86,16 +87,18 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord) -> VolumeReco
     if ref_of(record) != ref:
         message = f"the volume {ref.name} has changed meanwhile; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
+    since_ns = record.held_since_ns if record.holder else now_ns
+    record = record.model_copy(update={"holder": vm.uid, "held_since_ns": since_ns})
     if vm.node == UNPLACED:
-        return record.model_copy(update={"holder": vm.uid})
+        return record
     if record.node not in {"", vm.node}:
         message = f"the volume {ref.name} is on {record.node}, not on {vm.node}"
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
-    return record.model_copy(update={"holder": vm.uid, "node": vm.node, "bound": True})
+    return record.model_copy(update={"node": vm.node, "bound": True})
 
 
 def freed(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord | None:
     """Return the volume without its holder; None if the VM does not hold it (any more)."""
     if there is None or there.record.uid != ref.uid or there.record.holder != vm:
         return None
-    return there.record.model_copy(update={"holder": ""})
+    return there.record.model_copy(update={"holder": "", "held_since_ns": 0})

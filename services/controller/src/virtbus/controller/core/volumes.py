@@ -1,7 +1,7 @@
 """Caches the volumes of the fleet, as the watch of the bucket `vm` delivers them."""
 
 from collections import Counter
-from collections.abc import KeysView
+from collections.abc import Container, Iterator, KeysView
 
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.records import read_volume
@@ -75,6 +75,12 @@ class Volumes:
     def count(self, namespace: str | None = None) -> int:
         """Return the number of volumes of a namespace; None: of all."""
         return len(self._stored) if namespace is None else self._in_namespace[namespace]
+
+    def held_outside(self, vms: Container[str]) -> Iterator[StoredVolume]:
+        """Yield the volumes with a holder that is not among the uids `vms`."""
+        for held in self._stored.values():
+            if held.record.holder and held.record.holder not in vms:
+                yield held
 
     def listed(self, namespace: str | None, labels: dict[str, str]) -> list[StoredVolume]:
         """Return the volumes of a namespace (None: all) with the labels, by namespace and name."""

@@ -190,7 +190,9 @@ class VolumeApi:
         return volume_changes.shown(held, name, self._waits(held.record))
 
     def _waits(self, record: VolumeRecord) -> str:
-        """Return why the removal of the volume's data waits; empty if it does not."""
+        """Return why the end of a hold or the removal of the data waits; empty if it does not."""
+        if record.holder and record.holder not in self._fleet.vms:
+            return volume_changes.hold_remains(record, self._fleet.damaged.of(record.holder))
         node, now_s = record.node, asyncio.get_running_loop().time()
         waits = record.deleting and volume_changes.has_data(record)
         if not waits or not self._fleet.silent(node, now_s):

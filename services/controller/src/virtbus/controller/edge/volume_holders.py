@@ -72,7 +72,7 @@ class VolumeHolders:
 
     async def _hold(self, ref: VolumeRef, vm: VmRecord) -> Write | None:
         there = await self._read(ref.namespace, ref.name)
-        record = held(there, ref, vm)
+        record = held(there, ref, vm, self._bus.sources.time_ns())
         return None if there is None else _write(record, there.revision)
 
     async def _read(self, namespace: str, name: str) -> StoredVolume | None:
