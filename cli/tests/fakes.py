@@ -40,7 +40,10 @@ VERBS = [
     ("image", "pull"),
     ("image", "delete"),
     ("network", "list"),
-    *(("volume", verb) for verb in ("create", "get", "list", "update", "delete")),
+    *(
+        ("volume", verb)
+        for verb in ("create", "get", "list", "update", "attach", "detach", "delete")
+    ),
     ("bus", "status"),
     ("bus", "rebuild"),
 ]

@@ -120,3 +120,15 @@ async def test_forget_names_the_volumes_that_are_lost(script: Script, cli: Cli) 
     ended = await cli("node", "forget", "n1", "--lose-volume", "default/data-1")
     assert ended.code == 0, ended.err
     assert script.data("node.forget") == [{"node": "n1", "lose_volumes": ["default/data-1"]}]
+
+
+async def test_attach_and_detach_name_the_vm(script: Script, cli: Cli) -> None:
+    held = view(state=VolumeState.IN_USE, node="n1", holder=UID, holder_name="web")
+    script.answer("volume", "attach", held)
+    script.answer("volume", "detach", view(state=VolumeState.BOUND, node="n1"))
+    ended = await cli("volume", "attach", "data-1", "web", "--disk", "logs", "--bus", "scsi")
+    assert (ended.code, "web" in ended.out) == (0, True), ended.err
+    assert (await cli("volume", "detach", "data-1")).code == 0
+    asked = {"name": "data-1", "namespace": "default"}
+    assert script.data("volume.attach") == [{**asked, "vm": "web", "disk": "logs", "bus": "scsi"}]
+    assert script.data("volume.detach") == [asked]

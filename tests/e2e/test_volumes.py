@@ -13,7 +13,7 @@ echo kept-by-one | dd of=/dev/vdb conv=fsync 2>/dev/null
 echo ALL-WRITTEN > /dev/ttyS0
 """
 READ = """#!/bin/sh
-echo "TOLD $(cat /sys/block/vdb/size) $(head -n 1 /dev/vdb) ALL-TOLD" > /dev/ttyS0
+echo "TOLD $(cat /sys/block/vdc/size) $(head -n 1 /dev/vdc) ALL-TOLD" > /dev/ttyS0
 """
 
 
@@ -48,13 +48,24 @@ def test_a_guest_finds_what_the_guest_of_a_deleted_vm_wrote(
 
     volume = json.loads(platform.cli("volume", "update", "data-1", "--size", "96MiB", "-o", "json"))
     assert (volume["state"], volume["holder"]) == ("Bound", "")
-    platform.create("two", *use, script(tmp_path, READ), wait="ready")
+    file = tmp_path / "two.json"
+    two = {"image": "tiny", "memory": "128MiB", "user_data": READ}
+    file.write_text(json.dumps(two | {"spec": {"run_strategy": "Halted"}}), encoding="utf-8")
+    platform.create("two", "-f", str(file), wait="")
+    until(lambda: platform.get("two")["state"] == "Stopped", "two is off")
+    platform.cli("volume", "attach", "data-1", "two")
+    platform.cli("vm", "start", "two")
     assert f"TOLD {96 * 2**20 // 512} kept-by-one ALL-TOLD" in said(platform, "two", "ALL-TOLD")
-    platform.delete("two")
+    with pytest.raises(Refused) as refused:
+        platform.cli("volume", "detach", "data-1", "-o", "json")
+    assert refused.value.error["reason"] == "not_off"
+    platform.cli("vm", "stop", "two", "--grace", "0")
+    until(lambda: platform.get("two")["state"] == "Stopped", "two is off again")
+    platform.cli("volume", "detach", "data-1")
 
     (folder,) = (platform.state_dir / "disks" / "volumes").iterdir()
     assert {path.name for path in folder.iterdir()} >= {"disk.qcow2", "record.json"}
-    platform.cli("volume", "delete", "data-1")
+    platform.cli("volume", "delete", "data-1")  # refused by imaged while two has its link
     assert not folder.exists()
     platform.nothing_left()
 

@@ -69,6 +69,7 @@ class Hand:
         self._jobs: dict[str, tuple[VmRecord, asyncio.Task[ImageReady | NetReady]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._released_epochs: dict[str, int] = {}
+        self._gone_volumes: set[str] = set()
         self._listed: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
         self.recovering = True
@@ -176,9 +177,13 @@ class Hand:
         if self._host.full and uid not in held:
             error = VirtbusError(Code.UNAVAILABLE, "disk_full", "no space left; free some there")
             return self._failed(record, error)
+        refs = record.volume_refs.values()
+        if not self._gone_volumes.isdisjoint(ref.folder for ref in refs):
+            error = VirtbusError(Code.CONFLICT, "released", "the volume was deleted")
+            return self._failed(record, error)
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
-            for ref in record.volume_refs.values():
+            for ref in refs:
                 self._host.disk.volumes[ref.folder] = uid
             disks = {
                 volume.name: _made_of(record.image_of(volume))
@@ -241,6 +246,7 @@ class Hand:
 
     def _volume_gone(self, folder: str) -> VolumeReleased:
         """On the host: the data of a volume is removed."""
+        self._gone_volumes.add(folder)
         if folder not in self._host.disk.volumes:
             return VolumeReleased()
         self._host.watcher.volume_removed(self._host, folder)

@@ -20,7 +20,10 @@ TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
 USES_VOLUME = 0.25
 EXPLAINED = frozenset(
-    {"name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"}
+    {
+        *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
+        *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
+    }
 )
 """Refusals of requests about volumes after which a user tries something else."""
 RIVALS = 0.3
@@ -252,7 +255,7 @@ class User:
 
 
 class VolumeUser(User):
-    """The life of one volume name: a volume, growth, a delete, then another volume."""
+    """The life of one volume name: a volume, growth, other VMs, a delete, then another volume."""
 
     async def run(self) -> None:
         """Run until the users make no more changes."""
@@ -265,6 +268,10 @@ class VolumeUser(User):
                 await asyncio.sleep(rng.uniform(5.0, 60.0))
                 if rng.random() < 0.3:
                     await self._try("update", about | {"size": "128MiB"})
+                if rng.random() < 0.5:
+                    await self._try("detach", about)
+                if rng.random() < 0.5:
+                    await self._try("attach", about | {"vm": f"vm-{rng.randrange(self._plan.vms)}"})
                 if rng.random() < 0.6:
                     await self._delete(about)
         except GaveUpError:

@@ -190,3 +190,15 @@ async def test_a_volume_smaller_than_its_image_is_refused(
         with pytest.raises(VirtbusError) as refused:
             await node.disks.ensure(holding(ref(small, server.url("a")), B))
         assert refused.value.reason == "disk_too_small"
+
+
+async def test_a_vm_that_still_waits_for_its_image_does_not_make_a_deleted_volume_again(
+    make_node: NodeMaker,
+) -> None:
+    async with make_node() as node:
+        await node.disks.ensure(holding(ref(8 * MIB)))
+        assert await node.disks.release_volume(ref(8 * MIB))
+        with pytest.raises(VirtbusError, match="was deleted") as refused:
+            await node.disks.ensure(holding(ref(8 * MIB)))
+        assert refused.value.reason == "released"
+        assert not folder(node).exists()

@@ -9,7 +9,7 @@ from services.nodeagent.tests.test_disk_files import DIGEST, qcow2
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
 from virtbus.nodeagent.core.domain_xml import _bootable
-from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles, drop_pins
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
@@ -100,3 +100,33 @@ def test_a_vm_boots_from_its_first_volume_with_an_image() -> None:
 
 def test_a_volume_is_no_disk_of_the_vms_own() -> None:
     assert holding().spec.local_disks == ()
+
+
+async def test_a_detached_volume_loses_the_name_in_the_folder_of_its_vm(
+    tmp_path: Path, disk: Path
+) -> None:
+    files = HostDiskFiles(tmp_path)
+    pin = Path((await files.sources(holding(A), MADE))["data"].path)
+    drop_pins(tmp_path, holding(A))
+    assert pin.exists()
+    drop_pins(tmp_path, holding(A, spec=record().spec, volume_refs={}))
+    assert not pin.exists()
+    assert (await files.sources(holding(B), MADE))["data"].path.startswith(
+        str(tmp_path / "vms" / B)
+    )
+
+
+async def test_another_volume_under_the_name_of_a_disk_takes_its_place(
+    tmp_path: Path, disk: Path
+) -> None:
+    pin = Path((await HostDiskFiles(tmp_path).sources(holding(A), MADE))["data"].path)
+    other = {"data": ref().model_copy(update={"uid": B})}
+    drop_pins(tmp_path, holding(A, volume_refs=other))
+    assert not pin.exists()
+
+
+async def test_the_last_name_of_a_file_is_never_removed(tmp_path: Path, disk: Path) -> None:
+    pin = Path((await HostDiskFiles(tmp_path).sources(holding(A), MADE))["data"].path)
+    disk.unlink()
+    drop_pins(tmp_path, holding(A, spec=record().spec, volume_refs={}))
+    assert pin.exists()

@@ -1,4 +1,4 @@
-"""Implements `virtbus volume create|list|get|update|delete`."""
+"""Implements `virtbus volume create|list|get|update|attach|detach|delete`."""
 
 import os
 import time
@@ -14,6 +14,7 @@ from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_option
+from virtbus.schemas.disk import DiskBus
 
 _HERE = "virtbus.cli.volume"
 HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURCE")
@@ -27,6 +28,8 @@ POLL_S = 0.5
         "list": (f"{_HERE}:listing", "List volumes."),
         "get": (f"{_HERE}:get", "Show one volume."),
         "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
+        "attach": (f"{_HERE}:attach", "Add a volume to a VM that is off."),
+        "detach": (f"{_HERE}:detach", "Take a volume from its VM, which is off."),
         "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
     },
     epilog=examples(
@@ -41,8 +44,8 @@ POLL_S = 0.5
 def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
-    One VM at a time holds a volume, from the VM's create to its delete. The data is on one node,
-    and draws VMs that use the volume to that node.
+    One VM at a time holds a volume, from its create or an attach to its delete or a detach. The
+    data is on one node, and draws VMs that use the volume to that node.
     """
 
 
@@ -175,6 +178,48 @@ def update(
         raise usage("nothing to change", "give --size, --protected, --no-protected or --label")
     asked = {"name": name, "namespace": namespace, **changes}
     view = invocation.call("volume", "update", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm stop web
+        virtbus volume attach data-1 web
+        virtbus volume attach data-2 web --disk logs --bus scsi
+        """
+    )
+)
+@_name
+@click.argument("vm", shell_complete=completion_sources.vms)
+@click.option("--disk", metavar="NAME", help="Name of the disk.  [default: the volume's name]")
+@click.option("--bus", type=click.Choice([str(one) for one in DiskBus]), help="[default: virtio]")
+@namespace_option
+@verb
+def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flags: Any) -> None:
+    """Add the volume NAME to the VM, which is off. The guest sees it at its next start."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    asked = {"name": name, "namespace": namespace, "vm": vm, **given}
+    view = invocation.call("volume", "attach", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus volume detach data-1
+        virtbus volume detach data-1 web     only if web holds it
+        """
+    )
+)
+@_name
+@click.argument("vm", required=False, shell_complete=completion_sources.vms)
+@namespace_option
+@verb
+def detach(invocation: Invocation, *, name: str, vm: str | None, namespace: str) -> None:
+    """Take the volume NAME from the VM that holds it, which is off. The data stays."""
+    asked = {"name": name, "namespace": namespace} | ({"vm": vm} if vm else {})
+    view = invocation.call("volume", "detach", asked)
     invocation.show(view, lambda: table([view]))
 
 

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from virtbus.schemas.disk import DiskBus
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.paging import Paged
@@ -36,7 +37,7 @@ class VolumeAsk(StrictModel):
 class VolumeUpdate(VolumeAsk):
     """`volume.update`: changes the given fields. `size` may only grow, and `labels` replaces all.
 
-    A volume grows while the VM that holds it is off.
+    A volume grows while no VM holds it.
     """
 
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
@@ -46,6 +47,26 @@ class VolumeUpdate(VolumeAsk):
 
 class VolumeDelete(VolumeAsk):
     """`volume.delete`: removes the volume and its data. No VM may hold it."""
+
+
+class VolumeAttach(VolumeAsk):
+    """`volume.attach`: adds the volume to a VM of its namespace that is off, as a further disk.
+
+    The VM holds the volume from then on. `disk` is the name of the disk; default: the volume's.
+    """
+
+    vm: Id
+    disk: Id | None = None
+    bus: DiskBus = DiskBus.VIRTIO
+
+
+class VolumeDetach(VolumeAsk):
+    """`volume.detach`: removes the volume and its disk from the VM that holds it, which is off.
+
+    With `vm`, another holder is refused. A volume without a holder is not changed.
+    """
+
+    vm: Id | None = None
 
 
 class VolumeList(StrictModel):

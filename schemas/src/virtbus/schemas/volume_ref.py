@@ -5,7 +5,7 @@ from virtbus.schemas.model import LenientModel, StrictModel
 
 
 class NamedVolume(StrictModel):
-    """A volume of the VM's namespace, by name. The VM holds it while the VM exists."""
+    """A volume of the VM's namespace, by name. The VM holds it while its spec names it."""
 
     name: Id
 

@@ -118,7 +118,10 @@ class SimulatedNode:
         record = want.record
         self.held[record.uid] = record.epoch
         self.disks.add(record.uid)
-        return ImageReady(uid=record.uid, epoch=record.epoch, disks=self.images.make_disks(record))
+        disks = self.images.make_disks(record)
+        return ImageReady(
+            uid=record.uid, epoch=record.epoch, generation=record.generation, disks=disks
+        )
 
     def net(self, want: Ensure) -> NetReady:
         """Return netd's answer for a record."""

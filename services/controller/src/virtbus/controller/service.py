@@ -34,6 +34,7 @@ from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.volume_api import VolumeApi, VolumeQuota
+from virtbus.controller.edge.volume_attachments import VolumeAttachments
 from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
@@ -181,6 +182,7 @@ class ControllerService:
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about
         power, commands, volumes = self._power, self._commands, self._volumes
+        attachments = VolumeAttachments(self._fleet, vms, volumes)
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -214,6 +216,8 @@ class ControllerService:
             ("volume", "list"): volumes.list,
             ("volume", "update"): volumes.update,
             ("volume", "delete"): volumes.delete,
+            ("volume", "attach"): attachments.attach,
+            ("volume", "detach"): attachments.detach,
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,

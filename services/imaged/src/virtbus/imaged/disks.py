@@ -11,7 +11,14 @@ from types import MappingProxyType
 from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.bus.runtime.recent import Recent
 from virtbus.imaged.core import expiry, overlay
-from virtbus.imaged.core.disk_requests import DiskRequest, overlay_size, wanted_disks
+from virtbus.imaged.core.disk_requests import (
+    DiskRequest,
+    mismatch,
+    overlay_size,
+    released,
+    stale,
+    wanted_disks,
+)
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
@@ -22,7 +29,6 @@ from virtbus.imaged.edge.volume_files import DISK, VolumeFolders, VolumeNote
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, MadeDisk
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
@@ -128,7 +134,7 @@ class Disks:
             for image in cached.values():
                 if image is not None:
                     leases.enter_context(self._store.lease(image.digest))
-            made = await self._threads.run(self._ensure_many, record, wanted, cached)
+            made = await self._ensured(record, wanted, cached)
             askers = {
                 disk.volume: replace(asker, pull_secret=logins.get(disk.volume, disk.query))
                 for disk in wanted
@@ -139,13 +145,23 @@ class Disks:
                         disk.source, askers[disk.volume], disk.pull_policy
                     )
                     leases.enter_context(self._store.lease(image.digest))
-                    more = await self._threads.run(
-                        self._ensure_many, record, (disk,), {disk.volume: image}
-                    )
-                    made |= more
+                    made |= await self._ensured(record, (disk,), {disk.volume: image})
             for disk in wanted:
                 await self._restore(disk, made[disk.volume].digest, askers[disk.volume])
         return made
+
+    async def _ensured(
+        self,
+        record: VmRecord,
+        wanted: tuple[DiskRequest, ...],
+        images: dict[str, ImageInfo | None],
+    ) -> dict[str, _Found]:
+        """Run `_ensure_many`, but not during the release of one of the volumes."""
+        folders = {disk.ref.folder for disk in wanted if disk.ref is not None}
+        async with contextlib.AsyncExitStack() as stack:
+            for folder in sorted(folders):
+                await stack.enter_async_context(self._locks.of(folder))
+            return await self._threads.run(self._ensure_many, record, wanted, images)
 
     def _cached(self, disk: DiskRequest) -> ImageInfo | None:
         if disk.source is None or disk.pull_policy is ImagePullPolicy.ALWAYS:
@@ -210,6 +226,8 @@ class Disks:
             made.virtual_size_bytes, made.backing_path, image.format if image else None
         )
         if disk.ref is not None:  # a volume with data and without its record would be nobody's
+            if self._released.get(disk.ref.folder, 0):
+                raise released(f"the volume {disk.ref.name} was deleted; read the record again")
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
         files.make(folder, name, layout, made)
@@ -218,16 +236,16 @@ class Disks:
         """Return the digest of an existing disk's image, empty for an empty disk."""
         path = Path(found.backing_path) if found.backing_path else None
         if (path is not None) != (disk.source is not None):
-            raise _mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
+            raise mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
         if path is None or disk.source is None:
             return ""
         if path.parent != self._store.data_dir or found.backing_format not in set(ImageFormat):
-            raise _mismatch(disk.volume, "it rests on a file outside the image store")
+            raise mismatch(disk.volume, "it rests on a file outside the image store")
         digest = f"sha256:{path.name}"
         # A container's digest is that of its manifest.
         pin = None if disk.source.is_container else disk.source.digest
         if pin is not None and not self._store.may_be(pin, digest):
-            raise _mismatch(disk.volume, f"it was made of {digest}")
+            raise mismatch(disk.volume, f"it was made of {digest}")
         return digest
 
     # --- release -----------------------------------------------------------------------------
@@ -242,7 +260,7 @@ class Disks:
         """
         async with self._locks.of(uid):
             if epoch < self._epochs.get(uid, 0):
-                raise _stale(epoch, self._epochs[uid])
+                raise stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
                 self._released[uid] = max(epoch, self._released.get(uid, 0))
             if keep is None:
@@ -260,6 +278,7 @@ class Disks:
         """
         async with self._locks.of(ref.folder):
             await self._threads.run(self._volumes.refuse_used, ref.folder)
+            self._released[ref.folder] = 1  # a VM that had it may still wait for its image
             return await self._threads.run(self._volumes.remove, ref.folder)
 
     # --- quarantine --------------------------------------------------------------------------
@@ -364,13 +383,11 @@ class Disks:
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch
         if epoch <= self._released.get(uid, 0):
-            raise VirtbusError(
-                Code.CONFLICT,
-                "released",
-                f"the disks of epoch {epoch} were released; a new assignment has a higher epoch",
+            raise released(
+                f"the disks of epoch {epoch} were released; a new assignment has a higher epoch"
             )
         if epoch < self._epochs.get(uid, 0):
-            raise _stale(epoch, self._epochs[uid])
+            raise stale(epoch, self._epochs[uid])
         self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))
 
 
@@ -379,21 +396,4 @@ def _made_disk(found: Overlay, digest: str) -> MadeDisk:
         virtual_size_bytes=found.virtual_size_bytes,
         digest=digest,
         image_format=ImageFormat(found.backing_format) if digest else None,
-    )
-
-
-def _stale(epoch: int, newest: int) -> VirtbusError:
-    return VirtbusError(
-        Code.CONFLICT,
-        "stale_epoch",
-        f"epoch {epoch} is older than {newest}, which this node works for; read the record again",
-    )
-
-
-def _mismatch(volume: str, why: str) -> VirtbusError:
-    return VirtbusError(
-        Code.CONFLICT,
-        "disk_mismatch",
-        f"the disk of volume {volume} exists and is not what the spec asks for: {why}; "
-        "it is left as it is: restore the former spec, or delete the VM and create it again",
     )

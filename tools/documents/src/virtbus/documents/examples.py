@@ -127,6 +127,7 @@ _VALUES: dict[str, Any] = {
     "EventList.after": 42,
     "Envelope.data": {"name": "web", "image": "tiny"},
     "StreamData.data": b"login: \x00\xff",
+    "VolumeAttach.disk": "logs",
     "VmStatus.state": "Running",
     "VmView.state": "Running",
     "VmSpec.volumes": [

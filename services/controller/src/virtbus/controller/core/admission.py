@@ -72,7 +72,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         unknown = _network_data(create, found)
     if create is None or found:
         raise invalid(tuple(found))
-    spec = _checked(complete(create))
+    spec = checked_spec(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)
     said = canonical(spec)
@@ -106,7 +106,7 @@ def _network_data(create: VmCreate, found: list[Detail]) -> list[Detail]:
     return unknown
 
 
-def _checked(spec: Plain) -> VmSpec:
+def checked_spec(spec: Plain) -> VmSpec:
     """Return the complete spec as a model; raise VirtbusError 400 if it is out of bounds.
 
     Every service reads the stored spec with the same bounds.

@@ -81,7 +81,7 @@ class VolumeApi:
         check_owner(request.account, held.record.owner)
         self._fleet.volumes.apply(held)
         if created:
-            self._told(EventKind.VOLUME_CREATED, held, f"{record.namespace}/{record.name}")
+            self.tell(EventKind.VOLUME_CREATED, held, f"{record.namespace}/{record.name}")
         return VolumeCreated(volume=self.show(held), created=created)
 
     def _node(self, node: str | None) -> str:
@@ -102,7 +102,7 @@ class VolumeApi:
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VolumeView:
-        return self.show(await self._find(validate(VolumeAsk, request.data), request.account))
+        return self.show(await self.find(validate(VolumeAsk, request.data), request.account))
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(VolumeList, request.data)
@@ -152,7 +152,7 @@ class VolumeApi:
     ) -> StoredVolume:
         """Apply a change under concurrency, once for each request id."""
         for _ in range(ATTEMPTS):
-            held = await self._find(want, request.account)
+            held = await self.find(want, request.account)
             if request.id in held.record.requests:
                 return held
             refuse_late(request.deadline_s)
@@ -163,13 +163,12 @@ class VolumeApi:
                 held = await self._writes.replace(held, record)
             except ConflictError:
                 continue
-            self._fleet.volumes.apply(held)
-            self._told(kind, held, "")
+            self.tell(kind, held, "")
             return held
         raise contended(want.name)
 
     # --- shared ---------------------------------------------------------------------------
-    async def _find(self, want: VolumeAsk, account: str) -> StoredVolume:
+    async def find(self, want: VolumeAsk, account: str) -> StoredVolume:
         """Return the volume from the leader; raises VirtbusError 404, 409 another uid, 403."""
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
@@ -178,7 +177,9 @@ class VolumeApi:
         volume_changes.refuse_other(want, held.record)
         return held
 
-    def _told(self, kind: EventKind, held: StoredVolume, message: str) -> None:
+    def tell(self, kind: EventKind, held: StoredVolume, message: str) -> None:
+        """Apply a change to the cache; log it and emit its event."""
+        self._fleet.volumes.apply(held)
         self._events.volume(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)

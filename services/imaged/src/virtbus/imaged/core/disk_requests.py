@@ -118,3 +118,25 @@ def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:
             "the size out",
         )
     return disk.size_bytes
+
+
+def stale(epoch: int, newest: int) -> VirtbusError:
+    """Return 409 for a request of an earlier assignment of the VM."""
+    message = (
+        f"epoch {epoch} is older than {newest}, which this node works for; read the record again"
+    )
+    return VirtbusError(Code.CONFLICT, "stale_epoch", message)
+
+
+def released(message: str) -> VirtbusError:
+    """Return 409 for a request to make a disk that was released."""
+    return VirtbusError(Code.CONFLICT, "released", message)
+
+
+def mismatch(volume: str, why: str) -> VirtbusError:
+    """Return 409 for an existing disk that differs from the request."""
+    message = (
+        f"the disk of volume {volume} exists and is not what the spec asks for: {why}; "
+        "it is left as it is: restore the former spec, or delete the VM and create it again"
+    )
+    return VirtbusError(Code.CONFLICT, "disk_mismatch", message)
