@@ -226,8 +226,49 @@ async def test_a_repeated_update_acts_once(made: World) -> None:
 async def test_an_unreadable_volume_is_reported_to_who_asks_for_it(made: World) -> None:
     await made.host.put(DATA, b"\xc1 no msgpack")
     await settle()
-    for asking in (of(made, "get"), of(made, "delete"), make(made)):
+    for asking in (of(made, "get"), make(made)):
         assert (await refused(asking)).reason == "unreadable"
+
+
+@played()
+async def test_a_volume_that_was_never_readable_is_deleted_by_name(made: World) -> None:
+    await made.host.put(DATA, b"\xc1 no msgpack")
+    await settle()
+    assert (await of(made, "delete")).state == "Deleting"
+    entry = await made.client.get(DATA)
+    assert entry is not None
+    assert entry.kind is EntryKind.PURGE
+    await made.host.put(DATA, encode(volume(schema_version=99)))
+    await settle()
+    assert (await refused(of(made, "delete"))).reason == "unreadable"
+
+
+@played()
+async def test_an_unreadable_volume_is_deleted_by_its_last_readable_record(made: World) -> None:
+    known = volume(1, node="n1", bound=True)
+    for last in (known.model_copy(update={"holder": uid(7)}), known):
+        await made.host.put(DATA, encode(last))
+        await settle()
+        await made.host.put(DATA, b"\xc1 no msgpack")
+        await settle()
+        assert (await refused(of(made, "delete", uid=uid(2)))).reason == "not_its_uid"
+        if last.holder:
+            assert (await refused(of(made, "delete"))).reason == "volume_in_use"
+    view = await of(made, "delete", uid=uid(1))
+    assert (view.state, view.uid, view.node) == ("Deleting", uid(1), "n1")
+    entry = await made.client.get(DATA)
+    assert entry is not None
+    assert read(VolumeRecord, entry.value).deleting
+
+
+@played()
+async def test_an_unreadable_volume_of_a_vm_is_not_deleted(made: World) -> None:
+    await make(made)
+    spec = {"volumes": [{"name": "disk", "volume": {"name": "data"}}]}
+    await made.ask("create", name="web", image="tiny", spec=spec)
+    await made.host.put(DATA, b"\xc1 no msgpack")
+    await settle()
+    assert (await refused(of(made, "delete"))).reason == "volume_in_use"
 
 
 def test_one_of_two_controllers_makes_a_volume() -> None:
@@ -271,7 +312,7 @@ async def _tried(asking: Any) -> str:
 
 
 def test_people_change_volumes_observers_read_them_and_bridges_see_none() -> None:
-    verbs = ("create", "get", "list", "update", "delete")
+    verbs = ("create", "get", "list", "update", "attach", "detach", "delete")
     subjects_of = {verb: subjects.api("volume", verb) for verb in verbs}
     allowed = {
         role.user: {verb for verb in verbs if subjects_of[verb] in role.publish}

@@ -22,7 +22,8 @@ _WAYS_OUT = {
     "status": "its node writes it again with the VM's next change; where the VM is gone, `virtbus "
     "vm delete {uid}` removes it",
     "name claim": "`virtbus vm delete NAME` frees the name",
-    "volume": "its data stays on its node, and its name stays taken",
+    "volume": "`virtbus volume delete NAME` frees the name; data that this controller never knew "
+    "stays on its node",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
 }

@@ -1,6 +1,6 @@
 """Decides about creates, changes and deletes of volumes, and shows volumes (ADR 0045)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from virtbus.controller.core.mutations import changed_paths, remembered
@@ -8,7 +8,8 @@ from virtbus.controller.core.unreadable import Unreadable
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.volume import VolumeRecord, VolumeState
+from virtbus.schemas.vm import DISK_MIN
+from virtbus.schemas.volume import VolumeRecord, VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeAsk, VolumeUpdate, VolumeView
 from virtbus.schemas.wire import encode, invalid
 
@@ -118,6 +119,33 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
         )
         raise VirtbusError(Code.CONFLICT, "protected", message)
     return record.model_copy(update={"deleting": True})
+
+
+def mended(
+    want: VolumeAsk, known: VolumeRecord | None, users: Sequence[str], uid: str
+) -> VolumeRecord:
+    """Return the volume as deleted, in place of a record that cannot be read.
+
+    `known` is its last readable record, if any. Without one, `uid` is given to it, and its data
+    stays on its node. `users` are the uids of VMs that name it.
+
+    Raises:
+        VirtbusError: 409 a VM has it; otherwise as `deleting` and `refuse_other`.
+    """
+    if users:
+        message = f"VM {users[0]} has the volume {want.name}; delete the VM first, then the volume"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+    if known is not None:
+        refuse_other(want, known)
+        return deleting(known)
+    return VolumeRecord(
+        uid=want.uid or uid,
+        namespace=want.namespace,
+        name=want.name,
+        spec=VolumeSpec(size=DISK_MIN),
+        created_ns=0,
+        deleting=True,
+    )
 
 
 def has_data(record: VolumeRecord) -> bool:

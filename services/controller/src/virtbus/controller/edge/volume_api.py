@@ -12,9 +12,11 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import pages, volume_changes
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.removals import NO_UID
 from virtbus.controller.edge.volume_writes import ATTEMPTS, VolumeWrites, contended
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
@@ -129,10 +131,36 @@ class VolumeApi:
         """Remove a volume. One without data ends at once, others after their node removed it."""
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
-        held = await self._change(want, change, kind, request)
+        try:
+            held = await self._change(want, change, kind, request)
+        except UnreadableValueError as error:
+            held = await self._mend(want, error, request)
         if not volume_changes.has_data(held.record):
             await self._end(held)
         return self.show(held)
+
+    async def _mend(
+        self, want: VolumeDelete, error: UnreadableValueError, request: Request
+    ) -> StoredVolume:
+        """Replace a record that cannot be read by one that is being deleted (ADR 0027)."""
+        if error.found.reason == "newer_schema":
+            raise error  # newer controllers can read it
+        known = self._fleet.volumes.get(want.namespace, want.name)
+        check_owner(request.account, known.record.owner if known else "")
+        name = want.namespace, want.name
+        users = [
+            uid
+            for uid, vm in self._fleet.vms.items()
+            if name in {(ref.namespace, ref.name) for ref in vm.record.volume_refs.values()}
+        ]
+        last = known.record if known else None
+        record = volume_changes.mended(want, last, users, NO_UID)
+        try:
+            held = await self._writes.replace(StoredVolume(record, error.found.revision), record)
+        except ConflictError:
+            raise contended(want.name) from error
+        self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
+        return held
 
     async def _end(self, held: StoredVolume) -> None:
         try:
