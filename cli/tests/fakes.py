@@ -42,7 +42,7 @@ VERBS = [
     ("network", "list"),
     *(
         ("volume", verb)
-        for verb in ("create", "get", "list", "update", "attach", "detach", "delete")
+        for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
     ),
     ("bus", "status"),
     ("bus", "rebuild"),

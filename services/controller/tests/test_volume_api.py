@@ -312,7 +312,7 @@ async def _tried(asking: Any) -> str:
 
 
 def test_people_change_volumes_observers_read_them_and_bridges_see_none() -> None:
-    verbs = ("create", "get", "list", "update", "attach", "detach", "delete")
+    verbs = ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
     subjects_of = {verb: subjects.api("volume", verb) for verb in verbs}
     allowed = {
         role.user: {verb for verb in verbs if subjects_of[verb] in role.publish}

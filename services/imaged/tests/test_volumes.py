@@ -10,9 +10,10 @@ from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qco
 
 from virtbus.imaged.core.growth import grown
 from virtbus.imaged.core.overlay import build, read_overlay
+from virtbus.imaged.edge import volume_files
 from virtbus.imaged.edge.volume_files import VolumeFolders, VolumeNote
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ANY_EPOCH
+from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, HeldVolume
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -202,3 +203,21 @@ async def test_a_vm_that_still_waits_for_its_image_does_not_make_a_deleted_volum
             await node.disks.ensure(holding(ref(8 * MIB)))
         assert refused.value.reason == "released"
         assert not folder(node).exists()
+
+
+async def test_the_volumes_of_a_host_are_listed_in_pages(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volume_files, "PAGE", 1)
+    async with make_node() as node:
+        assert await node.disks.held_volumes("") == HeldResources()
+        await node.disks.ensure(holding(ref(8 * MIB)))
+        torn = folder(node).with_name(f"shop.torn.{uid(5)}")
+        torn.mkdir()
+        page = await node.disks.held_volumes("")
+        assert (page.volumes, page.more) == (
+            (HeldVolume(folder=folder(node).name, ref=ref(8 * MIB), holder=A),),
+            True,
+        )
+        rest = await node.disks.held_volumes(folder(node).name)
+        assert (rest.volumes, rest.more) == ((HeldVolume(folder=torn.name),), False)

@@ -1,4 +1,4 @@
-"""Implements `virtbus volume create|list|get|update|attach|detach|delete`."""
+"""Implements `virtbus volume create|list|get|update|adopt|attach|detach|delete`."""
 
 import os
 import time
@@ -28,6 +28,7 @@ POLL_S = 0.5
         "list": (f"{_HERE}:listing", "List volumes."),
         "get": (f"{_HERE}:get", "Show one volume."),
         "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
+        "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
         "attach": (f"{_HERE}:attach", "Add a volume to a VM that is off."),
         "detach": (f"{_HERE}:detach", "Take a volume from its VM, which is off."),
         "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
@@ -178,6 +179,35 @@ def update(
         raise usage("nothing to change", "give --size, --protected, --no-protected or --label")
     asked = {"name": name, "namespace": namespace, **changes}
     view = invocation.call("volume", "update", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus node audit n1                lists data of volumes without a record
+        virtbus volume adopt data-1 --node n1
+        """
+    )
+)
+@click.argument("name")
+@click.option(
+    "--node",
+    metavar="NODE",
+    required=True,
+    shell_complete=completion_sources.nodes,
+    help="The node that has the data.",
+)
+@click.option("--uid", metavar="UUID", help="The volume, if the node has several of that name.")
+@namespace_option
+@verb
+def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
+    """Write the record of the volume NAME, whose data is on a node without a record.
+
+    `virtbus volume delete` then removes it, or a VM uses it.
+    """
+    asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
+    view = invocation.call("volume", "adopt", asked)
     invocation.show(view, lambda: table([view]))
 
 

@@ -51,7 +51,7 @@ ASKERS = {
     "guest": "client",
     "command": "controller",
     "volume-release": "controller",
-    "inspect": "tools and tests",
+    "inspect": "controller, tools and tests",
     "quarantine": "controller, nodeagent",
 }
 """The callers of a verb of a node's services. Verbs that are not listed are called by nodeagent."""

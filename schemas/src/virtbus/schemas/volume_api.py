@@ -49,6 +49,15 @@ class VolumeDelete(VolumeAsk):
     """`volume.delete`: removes the volume and its data. No VM may hold it."""
 
 
+class VolumeAdopt(VolumeAsk):
+    """`volume.adopt`: writes the record of a volume whose data is on `node` without a record.
+
+    The node says what the volume is. `uid` is needed only if it has several of that name.
+    """
+
+    node: Id
+
+
 class VolumeAttach(VolumeAsk):
     """`volume.attach`: adds the volume to a VM of its namespace that is off, as a further disk.
 

@@ -216,6 +216,7 @@ class ControllerService:
             ("volume", "list"): volumes.list,
             ("volume", "update"): volumes.update,
             ("volume", "delete"): volumes.delete,
+            ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,
             ("network", "list"): about.networks,

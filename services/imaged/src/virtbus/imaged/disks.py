@@ -30,7 +30,7 @@ from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, MadeDisk
+from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -151,10 +151,7 @@ class Disks:
         return made
 
     async def _ensured(
-        self,
-        record: VmRecord,
-        wanted: tuple[DiskRequest, ...],
-        images: dict[str, ImageInfo | None],
+        self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
         """Run `_ensure_many`, but not during the release of one of the volumes."""
         folders = {disk.ref.folder for disk in wanted if disk.ref is not None}
@@ -175,10 +172,7 @@ class Disks:
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
-        self,
-        record: VmRecord,
-        wanted: tuple[DiskRequest, ...],
-        images: dict[str, ImageInfo | None],
+        self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
@@ -280,6 +274,10 @@ class Disks:
             await self._threads.run(self._volumes.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image
             return await self._threads.run(self._volumes.remove, ref.folder)
+
+    async def held_volumes(self, after: str) -> HeldResources:
+        """Return a page of the volumes on the host, with folders above `after`."""
+        return await self._threads.run(self._volumes.page, after)
 
     # --- quarantine --------------------------------------------------------------------------
     def _manifest(self, uid: str, epoch: int, keep: QuarantineRequest) -> QuarantineManifest:

@@ -11,7 +11,8 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import DISK_MIN
 from virtbus.schemas.volume import VolumeRecord, VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeAsk, VolumeUpdate, VolumeView
-from virtbus.schemas.wire import encode, invalid
+from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.wire import encode, invalid, validate
 
 
 class CreateStep(Enum):
@@ -145,6 +146,24 @@ def mended(
         spec=VolumeSpec(size=DISK_MIN),
         created_ns=0,
         deleting=True,
+    )
+
+
+def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
+    """Return a volume whose data is on `node`, by the node's copy of what it is.
+
+    Raises:
+        VirtbusError: 400 the copy is not possible as a volume.
+    """
+    plain = {"size": ref.size_bytes, "source": {"image": ref.image or None}}
+    return VolumeRecord(
+        uid=ref.uid,
+        namespace=ref.namespace,
+        name=ref.name,
+        spec=validate(VolumeSpec, plain),
+        node=node,
+        bound=True,
+        created_ns=now_ns,
     )
 
 

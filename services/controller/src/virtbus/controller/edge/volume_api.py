@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import in_time, refuse_late
@@ -17,11 +17,13 @@ from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.removals import NO_UID
+from virtbus.controller.edge.volume_orphans import VolumeOrphans
 from virtbus.controller.edge.volume_writes import ATTEMPTS, VolumeWrites, contended
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import (
+    VolumeAdopt,
     VolumeAsk,
     VolumeCreate,
     VolumeCreated,
@@ -59,6 +61,7 @@ class VolumeApi:
         self._storage = storage
         self._quota = quota
         self._writes = VolumeWrites(bus)
+        self._orphans = VolumeOrphans(bus, fleet)
         self._sources = bus.sources
 
     async def create(self, request: Request) -> VolumeCreated:
@@ -85,6 +88,22 @@ class VolumeApi:
         if created:
             self.tell(EventKind.VOLUME_CREATED, held, f"{record.namespace}/{record.name}")
         return VolumeCreated(volume=self.show(held), created=created)
+
+    async def adopt(self, request: Request) -> VolumeView:
+        """Write the record of a volume whose data is on a node; a person names both."""
+        want = validate(VolumeAdopt, request.data)
+        node = self._node(want.node)
+        ref = await self._orphans.find(want)
+        record = volume_changes.adopted(ref, node, self._sources.time_ns())
+        users = self._users(record, ref.uid)
+        if users:  # its VM has kept its record
+            record = record.model_copy(update={"holder": users[0]})
+        self._storage.refuse_create("volumes", VOLUMES_UNTIL_FULL)
+        self._check_quota(want.namespace)
+        async with in_time(request.deadline_s):
+            held, _ = await self._writes.create(record)
+        self.tell(EventKind.VOLUME_CREATED, held, f"adopted from {node}")
+        return self.show(held)
 
     def _node(self, node: str | None) -> str:
         """Return the requested node, empty if there is none; raise 404 if nobody knows it."""
@@ -147,20 +166,24 @@ class VolumeApi:
             raise error  # newer controllers can read it
         known = self._fleet.volumes.get(want.namespace, want.name)
         check_owner(request.account, known.record.owner if known else "")
-        name = want.namespace, want.name
-        users = [
-            uid
-            for uid, vm in self._fleet.vms.items()
-            if name in {(ref.namespace, ref.name) for ref in vm.record.volume_refs.values()}
-        ]
         last = known.record if known else None
-        record = volume_changes.mended(want, last, users, NO_UID)
+        record = volume_changes.mended(want, last, self._users(want, None), NO_UID)
         try:
             held = await self._writes.replace(StoredVolume(record, error.found.revision), record)
         except ConflictError:
             raise contended(want.name) from error
         self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
         return held
+
+    def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[str]:
+        """Return the uids of VMs whose records name the volume; `uid` None: with any uid."""
+        return [
+            vm.record.uid
+            for vm in self._fleet.vms.values()
+            for ref in vm.record.volume_refs.values()
+            if (ref.namespace, ref.name) == (volume.namespace, volume.name)
+            and uid in {None, ref.uid}
+        ]
 
     async def _end(self, held: StoredVolume) -> None:
         try:

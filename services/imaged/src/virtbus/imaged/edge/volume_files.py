@@ -19,14 +19,17 @@ from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import Uid
 from virtbus.schemas.model import LenientModel
+from virtbus.schemas.node_rpc import HeldResources, HeldVolume
 from virtbus.schemas.volume_ref import VolumeRef
-from virtbus.schemas.wire import encode_json
+from virtbus.schemas.wire import decode, encode_json, validate
 
 FOLDER = "volumes"
 DISK = "disk"
 RECORD = "record.json"
 """The host's copy of the volume's identity, from which a lost bus is rebuilt."""
 MAX_NOTE_BYTES = 16 * 1024
+PAGE = 200
+"""Number of volumes in one answer."""
 _NAME = r"[a-z0-9][a-z0-9-]{0,62}"
 _VOLUME = re.compile(rf"^{_NAME}\.{_NAME}\.[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}$")
 
@@ -89,6 +92,20 @@ class VolumeFolders(DiskFolders):
                     os.fsync(directory)
         except OSError as error:
             raise store_error(error) from error
+
+    def page(self, after: str) -> HeldResources:
+        """Return the first volumes with a folder above `after`."""
+        names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
+        found = tuple(self._held(one) for one in names[:PAGE])
+        return HeldResources(volumes=found, more=len(names) > PAGE)
+
+    def _held(self, folder: str) -> HeldVolume:
+        try:
+            with self._open(folder) as directory:
+                note = validate(VolumeNote, decode(_small(RECORD, directory)))
+        except (OSError, VirtbusError):
+            return HeldVolume(folder=folder)
+        return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
 
     def grow(self, folder: str, size_bytes: int) -> None:
         """Make a volume's disk larger. No program may have it open.
