@@ -6,7 +6,15 @@ from typing import Any
 from services.controller.tests.fleets import status, uid
 from services.controller.tests.schedules import Gates, ScheduledBus, broken_everywhere, sample
 from services.controller.tests.test_vm_api import played, refused
-from services.controller.tests.test_volume_holders import at, holder, make, prepared, shown, vm
+from services.controller.tests.test_volume_holders import (
+    DATA,
+    at,
+    holder,
+    make,
+    prepared,
+    shown,
+    vm,
+)
 from services.controller.tests.virtual import World, settle
 from services.controller.tests.volumes import volume
 
@@ -20,7 +28,7 @@ from virtbus.schemas.disk import Disk
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_api import VolumeView
-from virtbus.schemas.wire import validate
+from virtbus.schemas.wire import encode, validate
 
 DISK = Disk(name="data")
 
@@ -155,3 +163,16 @@ def test_a_detach_restores_the_spec_that_an_attach_changed() -> None:
     assert {disk.name for disk in bare.spec.domain.devices.disks} == {"root", "cloudinit"}
     again = attached(bare, told, volume(9), DISK)
     assert (again.spec.volumes, again.volume_refs) == (one.spec.volumes, one.volume_refs)
+
+
+@played()
+async def test_a_person_ends_the_hold_of_a_vm_without_a_record(made: World) -> None:
+    held = volume(9, node="n1", bound=True, holder=uid(1))
+    await made.host.put(DATA, encode(held))
+    assert (await refused(detach(made))).reason == "vm_not_found"
+    assert (await refused(detach(made, gone=uid(2)))).reason == "not_its_holder"
+    view = await detach(made, gone=uid(1))
+    assert (view.state, view.holder) == ("Bound", "")
+    await vm(made, 2, "data")
+    assert (await refused(detach(made, gone=uid(2)))).reason == "not_gone"
+    assert (await shown(made)).holder == uid(2)

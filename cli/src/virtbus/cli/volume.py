@@ -239,16 +239,23 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
         """
         virtbus volume detach data-1
         virtbus volume detach data-1 web     only if web holds it
+        virtbus volume detach data-1 --gone 0192f0c1-2d3e-7abc-8def-000000000001
         """
     )
 )
 @_name
 @click.argument("vm", required=False, shell_complete=completion_sources.vms)
+@click.option(
+    "--gone",
+    metavar="UUID",
+    help="The holder, if it has no record, and you know that no guest of it runs.",
+)
 @namespace_option
 @verb
-def detach(invocation: Invocation, *, name: str, vm: str | None, namespace: str) -> None:
+def detach(invocation: Invocation, *, name: str, namespace: str, **flags: str | None) -> None:
     """Take the volume NAME from the VM that holds it, which is off. The data stays."""
-    asked = {"name": name, "namespace": namespace} | ({"vm": vm} if vm else {})
+    given = {key: value for key, value in flags.items() if value}
+    asked = {"name": name, "namespace": namespace, **given}
     view = invocation.call("volume", "detach", asked)
     invocation.show(view, lambda: table([view]))
 

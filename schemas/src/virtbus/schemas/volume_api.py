@@ -72,10 +72,12 @@ class VolumeAttach(VolumeAsk):
 class VolumeDetach(VolumeAsk):
     """`volume.detach`: removes the volume and its disk from the VM that holds it, which is off.
 
-    With `vm`, another holder is refused. A volume without a holder is not changed.
+    With `vm`, another holder is refused. A volume without a holder is not changed. `gone` is the
+    uid of a holder without a record, of which a person knows that it has no guest.
     """
 
     vm: Id | None = None
+    gone: Uid | None = None
 
 
 class VolumeList(StrictModel):

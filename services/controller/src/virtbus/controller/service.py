@@ -182,7 +182,7 @@ class ControllerService:
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about
         power, commands, volumes = self._power, self._commands, self._volumes
-        attachments = VolumeAttachments(self._fleet, vms, volumes)
+        attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,

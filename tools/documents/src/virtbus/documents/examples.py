@@ -128,6 +128,7 @@ _VALUES: dict[str, Any] = {
     "Envelope.data": {"name": "web", "image": "tiny"},
     "StreamData.data": b"login: \x00\xff",
     "VolumeAttach.disk": "logs",
+    "VolumeDetach.gone": UID,
     "VmStatus.state": "Running",
     "VmView.state": "Running",
     "VmSpec.volumes": [

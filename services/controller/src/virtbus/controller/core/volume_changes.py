@@ -230,7 +230,9 @@ def hold_remains(record: VolumeRecord, unreadable: Iterable[Unreadable]) -> str:
         return f"VM {record.holder} holds it, and its {one.kind} cannot be read: {one.way_out}"
     return (
         f"VM {record.holder} holds it and has no record; the hold ends when "
-        f"{record.node or 'a controller'} has confirmed that nothing is left of that VM"
+        f"{record.node or 'a controller'} has confirmed that nothing is left of that VM. "
+        "If it cannot, and no guest of it runs: `virtbus volume detach "
+        f"{record.name} -n {record.namespace} --gone {record.holder}`"
     )
 
 

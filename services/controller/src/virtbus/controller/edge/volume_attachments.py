@@ -1,11 +1,16 @@
 """Handles `volume.attach` and `volume.detach`: one batch changes the VM and the holder."""
 
-from virtbus.bus.client.ports import Request
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import attached, detached
+from virtbus.controller.core.volume_holds import freed, ref_of
+from virtbus.controller.edge.key_states import ended
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.volume_api import VolumeApi
+from virtbus.controller.edge.volume_writes import VolumeWrites, contended
+from virtbus.schemas import subjects
 from virtbus.schemas.api import VmRef
 from virtbus.schemas.disk import Disk
 from virtbus.schemas.errors import Code, VirtbusError
@@ -17,7 +22,8 @@ from virtbus.schemas.wire import validate
 class VolumeAttachments:
     """The handlers. Each changes the VM's record, and its agent uses it at the next start."""
 
-    def __init__(self, fleet: Fleet, vms: VmApi, volumes: VolumeApi) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, volumes: VolumeApi) -> None:
+        self._bus = bus
         self._fleet = fleet
         self._vms = vms
         self._volumes = volumes
@@ -38,6 +44,9 @@ class VolumeAttachments:
         held = await self._volumes.find(want, request.account)
         if not held.record.holder:
             return self._volumes.show(held)
+        if want.gone is not None:
+            await self._let_go(held, want.gone)
+            return await self._answer(want, request, f"VM {want.gone} is gone, says a person")
         vm = await self._vms.find(VmRef(uid=held.record.holder), request.account)
         if want.vm not in {None, vm.record.name}:
             message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
@@ -48,6 +57,26 @@ class VolumeAttachments:
             request,
         )
         return await self._answer(want, request, f"detached from {view.name}")
+
+    async def _let_go(self, held: StoredVolume, vm: str) -> None:
+        """End the hold of a VM without a record, because a person says that it has no guest.
+
+        Raises:
+            VirtbusError: 409 another VM is the holder, or it has a record, or a node holds it.
+        """
+        record, node = held.record, self._fleet.holding.node_of(vm)
+        free = freed(held, ref_of(record), vm)
+        if free is None:
+            message = f"VM {record.holder} holds {record.name}, not {vm}"
+            raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
+        if node or not ended(await self._bus.get(subjects.vm_anywhere(vm))):
+            there = f"is held on {node}" if node else "has a record"
+            message = f"VM {vm} {there}; delete that VM, or stop it and detach the volume"
+            raise VirtbusError(Code.CONFLICT, "not_gone", message)
+        try:
+            await VolumeWrites(self._bus).replace(held, free)
+        except ConflictError:
+            raise contended(record.name) from None
 
     async def _answer(self, want: VolumeAsk, request: Request, message: str) -> VolumeView:
         """Return the volume after the change, and emit its event."""
