@@ -100,7 +100,7 @@ async def test_each_verb_has_a_help_text(cli: Cli, verb: str) -> None:
     assert f"virtbus vm {verb} web" in ended.out
 
 
-@pytest.mark.parametrize("verb", ["reset", "soft-reboot"])
+@pytest.mark.parametrize("verb", ["reset", "soft-reboot", "thaw"])
 async def test_a_command_is_for_the_guest_that_was_seen(
     script: Script, cli: Cli, verb: str
 ) -> None:
@@ -111,3 +111,15 @@ async def test_a_command_is_for_the_guest_that_was_seen(
     assert ended.json["epoch"] == 3
     assert script.data(f"vm.{verb}") == [{"name": "web", "namespace": "default", "epoch": 3}]
     assert f"virtbus vm {verb} web" in (await cli("vm", verb, "--help")).out
+
+
+async def test_a_freeze_has_a_time_limit_with_a_unit(script: Script, cli: Cli) -> None:
+    script.answer("vm", "get", vm_view(epoch=3))
+    script.answer("vm", "freeze", vm_view(epoch=3))
+    ended = await cli("vm", "freeze", "web", "--timeout", "2m")
+    assert ended.code == 0, ended.err
+    query = {"name": "web", "namespace": "default", "epoch": 3, "timeout_s": 120}
+    assert script.data("vm.freeze") == [query]
+    wrong = await cli("vm", "freeze", "web", "--timeout", "soon")
+    assert wrong.code == 2
+    assert "'soon' is no time; write 30s or 5m" in wrong.err

@@ -1,7 +1,7 @@
 """A node without a host: the real agent on the memory bus, with a dict as hypervisor."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,8 @@ from virtbus.nodeagent.core.ports import (
     HostFacts,
 )
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.freeze_files import DiskFreezes
+from virtbus.nodeagent.edge.freezing import GuestFreezes
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.nodeagent.heartbeat import Heartbeat
@@ -28,6 +30,8 @@ from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.vm_status import VmStatus
@@ -159,6 +163,38 @@ class Domains:
         self._events.remove(queue)
 
 
+class Insides:
+    """The `GuestAgents` port: the guests with frozen file systems, and the calls."""
+
+    def __init__(self) -> None:
+        self.frozen: set[str] = set()
+        self.done: list[str] = []
+        self.errors: dict[str, VirtbusError] = {}
+        """The error of a call, by its verb."""
+
+    async def ask(
+        self, of: str, about: Sequence[GuestQuestion], *, timeout_s: float
+    ) -> Mapping[str, object]:
+        raise NotImplementedError
+
+    async def freeze(self, of: str, *, timeout_s: float) -> bool:
+        self._called("freeze")
+        if of in self.frozen:
+            raise VirtbusError(Code.CONFLICT, "guest_frozen", "frozen already")
+        self.frozen.add(of)
+        return True
+
+    async def thaw(self, of: str, *, timeout_s: float) -> bool:
+        self._called("thaw")
+        self.frozen.discard(of)
+        return True
+
+    def _called(self, verb: str) -> None:
+        self.done.append(verb)
+        if verb in self.errors:
+            raise self.errors[verb]
+
+
 class Node:
     """One host whose agent stops and restarts; bus, domains and disk stay."""
 
@@ -167,6 +203,7 @@ class Node:
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server, "test")
         self.domains = Domains()
+        self.insides = Insides()
         self.settings = Settings(
             node=NODE,
             state_dir=tmp / "state",
@@ -194,6 +231,7 @@ class Node:
         self.files = AgentFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
         self.simulated = simulated = SimulatedNode(bus, NODE)
+        freezes = GuestFreezes(self.insides, DiskFreezes(self.files.vms))
         tools = AgentPorts(
             bus=bus,
             settings=self.settings,
@@ -205,6 +243,7 @@ class Node:
             reach=simulated,
             events=AgentEvents(bus, NODE),
             accelerator=lambda _record: "tcg",
+            freezes=freezes,
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)
         agent = NodeAgent(
@@ -213,7 +252,7 @@ class Node:
             AgentRpc(bus, NODE, consoles),
         )
         try:
-            async with simulated.serve(), asyncio.TaskGroup() as group:
+            async with freezes.keeping(), simulated.serve(), asyncio.TaskGroup() as group:
                 task = group.create_task(agent.run())
                 yield agent
                 task.cancel()

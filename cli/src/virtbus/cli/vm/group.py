@@ -21,6 +21,8 @@ _HERE = "virtbus.cli.vm"
         "unpause": (f"{_HERE}.power:unpause", "Resume a paused VM."),
         "reset": (f"{_HERE}.power:reset", "Press a VM's reset button."),
         "soft-reboot": (f"{_HERE}.power:soft_reboot", "Ask a VM's guest to reboot."),
+        "freeze": (f"{_HERE}.freeze:freeze", "Freeze a guest's file systems for a time."),
+        "thaw": (f"{_HERE}.freeze:thaw", "Thaw a guest's file systems."),
         "adopt": (f"{_HERE}.adopt", "Take an orphaned VM from its Kubernetes cluster."),
         "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),

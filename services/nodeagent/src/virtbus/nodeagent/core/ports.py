@@ -319,6 +319,17 @@ class GuestAgents(Protocol):
             VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
         """
 
+    async def freeze(self, uid: str, *, timeout_s: float) -> bool:
+        """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
+
+        Raises:
+            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`. After any other
+                error the guest may be frozen.
+        """
+
+    async def thaw(self, uid: str, *, timeout_s: float) -> bool:
+        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:

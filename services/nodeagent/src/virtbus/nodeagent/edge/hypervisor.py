@@ -79,11 +79,11 @@ class LibvirtHypervisor:
             self._changes, self._starts = links(CHANGES_AT_ONCE), links(starts)
             self._ends = links(CHANGES_AT_ONCE, STUCK_LIMIT_TO_MEND)
             self._events = links(1)
-        quick, slow, displays = (
+        quick, slow, freezes, displays = (
             self._reads if self._in_process else links(at_once)
-            for at_once in (GUESTS_ASKED_AT_ONCE, GUESTS_ASKED_AT_ONCE, DISPLAYS_AT_ONCE)
+            for at_once in (*(GUESTS_ASKED_AT_ONCE,) * 3, DISPLAYS_AT_ONCE)
         )
-        self.guests = LibvirtGuests(quick, slow)
+        self.guests = LibvirtGuests(quick, slow, freezes)
         self.displays = LibvirtDisplays(displays)
 
     async def __aenter__(self) -> Self:

@@ -305,7 +305,8 @@ class Actions:
         grace = 0 if self._vm.reasons.at_once else grace_s(record)
         self._tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
-            self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
+            tools, uid = self._tools, record.uid
+            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes))
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
