@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
+from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.ports import (
     DomainChange,
@@ -76,6 +77,11 @@ class Domains:
         self.there: dict[str, DomainFacts] = {}
         self.done: list[tuple[str, str]] = []
         self.foreign: set[str] = set()
+        self.locked: set[str] = set()
+        self.media: dict[str, dict[str, str]] = {}
+        self.limits: dict[str, dict[str, Mapping[str, int]]] = {}
+        self.errors: dict[str, VirtbusError] = {}
+        """The error of a call, by its name."""
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
     def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
@@ -118,6 +124,23 @@ class Domains:
     async def shutdown(self, of: str) -> bool:
         self.done.append(("shutdown", of))
         return self.there[of].active
+
+    async def set_drives(self, of: str, wanted: Mapping[str, DriveState]) -> None:
+        self.done.append(("drives", of))
+        locked = [name for name, drive in wanted.items() if name in self.locked and not drive.force]
+        if locked and not wanted[locked[0]].path:
+            raise VirtbusError(Code.CONFLICT, "tray_locked", f"the guest locks {locked[0]}")
+        self.media[of] = {name: drive.path for name, drive in wanted.items()}
+
+    async def limit(
+        self, of: str, wanted: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Mapping[str, int]]:
+        self.done.append(("limit", of))
+        limits = self.limits.setdefault(of, {})
+        if (error := self.errors.get("limit")) is not None:
+            raise error
+        limits.update(wanted)
+        return limits
 
     async def destroy(self, of: str) -> None:
         facts = self.there.get(of)

@@ -23,6 +23,8 @@ _HERE = "virtbus.cli.vm"
         "soft-reboot": (f"{_HERE}.power:soft_reboot", "Ask a VM's guest to reboot."),
         "freeze": (f"{_HERE}.freeze:freeze", "Freeze a guest's file systems for a time."),
         "thaw": (f"{_HERE}.freeze:thaw", "Thaw a guest's file systems."),
+        "eject": (f"{_HERE}.media:eject", "Eject the medium of a VM's CD-ROM drive."),
+        "insert": (f"{_HERE}.media:insert", "Insert the medium of a VM's CD-ROM drive again."),
         "adopt": (f"{_HERE}.adopt", "Take an orphaned VM from its Kubernetes cluster."),
         "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),

@@ -1,12 +1,13 @@
 """Keeps the observed state of a VM, from its domain, its last status and each step of its table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.freezes import Frozen
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
 from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
+from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.network import InterfaceStatus
@@ -86,6 +87,10 @@ class Observed:
     """The reason why the running guest has no network, reported by netd."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
+    disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The limits in force by disk, as libvirt reports them."""
+    drives_error: ErrorBody | None = None
+    """The error of the last change of a medium; it is tried again."""
     frozen: Frozen | None = None
     """The freeze of the guest's file systems."""
     stage: FailureStage = ""
@@ -111,6 +116,7 @@ def note(
     if phase in {"preparing", "starting"}:
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
+        seen.disk_limits, seen.drives_error = {}, None
         _melted(record, seen, tools)
     elif phase in {"stopped", "releasing"}:
         seen.recovered()

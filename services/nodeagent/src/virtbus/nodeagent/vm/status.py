@@ -12,7 +12,7 @@ from virtbus.nodeagent.vm.machine import UP, VmPhase
 from virtbus.nodeagent.vm.observation import READY, WAS_UP, Observed
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import ErrorBody, VirtbusError
 from virtbus.schemas.fitting import fitted_bytes
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
@@ -31,6 +31,7 @@ RESTART_REQUIRED, HELD = "RestartRequired", "Held"
 NETWORK_LOST = "NetworkLost"
 PAUSED = "Paused"
 FROZEN = "Frozen"
+MEDIA_PENDING = "MediaChangePending"
 VISIBLE: dict[VmPhase, VmState] = {
     "new": VmState.SCHEDULED,
     "preparing": VmState.PREPARING,
@@ -73,6 +74,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         conditions=conditions(vm),
         interfaces=net.interfaces if net else earlier.interfaces,
         accelerator=observed.accelerator,
+        disk_limits=observed.disk_limits if phase in UP else {},
         image_digest=image.digest if image else earlier.image_digest,
         started_ns=observed.started_ns,
         updated_ns=updated_ns,
@@ -103,6 +105,8 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
     if observed.frozen is not None and vm.phase in UP:
         found.append(_frozen(observed.frozen))
+    if observed.drives_error is not None and vm.phase in UP:
+        found.append(_media_pending(observed.drives_error))
     if observed.network_lost:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
@@ -130,6 +134,12 @@ def _frozen(frozen: Frozen) -> Condition:
         reason, message = "NotThawed", f"not thawed yet, tried again: {frozen.trouble}"
     since_ns = frozen.since_ns
     return Condition(type=FROZEN, status=True, reason=reason, message=message, since_ns=since_ns)
+
+
+def _media_pending(error: ErrorBody) -> Condition:
+    """Return the condition of a guest whose medium is not changed yet."""
+    reason = "TrayLocked" if error.reason == "tray_locked" else "NotChanged"
+    return Condition(type=MEDIA_PENDING, status=True, reason=reason, message=error.message)
 
 
 class StatusWriter:
