@@ -50,6 +50,7 @@ ASKERS = {
     "audit": "controller",
     "guest": "client",
     "command": "controller",
+    "freeze": "controller",
     "inspect": "tools and tests",
     "quarantine": "controller, nodeagent",
 }
