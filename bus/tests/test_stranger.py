@@ -118,7 +118,7 @@ async def test_clients_reach_the_api_and_no_record(
 
 BRIDGE_ASKS = {
     *(f"vm.{verb}" for verb in ("create", "get", "watch", "delete", "start")),
-    *(f"vm.{verb}" for verb in ("pause", "unpause", "reset", "soft-reboot")),
+    *(f"vm.{verb}" for verb in ("pause", "unpause", "reset", "soft-reboot", "freeze", "thaw")),
     "node.list",
 }
 BRIDGE_OPENS = {"console", "vnc", "port", "screenshot", "guest"}

@@ -26,7 +26,7 @@ VERBS = [
         ("vm", verb)
         for verb in (
             *("create", "get", "list", "update", "delete", "start", "stop", "move", "events"),
-            *("restart", "pause", "unpause", "reset", "soft-reboot"),
+            *("restart", "pause", "unpause", "reset", "soft-reboot", "freeze", "thaw"),
         )
     ),
     ("vm", "watch"),

@@ -1,11 +1,12 @@
 """start, restart, pause and unpause against scripted services on a real nats-server."""
 
 import pytest
-from cli.tests.fakes import Cli, Script, vm_view
+from cli.tests.fakes import UID, Cli, Script, vm_view
 
 from virtbus.schemas.api import WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, VmSpec
 
 pytestmark = pytest.mark.integration
 
@@ -100,7 +101,7 @@ async def test_each_verb_has_a_help_text(cli: Cli, verb: str) -> None:
     assert f"virtbus vm {verb} web" in ended.out
 
 
-@pytest.mark.parametrize("verb", ["reset", "soft-reboot"])
+@pytest.mark.parametrize("verb", ["reset", "soft-reboot", "thaw"])
 async def test_a_command_is_for_the_guest_that_was_seen(
     script: Script, cli: Cli, verb: str
 ) -> None:
@@ -111,3 +112,36 @@ async def test_a_command_is_for_the_guest_that_was_seen(
     assert ended.json["epoch"] == 3
     assert script.data(f"vm.{verb}") == [{"name": "web", "namespace": "default", "epoch": 3}]
     assert f"virtbus vm {verb} web" in (await cli("vm", verb, "--help")).out
+
+
+async def test_a_freeze_has_a_time_limit_with_a_unit(script: Script, cli: Cli) -> None:
+    script.answer("vm", "get", vm_view(epoch=3))
+    script.answer("vm", "freeze", vm_view(epoch=3))
+    ended = await cli("vm", "freeze", "web", "--timeout", "2m")
+    assert ended.code == 0, ended.err
+    query = {"name": "web", "namespace": "default", "epoch": 3, "timeout_s": 120}
+    assert script.data("vm.freeze") == [query]
+    wrong = await cli("vm", "freeze", "web", "--timeout", "soon")
+    assert wrong.code == 2
+    assert "'soon' is no time; write 30s or 5m" in wrong.err
+
+
+async def test_a_medium_is_ejected_by_an_update_of_the_spec(script: Script, cli: Cli) -> None:
+    drives = (
+        Disk(name="root"),
+        Disk(name="cd", bus=DiskBus.SATA, device="cdrom"),
+    )
+    spec = VmSpec(domain=Domain(devices=Devices(disks=drives)))
+    script.answer("vm", "get", vm_view(spec=spec))
+    script.answer("vm", "update", vm_view(spec=spec))
+    trays = []
+    for words in ("eject web cd", "eject web cd --force", "insert web cd"):
+        ended = await cli("vm", *words.split())
+        assert ended.code == 0, ended.err
+        data = script.data("vm.update")[-1]
+        assert (data["uid"], data["revision"]) == (UID, 7)
+        trays.append([disk["tray"] for disk in data["spec"]["domain"]["devices"]["disks"]])
+    assert trays == [[None, "open"], [None, "forced-open"], [None, None]]
+    wrong = await cli("vm", "eject", "web", "root")
+    assert wrong.code == 2
+    assert "its drives: cd" in wrong.err

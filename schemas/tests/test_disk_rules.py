@@ -43,6 +43,18 @@ def test_a_device_that_its_bus_does_not_have_is_refused_with_the_reason() -> Non
     assert "use sata or scsi" in found["[0].device"]
 
 
+def test_only_a_drive_whose_media_can_be_changed_has_a_tray() -> None:
+    found = problems(
+        {"tray": "open"},
+        {"tray": "open", "device": "cdrom"},
+        {"tray": "open", "device": "cdrom", "bus": "sata"},
+        {"tray": "forced-open", "device": "cdrom", "bus": "scsi"},
+    )
+    assert set(found) == {"[0].tray", "[1].tray"}
+    assert "only a cdrom" in found["[0].tray"]
+    assert "no CD-ROM drives" in found["[1].tray"]
+
+
 def test_a_boot_order_is_given_once_on_all_buses() -> None:
     orders = ({"boot_order": 1}, {"bus": "scsi", "boot_order": 2}, {"bus": "usb", "boot_order": 1})
     assert list(problems(*orders)) == ["[2].boot_order"]

@@ -141,6 +141,7 @@ def test_a_full_guest_applies_its_seed_and_accepts_a_login(
     its_datagrams_come_and_go(platform)
     the_guest_tells_of_itself(platform, guest)
     a_hung_agent_costs_only_its_asker(platform, login, guest)
+    a_frozen_guest_waits_until_its_deadline(platform, login, guest)
 
     platform.cli("vm", "stop", "full", "--grace", "600", "--timeout", "600", timeout_s=700)
     assert "Power down" in platform.console_log("full"), "it was not the guest that ended"
@@ -188,3 +189,22 @@ def a_hung_agent_costs_only_its_asker(platform: Platform, login: Login, guest: J
     assert until(lambda: platform.try_cli(*ping, "60").stdout, "it answers again") == (
         "full answers\n"
     )
+
+
+def a_frozen_guest_waits_until_its_deadline(platform: Platform, login: Login, guest: Json) -> None:
+    """The agent is killed while the guest is frozen; the next one thaws it."""
+    write = "sudo sh -c 'echo frozen > /root/frozen.txt; sync'"
+    platform.cli("vm", "freeze", "full", "--timeout", "4s")
+    begun_s = time.monotonic()
+    assert "Frozen" in {one["type"] for one in platform.get("full")["conditions"]}
+    platform.cli("vm", "freeze", "full", "--timeout", "8s")
+    platform.wait_back("nodeagent", platform.kill("nodeagent"))
+    login(guest, write)
+    assert time.monotonic() - begun_s > 7, "the write waited for the thaw"
+    until(
+        lambda: "Frozen" not in {one["type"] for one in platform.get("full")["conditions"]},
+        "it is thawed",
+    )
+    platform.cli("vm", "freeze", "full")
+    platform.cli("vm", "thaw", "full")
+    assert {"guest.frozen", "guest.thawed"} <= set(platform.events("full"))

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.platform import Platform, Refused
+from tests.e2e import host
+from tests.e2e.platform import Json, Platform, Refused, until
 
 from virtbus.schemas.disk import DiskBus
 
@@ -18,6 +19,7 @@ def test_a_vm_with_a_disk_on_each_bus_starts_with_its_properties(
     disks: list[dict[str, Any]] = [
         *({"name": f"on-{bus}", "bus": bus} for bus in DiskBus),
         {"name": "tuned", "cache": "none", "io": "native", "limits": {"iops": 5000}},
+        {"name": "cd", "bus": "sata", "device": "cdrom"},
         {"name": "drive", "bus": "sata", "device": "cdrom"},
     ]
     volumes = [{"name": disk["name"], "empty_disk": {"capacity": "8MiB"}} for disk in disks[:-1]]
@@ -28,7 +30,8 @@ def test_a_vm_with_a_disk_on_each_bus_starts_with_its_properties(
     }
     file = tmp_path / "vm.json"
     file.write_text(json.dumps({"spec": spec}))
-    platform.create("disks", "-f", str(file))
+    view = platform.create("disks", "-f", str(file))
+    _limits_and_media_change_while_it_runs(platform, view)
     platform.delete("disks")
 
     disks[0] |= {"io": "native"}
@@ -36,3 +39,26 @@ def test_a_vm_with_a_disk_on_each_bus_starts_with_its_properties(
     with pytest.raises(Refused) as refused:
         platform.create("disks", "-f", str(file))
     assert "spec.domain.devices.disks[0].io: native needs cache" in refused.value.text
+
+
+def _limits_and_media_change_while_it_runs(platform: Platform, view: Json) -> None:
+    def limits() -> Any:
+        return platform.get("disks")["disk_limits"].get("tuned")
+
+    until(lambda: limits() == {"iops": 5000}, "it is read")
+    now = platform.get("disks")
+    tuned = next(one for one in now["spec"]["domain"]["devices"]["disks"] if one["name"] == "tuned")
+    tuned["limits"] = {"write_iops": 70}
+    update = {"uid": view["uid"], "revision": now["revision"], "spec": now["spec"]}
+    platform.ask("vm.update", update)
+    until(lambda: limits() == {"write_iops": 70}, "it is set")
+    platform.cli("vm", "eject", "disks", "cd")
+    until(lambda: "disk-cd" not in _xml(view), "it is ejected")
+    platform.cli("vm", "insert", "disks", "cd")
+    until(lambda: "disk-cd" in _xml(view), "it is inserted")
+    conditions = {one["type"] for one in platform.get("disks")["conditions"] if one["status"]}
+    assert conditions <= {"Ready"}
+
+
+def _xml(view: Json) -> str:
+    return host.run("virsh", "-c", "qemu:///system", "dumpxml", f"vb-{view['uid']}")

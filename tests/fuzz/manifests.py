@@ -17,7 +17,18 @@ from tests.fuzz.texts import aliases, hostile_text, merges
 BASE = f"http://127.0.0.1:{BRIDGE_PORT}"
 PREFIX = "/apis/subresources.kubevirt.io/v1/namespaces/hostile"
 WEBHOOKS = ("/admission/mutate", "/admission/validate")
-VERBS = ("start", "stop", "restart", "pause", "softreboot", "addvolume", "migrate", "x")
+VERBS = (
+    "start",
+    "stop",
+    "restart",
+    "pause",
+    "softreboot",
+    "freeze",
+    "unfreeze",
+    "addvolume",
+    "migrate",
+    "x",
+)
 IDLE = 24
 """More than any pool of slots should give to one source."""
 IDLE_S = 12.0

@@ -50,7 +50,7 @@ class GuestUnderTest:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         bus = self.bus("node")
-        verbs = ("get", "pause", "unpause", "reset", "soft-reboot")
+        verbs = ("get", "pause", "unpause", "reset", "soft-reboot", "freeze", "thaw")
         streams: dict[str, Callable[[ByteStream], Awaitable[None]]] = {
             "console": self._console,
             "port": _repeat,

@@ -228,11 +228,12 @@ async def test_a_power_verb_is_a_patch_of_the_vm(desk: Desk) -> None:
 async def test_verbs_of_the_guest_go_to_the_bus_and_come_back_refused(desk: Desk) -> None:
     await desk.state()
     desk.guest.asked.clear()
-    for verb in ("pause", "reset", "softreboot"):
+    for verb in ("pause", "reset", "softreboot", "freeze", "unfreeze"):
         assert await desk.user.put(VMI, NAME, verb) == (202, {})
     await desk.state(Paused=True)
     assert await desk.user.put(VMI, NAME, "unpause", {}) == (202, {})
-    assert desk.guest.asked == ["pause", "reset", "soft-reboot", "unpause"]
+    asked = ["pause", "reset", "soft-reboot", "freeze", "thaw", "unpause"]
+    assert desk.guest.asked == asked
     code, said = await desk.user.put(VMI, NAME, "softreboot")
     assert (code, said["kind"], said["details"]["name"]) == (409, "Status", NAME)
     assert (await desk.user.put(VMI, "nobody", "pause"))[0] == 404

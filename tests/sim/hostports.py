@@ -15,6 +15,7 @@ from tests.sim.machine import Host
 from tests.sim.wire import Gone
 
 from virtbus.bus.client.mailbox import Mailbox
+from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.instance import Me
 from virtbus.nodeagent.core.ports import ConsoleViewer, DomainEvent, DomainFacts, HostFacts
 from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
@@ -161,6 +162,14 @@ class SimHypervisor:
 
     async def shutdown(self, uid: str) -> bool:
         return await self._call(lambda: self._host.shutdown(uid))
+
+    async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
+        await self._call(lambda: None)
+
+    async def limit(
+        self, uid: str, wanted: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Mapping[str, int]]:
+        return await self._call(lambda: wanted if uid in self._host.domains else {})
 
     async def destroy(self, uid: str) -> None:
         await self._call(lambda: self._host.destroy(uid))

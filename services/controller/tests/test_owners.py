@@ -51,6 +51,8 @@ VERBS: dict[str, dict[str, Any]] = {
     "unpause": {},
     "reset": {},
     "soft-reboot": {},
+    "freeze": {},
+    "thaw": {},
     "move": {},
     "update": {"revision": 1, "labels": {"mine": "now"}},
 }

@@ -1,4 +1,4 @@
-"""reset and soft-reboot over the API: the node's answer is the request's."""
+"""reset, soft-reboot, freeze and thaw over the API: the node's answer is the request's."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ from virtbus.schemas.errors import Code, Retry, VirtbusError
 
 
 @asynccontextmanager
-async def agent(made: World, answer: Any = None) -> AsyncIterator[list[Any]]:
+async def agent(made: World, answer: Any = None, verb: str = "command") -> AsyncIterator[list[Any]]:
     """The agent of the VM's node, and its received requests."""
     asked: list[Any] = []
 
@@ -27,7 +27,7 @@ async def agent(made: World, answer: Any = None) -> AsyncIterator[list[Any]]:
 
     stored = await made.stored(uid(1))
     assert stored is not None
-    endpoint = Endpoint("agent-command", subjects.rpc(stored.node, "agent", "command"), do)
+    endpoint = Endpoint(f"agent-{verb}", subjects.rpc(stored.node, "agent", verb), do)
     async with made.host.serve(ServiceInfo("virtbus-nodeagent", "0"), [endpoint]):
         yield asked
 
@@ -87,3 +87,15 @@ async def test_a_node_that_does_not_answer_has_done_nothing(made: World) -> None
     error = await refused(made.ask("reset", name="web"))
     assert (error.code, error.reason) == (503, "node_silent")
     assert error.body.retry is Retry.SAME_ID
+
+
+@played()
+async def test_a_freeze_and_a_thaw_reach_the_node_with_their_time_limit(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    async with agent(made, verb="freeze") as asked:
+        await made.vm("freeze", name="web", timeout_s=30, epoch=1)
+        await made.vm("freeze", name="web")
+        await made.vm("thaw", name="web")
+        assert (await refused(made.ask("freeze", name="web", epoch=2))).reason == "moved"
+        assert (await refused(made.ask("freeze", name="web", timeout_s=0))).reason == "invalid"
+    assert [(one["epoch"], one["timeout_s"]) for one in asked] == [(1, 30), (1, 300), (1, 0)]

@@ -88,6 +88,15 @@ REFUSED: list[tuple[str, Any, Any, dict[str, Any], tuple[int, str]]] = [
     ("reset", None, running("Succeeded"), {}, VMI_NOT_RUNNING),
     ("softreboot", None, running("Pending"), {}, NOT_RUNNING),
     ("softreboot", None, running(Paused=True), {}, (409, "VMI is paused")),
+    ("freeze", None, running("Scheduled"), {}, VMI_NOT_RUNNING),
+    ("freeze", None, running(Paused=True), {}, (409, "VMI is paused")),
+    *(
+        ("freeze", None, running(), {"unfreezeTimeout": wrong},
+         (400, "unfreezeTimeout must be a duration of at most 3600s"))
+        for wrong in ("", "5", "-1s", "1h1s", "9" * 99 + "s", "1s" * 40, 7, ["1s"])
+    ),
+    ("unfreeze", None, running("Succeeded"), {}, VMI_NOT_RUNNING),
+    ("unfreeze", None, running(Paused=True), {}, (409, "VMI is paused")),
     ("console", None, running("Scheduled"), {}, (400, "VMI is not running")),
     ("console", None, running("Failed"), {}, (409, "VMI is in failed status")),
     ("vnc", None, running("Scheduled"), {}, (400, "VMI is not running")),
@@ -144,6 +153,10 @@ def test_an_unknown_verb_or_method_is_refused() -> None:
         ("unpause", running(Paused=True), {}, BusVerb("unpause", UID)),
         ("reset", running(), {}, BusVerb("reset", UID)),
         ("softreboot", running(), {}, BusVerb("soft-reboot", UID)),
+        ("freeze", running(), {}, BusVerb("freeze", UID, 300)),
+        ("freeze", running(), {"unfreezeTimeout": "1m30.5s"}, BusVerb("freeze", UID, 91)),
+        ("freeze", running(), {"unfreezeTimeout": "0s"}, BusVerb("freeze", UID, 3600)),
+        ("unfreeze", running(), {}, BusVerb("thaw", UID)),
         ("console", running(), {}, GuestStream("console", UID)),
         ("vnc", running(), {}, GuestStream("vnc", UID)),
         ("vnc/screenshot", running(), {}, GuestStream("screenshot", UID)),

@@ -82,6 +82,15 @@ def test_the_status_of_a_running_vmi_is_complete() -> None:
     assert vmi_said(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
 
 
+def test_a_frozen_guest_is_shown_until_it_is_thawed() -> None:
+    frozen = Condition(type="Frozen", status=True, reason="Requested")
+    seen = view(UID, state=VmState.RUNNING, conditions=(frozen,))
+    said = status_of(Seen(seen))
+    assert said["fsFreezeStatus"] == "frozen"
+    thawed = put(vmi(), {"status": said})
+    assert "fsFreezeStatus" not in vmi_said(thawed, Seen(view(UID, state=VmState.RUNNING)), NOW)
+
+
 def test_the_status_is_kept_while_the_vm_is_not_seen() -> None:
     running = put(vmi(), {"status": status_of(Seen(view(UID, state=VmState.RUNNING)))})
     create, *again = reconcile_vmi(running, Seen(), {}, NOW, CLUSTER)

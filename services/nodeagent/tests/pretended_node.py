@@ -1,7 +1,7 @@
 """A node without a host: the real agent on the memory bus, with a dict as hypervisor."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
+from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.ports import (
     DomainChange,
@@ -21,6 +22,8 @@ from virtbus.nodeagent.core.ports import (
     HostFacts,
 )
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.freeze_files import DiskFreezes
+from virtbus.nodeagent.edge.freezing import GuestFreezes
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.nodeagent.heartbeat import Heartbeat
@@ -28,6 +31,8 @@ from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.vm_status import VmStatus
@@ -72,6 +77,11 @@ class Domains:
         self.there: dict[str, DomainFacts] = {}
         self.done: list[tuple[str, str]] = []
         self.foreign: set[str] = set()
+        self.locked: set[str] = set()
+        self.media: dict[str, dict[str, str]] = {}
+        self.limits: dict[str, dict[str, Mapping[str, int]]] = {}
+        self.errors: dict[str, VirtbusError] = {}
+        """The error of a call, by its name."""
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
     def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
@@ -114,6 +124,23 @@ class Domains:
     async def shutdown(self, of: str) -> bool:
         self.done.append(("shutdown", of))
         return self.there[of].active
+
+    async def set_drives(self, of: str, wanted: Mapping[str, DriveState]) -> None:
+        self.done.append(("drives", of))
+        locked = [name for name, drive in wanted.items() if name in self.locked and not drive.force]
+        if locked and not wanted[locked[0]].path:
+            raise VirtbusError(Code.CONFLICT, "tray_locked", f"the guest locks {locked[0]}")
+        self.media[of] = {name: drive.path for name, drive in wanted.items()}
+
+    async def limit(
+        self, of: str, wanted: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Mapping[str, int]]:
+        self.done.append(("limit", of))
+        limits = self.limits.setdefault(of, {})
+        if (error := self.errors.get("limit")) is not None:
+            raise error
+        limits.update(wanted)
+        return limits
 
     async def destroy(self, of: str) -> None:
         facts = self.there.get(of)
@@ -159,6 +186,38 @@ class Domains:
         self._events.remove(queue)
 
 
+class Insides:
+    """The `GuestAgents` port: the guests with frozen file systems, and the calls."""
+
+    def __init__(self) -> None:
+        self.frozen: set[str] = set()
+        self.done: list[str] = []
+        self.errors: dict[str, VirtbusError] = {}
+        """The error of a call, by its verb."""
+
+    async def ask(
+        self, of: str, about: Sequence[GuestQuestion], *, timeout_s: float
+    ) -> Mapping[str, object]:
+        raise NotImplementedError
+
+    async def freeze(self, of: str, *, timeout_s: float) -> bool:
+        self._called("freeze")
+        if of in self.frozen:
+            raise VirtbusError(Code.CONFLICT, "guest_frozen", "frozen already")
+        self.frozen.add(of)
+        return True
+
+    async def thaw(self, of: str, *, timeout_s: float) -> bool:
+        self._called("thaw")
+        self.frozen.discard(of)
+        return True
+
+    def _called(self, verb: str) -> None:
+        self.done.append(verb)
+        if verb in self.errors:
+            raise self.errors[verb]
+
+
 class Node:
     """One host whose agent stops and restarts; bus, domains and disk stay."""
 
@@ -167,6 +226,7 @@ class Node:
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server, "test")
         self.domains = Domains()
+        self.insides = Insides()
         self.settings = Settings(
             node=NODE,
             state_dir=tmp / "state",
@@ -194,6 +254,7 @@ class Node:
         self.files = AgentFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
         self.simulated = simulated = SimulatedNode(bus, NODE)
+        freezes = GuestFreezes(self.insides, DiskFreezes(self.files.vms))
         tools = AgentPorts(
             bus=bus,
             settings=self.settings,
@@ -205,6 +266,7 @@ class Node:
             reach=simulated,
             events=AgentEvents(bus, NODE),
             accelerator=lambda _record: "tcg",
+            freezes=freezes,
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)
         agent = NodeAgent(
@@ -213,7 +275,7 @@ class Node:
             AgentRpc(bus, NODE, consoles),
         )
         try:
-            async with simulated.serve(), asyncio.TaskGroup() as group:
+            async with freezes.keeping(), simulated.serve(), asyncio.TaskGroup() as group:
                 task = group.create_task(agent.run())
                 yield agent
                 task.cancel()

@@ -22,9 +22,14 @@ from services.nodeagent.tests.libvirt_host import (
     pid_of,
 )
 
+from virtbus.nodeagent.core.disk_sources import DiskSource
+from virtbus.nodeagent.core.disks import drives as wanted_drives
 from virtbus.nodeagent.core.ports import DomainChange
+from virtbus.nodeagent.edge.libvirt_disks import media
+from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.schemas.disk import DISKS_MAX, CacheMode, IoThreads, IoThreadsPolicy
 from virtbus.schemas.disk_buses import ABILITIES, BOOTABLE_SATA, MAX_DISKS, Verb, Verdict
+from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Devices,
@@ -122,6 +127,58 @@ async def test_a_guest_starts_with_each_property_of_its_disks(host: Host) -> Non
             assert (limits["total_bytes_sec"], limits["total_iops_sec_max"]) == (2**23, 100)
     finally:
         connection.close()
+
+
+async def test_media_of_a_running_guest_are_ejected_and_inserted(host: Host) -> None:
+    buses = [bus for bus in DiskBus if not ABILITIES[bus][Verb.MEDIA_CHANGE].refused]
+
+    def with_tray(tray: str | None) -> VmSpec:
+        given = ({"name": bus, "bus": bus, "device": "cdrom", "tray": tray} for bus in buses)
+        return drives(Disk(name="root"), *(Disk.model_validate(one) for one in given))
+
+    record = await starts(host, with_tray(None))
+    files = {str(bus): DiskSource(str(host.path(record, bus)), ImageFormat.RAW) for bus in buses}
+    inside = {at: one.path for at, one in wanted_drives(record.spec.domain, files, "").items()}
+    assert sorted(inside) == ["sda", "sdb"]
+    connection = libvirt.open(URI)
+    try:
+        domain = connection.lookupByUUIDString(record.uid)
+        for tray in ("open", None, "forced-open", "closed"):
+            now = wanted_drives(with_tray(tray).domain, files, "")
+            await host.hypervisor.set_drives(record.uid, now)
+            await host.hypervisor.set_drives(record.uid, now)
+            empty = tray in {"open", "forced-open"}
+            found = media(domain.XMLDesc())
+            assert {at: found[at] for at in inside} == {
+                at: "" if empty else path for at, path in inside.items()
+            }
+    finally:
+        connection.close()
+
+
+async def test_limits_of_a_running_guest_change_and_end_on_each_bus(host: Host) -> None:
+    """The call removes a limit with its burst, and the figures are libvirt's own."""
+    buses = [bus for bus in DiskBus if not ABILITIES[bus][Verb.LIMITS].refused]
+    first = {"iops": 50, "burst": {"iops": 100}, "burst_s": 5}
+    drive = Disk(name="empty", bus=DiskBus.SATA, device="cdrom")
+
+    def limited(limits: dict[str, Any] | None) -> VmSpec:
+        given = ({"name": bus, "bus": bus, "limits": limits} for bus in buses)
+        spec = drives(*(Disk.model_validate(one) for one in given), drive)
+        full = tuple(volume for volume in spec.volumes if volume.name != "empty")
+        return spec.model_copy(update={"volumes": full})
+
+    record = await starts(host, limited(first))
+    shown = {"iops": 50, "burst_iops": 100, "burst_s": 5}
+    assert await limit(record, host.hypervisor) == dict.fromkeys(buses, shown)
+    for limits in ({"read_bytes_per_s": 2**20, "write_iops": 9}, {"bytes_per_s": 2**23}, first):
+        now = record.model_copy(update={"spec": limited(limits)})
+        found = await limit(now, host.hypervisor)
+        assert found == dict.fromkeys(buses, shown if limits is first else limits)
+    without = record.model_copy(update={"spec": limited(None)})
+    assert await limit(without, host.hypervisor) == {}
+    await host.hypervisor.destroy(record.uid)
+    assert await limit(record, host.hypervisor) == {}
 
 
 def _allowed(disk: dict[str, Any], bus: DiskBus) -> dict[str, Any]:

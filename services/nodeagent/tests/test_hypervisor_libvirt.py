@@ -250,3 +250,19 @@ async def test_a_hung_qemu_delays_no_other_call_and_can_be_ended(
     facts = await host.hypervisor.facts(hung.uid)
     assert facts is not None
     assert not facts.active
+
+
+async def test_a_guest_without_an_agent_is_not_frozen(host: Host) -> None:
+    record = host.record()
+    await host.define(record)
+    guests = host.hypervisor.guests
+    assert not await guests.freeze(record.uid, timeout_s=5), "it is off"
+    await host.hypervisor.start(record.uid)
+    for act in (guests.freeze, guests.thaw):
+        with pytest.raises(VirtbusError) as caught:
+            await act(record.uid, timeout_s=5)
+        assert caught.value.reason == "guest_agent_absent"
+    await host.hypervisor.suspend(record.uid)
+    with pytest.raises(VirtbusError) as caught:
+        await guests.thaw(record.uid, timeout_s=5)
+    assert caught.value.reason in {"guest_agent_absent", "domain_state"}

@@ -102,11 +102,25 @@ class VmRestart(VmRef):
 class VmCommand(VmRef):
     """`vm.reset`, `vm.soft-reboot`: act on the running guest, once for each request id.
 
+    `vm.thaw`: thaws the guest's file systems.
+
     `epoch` is the epoch in the VmView that the client has read. If the VM has another epoch by now,
     the answer is 409 `moved`.
     """
 
     epoch: Count | None = Field(None, ge=1)
+
+
+FREEZE_MAX_S = 3600
+
+
+class VmFreeze(VmCommand):
+    """`vm.freeze`: freezes the guest's file systems for at most `timeout_s`.
+
+    On a frozen guest, it sets a new deadline. `epoch` is as in `VmCommand`.
+    """
+
+    timeout_s: Count = Field(300, ge=1, le=FREEZE_MAX_S)
 
 
 class VmMove(VmRef):

@@ -50,6 +50,7 @@ ASKERS = {
     "audit": "controller",
     "guest": "client",
     "command": "controller",
+    "freeze": "controller",
     "volume-release": "controller",
     "inspect": "controller, tools and tests",
     "quarantine": "controller, nodeagent",

@@ -99,6 +99,17 @@ class DetectZeroes(StrEnum):
     """They are discarded."""
 
 
+class Tray(StrEnum):
+    """The tray of a CD-ROM drive, as it should be."""
+
+    CLOSED = "closed"
+    """The medium is in the drive."""
+    OPEN = "open"
+    """The drive is empty, once the guest has unlocked its tray."""
+    FORCED_OPEN = "forced-open"
+    """The drive is empty, also if the guest locks its tray."""
+
+
 class BlockSize(StrictModel):
     """The block sizes that the guest sees; powers of two. Unset: 512, or the logical size."""
 
@@ -170,6 +181,13 @@ class Disk(StrictModel):
     dedicated_io_thread: bool | None = None
     """True: the disk has a thread of its own; the others share those of the domain."""
     limits: DiskLimits | None = None
+    tray: Tray | None = None
+    """None: closed."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return True for a drive whose medium should be ejected."""
+        return self.tray not in {None, Tray.CLOSED}
 
     @property
     def guest_serial(self) -> str:

@@ -71,7 +71,8 @@ def _no(why: str) -> Ability:
 
 
 WORKS, NOT_YET = Ability(Verdict.WORKS), Ability(Verdict.NOT_YET)
-_LATER = (Verb.HOT_PLUG, Verb.UNPLUG, Verb.GROW, Verb.MEDIA_CHANGE)
+_LATER = (Verb.HOT_PLUG, Verb.UNPLUG, Verb.GROW)
+_OWN = Ability(Verdict.WORKS, "eject and insert; the medium is the drive's own volume")
 _ANY = dict.fromkeys(Verb, WORKS) | dict.fromkeys(_LATER, NOT_YET)
 _NO_THREAD = _no("QEMU serves this bus in its main loop; use virtio")
 _NO_NVME = _no("libvirt does not know the bus, so a disk is on it from the start or never")
@@ -85,6 +86,7 @@ ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
     },
     DiskBus.SATA: _ANY
     | {
+        Verb.MEDIA_CHANGE: _OWN,
         Verb.BOOT: Ability(Verdict.WORKS, f"from the first {BOOTABLE_SATA} SATA disks of a VM"),
         Verb.BLOCK_SIZE: Ability(
             Verdict.WORKS, "only the physical size; logical blocks have 512 bytes"
@@ -96,7 +98,10 @@ ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
         Verb.GROW: _no("a guest sees the new size of an ATA disk only at its next start"),
     },
     DiskBus.SCSI: _ANY
-    | {Verb.IO_THREAD: Ability(Verdict.WORKS, "one for the controller; no disk has its own")},
+    | {
+        Verb.IO_THREAD: Ability(Verdict.WORKS, "one for the controller; no disk has its own"),
+        Verb.MEDIA_CHANGE: _OWN,
+    },
     DiskBus.USB: _ANY
     | {
         Verb.CDROM: _no("QEMU's USB storage is always a hard disk; use sata or scsi"),

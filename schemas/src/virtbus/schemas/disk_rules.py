@@ -93,6 +93,15 @@ def _device(disk: Disk) -> Iterator[Problem]:
         yield "dedicated_io_thread", abilities[Verb.IO_THREAD].why
 
 
+def _tray(disk: Disk) -> Iterator[Problem]:
+    if disk.tray is None:
+        return
+    if disk.device != "cdrom":
+        yield "tray", "only a cdrom has a tray"
+    elif ABILITIES[disk.bus][Verb.MEDIA_CHANGE].refused:
+        yield "tray", ABILITIES[disk.bus][Verb.MEDIA_CHANGE].why
+
+
 def _host_io(disk: Disk) -> Iterator[Problem]:
     discard = ABILITIES[disk.bus][Verb.DISCARD]
     if disk.io is IoMode.NATIVE and disk.cache not in _UNCACHED:
@@ -173,4 +182,4 @@ def _bursts(limits: DiskLimits, burst: Rates) -> Iterator[Problem]:
             yield f"limits.burst.{name}", f"times burst_s must be at most {RATE_MAX}"
 
 
-_CHECKS = (_device, _host_io, _errors, _blocks, _limits)
+_CHECKS = (_device, _tray, _host_io, _errors, _blocks, _limits)

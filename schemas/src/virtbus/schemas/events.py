@@ -33,6 +33,8 @@ class EventKind(StrEnum):
     GUEST_RESET = "guest.reset"
     GUEST_REBOOTING = "guest.rebooting"
     GUEST_REBOOTED = "guest.rebooted"
+    GUEST_FROZEN = "guest.frozen"
+    GUEST_THAWED = "guest.thawed"
     GUEST_PANICKED = "guest.panicked"
     GUEST_WATCHDOG = "guest.watchdog"
     DOMAIN_STOPPING = "domain.stopping"

@@ -70,6 +70,14 @@ class GuestCommand(LenientModel):
     id: str
 
 
+class GuestFreeze(LenientModel):
+    """`rpc.agent.freeze`: freeze the guest of `epoch` for `timeout_s`; 0 thaws it."""
+
+    uid: str
+    epoch: int
+    timeout_s: int = Field(ge=0, le=3600)
+
+
 class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 

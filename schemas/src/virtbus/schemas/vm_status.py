@@ -52,6 +52,11 @@ class VmStatus(LenientModel):
     interfaces: tuple[InterfaceStatus, ...] = ()
     accelerator: str = ""
     image_digest: str = ""
+    disk_limits: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """Limits in force by disk, as libvirt reports them, with the fields of DiskLimits and Rates.
+
+    Those of a burst have the prefix `burst_`.
+    """
     started_ns: int | None = None
     updated_ns: int = 0
     restarts: int = 0
@@ -102,6 +107,7 @@ class VmView(LenientModel):
     conditions: tuple[Condition, ...] = ()
     accelerator: str = ""
     image_digest: str = ""
+    disk_limits: dict[str, dict[str, int]] = Field(default_factory=dict)
     started_ns: int | None = None
     observed_generation: int = 0
     spec: VmSpec

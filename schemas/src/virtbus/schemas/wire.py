@@ -336,7 +336,7 @@ HASHED_WHEN_SET = frozenset(
         "autoattach_graphics_device",
         "watchdog",
         *("error_policy", "read_error_policy", "cache", "io", "discard", "detect_zeroes"),
-        *("block_size", "dedicated_io_thread", "limits", "io_threads"),
+        *("block_size", "dedicated_io_thread", "limits", "io_threads", "tray"),
         *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
         *("user_data_parts", "environment", "write_files", "mounts"),
         "volume",

@@ -122,7 +122,10 @@ def _watched(inbox_prefix: str) -> tuple[str, ...]:
 
 
 BRIDGE_VERBS = {
-    "vm": ("create", "get", "watch", "delete", "start", "pause", "unpause", "reset", "soft-reboot"),
+    "vm": (
+        *("create", "get", "watch", "delete", "start", "pause", "unpause", "reset", "soft-reboot"),
+        *("freeze", "thaw"),
+    ),
     "node": ("list",),
 }
 """API verbs of a bridge. Controllers apply them only to VMs that the bridge created."""

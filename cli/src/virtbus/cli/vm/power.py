@@ -66,10 +66,10 @@ def switch(
     invocation.show(view, lambda: views.table([view]))
 
 
-def press(invocation: Invocation, action: str, query: Mapping[str, Any]) -> None:
-    """Request `vm.<action>` for the VM's current epoch, and print the VM."""
+def press(invocation: Invocation, action: str, query: Mapping[str, Any], **more: Any) -> None:
+    """Request `vm.<action>` for the VM's current epoch, with `more` fields; print the VM."""
     now = invocation.call("vm", "get", query)
-    view = invocation.call("vm", action, dict(query) | {"epoch": now.get("epoch")})
+    view = invocation.call("vm", action, {**query, "epoch": now.get("epoch"), **more})
     invocation.show(view, lambda: views.table([view]))
 
 

@@ -118,6 +118,9 @@ def describe(view: Mapping[str, Any]) -> str:
             for i in interfaces
         ]
         parts.append(output.table(("INTERFACE", "NETWORK", "MAC", "ADDRESSES", "GATEWAY"), rows))
+    if limits := view.get("disk_limits"):
+        cells = [(name, _figures(one)) for name, one in sorted(limits.items())]
+        parts.append(output.table(("DISK", "LIMITS IN FORCE"), cells))
     conditions = view.get("conditions") or ()
     if conditions:
         rows = [
@@ -132,6 +135,10 @@ def describe(view: Mapping[str, Any]) -> str:
         ]
         parts.append(output.table(("CONDITION", "IS", "REASON", "SINCE", "MESSAGE"), rows))
     return "\n\n".join(parts)
+
+
+def _figures(limits: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in limits.items())
 
 
 def _last_end(view: Mapping[str, Any]) -> str:

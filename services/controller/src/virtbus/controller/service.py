@@ -61,7 +61,9 @@ READS_AT_ONCE = {
 WATCHES_BEGUN_AT_ONCE = 16
 """Limit of watches whose first list is being sent. Each needs a task and a page, and lists are sent
 in turns anyway."""
-READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
+READS = frozenset({"get", "list", "events", "status", "pull", "quarantine"}) | {
+    *("reset", "soft-reboot", "freeze", "thaw")
+}
 """Verbs that do not go through the storage guard: they only read, or send requests to nodes.
 
 Only `node quarantine` also writes: the record of an adopted VM. `image delete` shares its verb with
@@ -196,6 +198,8 @@ class ControllerService:
             ("vm", "unpause"): power.unpause,
             ("vm", "reset"): commands.reset,
             ("vm", "soft-reboot"): commands.soft_reboot,
+            ("vm", "freeze"): commands.freeze,
+            ("vm", "thaw"): commands.thaw,
             ("vm", "move"): vms.move,
             ("vm", "events"): about.events,
             ("node", "list"): nodes.list,

@@ -18,6 +18,8 @@ from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.freeze_files import DiskFreezes
+from virtbus.nodeagent.edge.freezing import GuestFreezes
 from virtbus.nodeagent.edge.guest_connections import GuestConnections
 from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
@@ -59,12 +61,14 @@ async def serve(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(files))
         files.open(settings.node)
+        hypervisor = await stack.enter_async_context(
+            LibvirtHypervisor(settings.libvirt_uri, starts_at_once=2 * (os.cpu_count() or 1))
+        )
+        freezes = GuestFreezes(hypervisor.guests, DiskFreezes(files.vms))
+        await stack.enter_async_context(freezes.keeping())  # also while the bus is away
         bus = await stack.enter_async_context(connection.connect(settings.bus(), name="nodeagent"))
         stack.enter_context(
             tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
-        )
-        hypervisor = await stack.enter_async_context(
-            LibvirtHypervisor(settings.libvirt_uri, starts_at_once=2 * (os.cpu_count() or 1))
         )
         accelerators = await _accelerators(settings)
         facts = await _host(settings, hypervisor, accelerators)
@@ -81,6 +85,7 @@ async def serve(settings: Settings) -> None:
             events=AgentEvents(bus, settings.node),
             accelerator=partial(_chosen, accelerators),
             gate=own.prove,
+            freezes=freezes,
         )
         agent = NodeAgent(
             tools,

@@ -1,11 +1,12 @@
 """Bundles the ports that all VM actors of an agent use."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Gate
+from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import (
     DiskFiles,
     Hypervisor,
@@ -14,6 +15,7 @@ from virtbus.nodeagent.core.ports import (
     RecordFiles,
     Seeds,
 )
+from virtbus.nodeagent.edge.freezing import NoFreezes
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm import VmRecord
@@ -49,3 +51,5 @@ class AgentPorts:
     accelerator: Callable[[VmRecord], str]
     gate: Gate | None = None
     """Awaited before each list of records. Raises if this agent no longer acts for the node."""
+    freezes: Freezes = field(default_factory=NoFreezes)
+    """Default: the guests are simulated."""

@@ -83,8 +83,10 @@ class NodeAgent:
         """Return the endpoints that concern all VMs of the agent."""
         tools, vms = self._tools, self.vms
         rebuild = Rebuild(tools, vms)
+        commands = Commands(tools, vms.actors, self._rpc.check_here)
         handlers: dict[str, Handler] = {
-            "command": Commands(tools, vms.actors, self._rpc.check_here).do,
+            "command": commands.do,
+            "freeze": commands.freeze,
             "records": rebuild.records,
             "join": rebuild.join,
             "audit": self._auditor.answer,

@@ -13,7 +13,7 @@ ABOUT: dict[Verb, str] = {
     Verb.DISCARD: "a guest's discard shrinks the disk's file",
     Verb.BLOCK_SIZE: "`block_size`",
     Verb.IO_THREAD: "`io_threads` and `dedicated_io_thread`",
-    Verb.LIMITS: "`limits`",
+    Verb.LIMITS: "`limits`, also changed while the guest runs",
     Verb.ERROR_POLICY: "`error_policy` and `read_error_policy` other than `report`",
     Verb.HOT_PLUG: "attach to a running guest",
     Verb.UNPLUG: "detach from a running guest",

@@ -31,9 +31,12 @@ OF_DISKS = ("spec.domain.devices.disks", "spec.domain.io_threads")
 OF_A_DISK = re.compile(
     r"spec\.domain\.devices\.disks\[[0-9]+\]\."
     r"(boot_order|serial|error_policy|read_error_policy|cache|io|discard|detect_zeroes|block_size"
-    r"|dedicated_io_thread|limits)(\.|$)"
+    r"|dedicated_io_thread|limits|tray)(\.|$)"
 )
-"""Fields that take effect at the guest's next start; until then the VM shows RestartRequired."""
+"""Fields that take effect at the guest's next start; until then the VM shows RestartRequired.
+
+Limits and trays of disks take effect at once.
+"""
 
 REQUESTS_KEPT = 4
 """Number of request ids that a record keeps, to recognise repeated requests."""

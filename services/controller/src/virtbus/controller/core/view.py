@@ -79,6 +79,7 @@ def view(
         conditions=conditions,
         accelerator=seen.accelerator if seen else "",
         image_digest=seen.image_digest if seen else "",
+        disk_limits=seen.disk_limits if seen else {},
         started_ns=seen.started_ns if seen else None,
         observed_generation=seen.generation if seen else 0,
         spec=shown_spec(record.spec),

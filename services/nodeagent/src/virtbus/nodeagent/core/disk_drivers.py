@@ -1,5 +1,7 @@
 """Renders a disk's properties: `<driver>`, `<iotune>` and `<blockio>` (libvirt: formatdomain)."""
 
+from collections.abc import Mapping, Sequence
+
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.schemas.disk import BlockSize, Discard, Disk, DiskLimits, Rates
 from virtbus.schemas.disk_buses import ABILITIES, Verb
@@ -40,19 +42,56 @@ def _discard(disk: Disk) -> Discard | None:
     return None if fixed else Discard.UNMAP
 
 
-def iotune_element(limits: DiskLimits | None) -> Element | None:
-    """Return `<iotune>`, or None without a limit."""
-    if limits is None:
-        return None
-    burst = limits.burst or Rates()
+def iotune(limits: DiskLimits | None) -> dict[str, int]:
+    """Return the limits under libvirt's names; empty without a limit."""
     values: dict[str, int] = {}
+    if limits is None:
+        return values
+    burst = limits.burst or Rates()
     for name, tag in _TAGS.items():
         rate, most = getattr(limits, name), getattr(burst, name)
         if rate is not None:
             values[tag] = rate
         if most is not None:
             values |= {f"{tag}_max": most, f"{tag}_max_length": limits.burst_s or 1}
+    return values
+
+
+def iotune_element(limits: DiskLimits | None) -> Element | None:
+    """Return `<iotune>`, or None without a limit."""
+    values = iotune(limits)
     return el("iotune", *(el(tag, str(value)) for tag, value in values.items())) if values else None
+
+
+NO_LIMITS = {f"{tag}{end}": 0 for tag in _TAGS.values() for end in ("", "_max", "_max_length")}
+"""The call that removes all limits of a disk. A length that is left out would stay."""
+
+
+def disk_limits(disks: Sequence[Disk]) -> dict[str, DiskLimits]:
+    """Return the limits of those disks that have any, by name."""
+    return {disk.name: disk.limits for disk in disks if disk.limits is not None}
+
+
+def limit_calls(disks: Mapping[str, Disk]) -> dict[str, dict[str, int]]:
+    """Return all limits of each disk that can have any, by target. Those it lacks are 0."""
+    return {
+        target: NO_LIMITS | iotune(disk.limits)
+        for target, disk in disks.items()
+        if not ABILITIES[disk.bus][Verb.LIMITS].refused
+    }
+
+
+def shown_limits(figures: Mapping[str, int]) -> dict[str, int]:
+    """Return libvirt's figures under our names, a burst's with `burst_`; without zeroes."""
+    shown = {}
+    for name, tag in _TAGS.items():
+        for ours, theirs in ((name, tag), (f"burst_{name}", f"{tag}_max")):
+            if figures.get(theirs):
+                shown[ours] = figures[theirs]
+        length_s = figures.get(f"{tag}_max_length")
+        if length_s and figures.get(f"{tag}_max"):
+            shown["burst_s"] = length_s
+    return shown
 
 
 def blockio_element(size: BlockSize | None) -> Element | None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element, iotune_element
 from virtbus.nodeagent.core.disk_sources import DiskSource
-from virtbus.nodeagent.core.element import Element, el
+from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
 from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import PcieAllocator
-from virtbus.schemas.disk import letters, target_names
+from virtbus.schemas.disk import Tray, letters, target_names
+from virtbus.schemas.disk_buses import ABILITIES, Verb
 from virtbus.schemas.vm import Disk, DiskBus, Domain
 
 _SATA_PORTS = 6
@@ -70,8 +71,48 @@ def disk_elements(
     for disk, target in zip(disks, targets(disks), strict=True):
         order = disk.boot_order or (1 if disk.name == bootable else None)
         thread, address = threads.get(disk.name), place.next(disk.bus, slots)
-        elements.append(_disk(disk, files.get(disk.name), target, order, thread, address))
+        file = None if disk.is_open else files.get(disk.name)
+        elements.append(_disk(disk, file, target, order, thread, address))
     return elements
+
+
+@dataclass(frozen=True, slots=True)
+class DriveState:
+    """The wanted state of a CD-ROM drive: its element, and the path of its medium (empty: none)."""
+
+    xml: str
+    path: str
+    force: bool
+    """Open a tray that the guest locks."""
+
+
+def drives(domain: Domain, files: Mapping[str, DiskSource], bootable: str) -> dict[str, DriveState]:
+    """Return the drives of a domain whose media can be changed, by target.
+
+    Except for the medium, libvirt compares each element with that of the domain.
+    """
+    disks = domain.devices.disks
+    elements = disk_elements(domain, files, PcieAllocator(0), bootable)
+    return {
+        target: DriveState(
+            to_text(element),
+            "" if disk.is_open or disk.name not in files else files[disk.name].path,
+            disk.tray is Tray.FORCED_OPEN,
+        )
+        for disk, target, element in zip(disks, targets(disks), elements, strict=True)
+        if is_drive(disk)
+    }
+
+
+def is_drive(disk: Disk) -> bool:
+    """Return True for a CD-ROM drive whose medium can be changed."""
+    refused = ABILITIES[disk.bus][Verb.MEDIA_CHANGE].refused
+    return disk.device == "cdrom" and not refused
+
+
+def trays(disks: Sequence[Disk]) -> dict[str, Tray]:
+    """Return the trays that are not closed, by the names of drives."""
+    return {disk.name: disk.tray for disk in disks if disk.tray is not None and disk.is_open}
 
 
 def _disk(

@@ -126,12 +126,9 @@ def _cpu(spec: VmSpec, accelerator: str) -> Element:
 def _devices(inputs: DomainInputs) -> Element:
     record, spec = inputs.record, inputs.record.spec
     slots = PcieAllocator(len(spec.domain.devices.interfaces))
-    files = dict(inputs.disks) | {
-        name: DiskSource(path=str(path), format=ImageFormat.RAW)
-        for name, path in inputs.seeds.items()
-    }
+    files = volume_files(inputs.disks, inputs.seeds)
     body = [
-        *disk_elements(spec.domain, files, slots, _bootable(record)),
+        *disk_elements(spec.domain, files, slots, bootable(record)),
         *disk_controllers(spec.domain, slots),
         el("controller", slots.address(), type="virtio-serial", index=0),
         el("memballoon", slots.address(), model="virtio"),
@@ -156,6 +153,14 @@ def _devices(inputs: DomainInputs) -> Element:
     )
 
 
+def volume_files(
+    disks: Mapping[str, DiskSource], seeds: Mapping[str, Path]
+) -> dict[str, DiskSource]:
+    """Return the files of all volumes by name: disks, and ISOs with first-boot data."""
+    isos = {name: DiskSource(str(path), ImageFormat.RAW) for name, path in seeds.items()}
+    return {**disks, **isos}
+
+
 def _serial(inputs: DomainInputs) -> Element:
     """Return the console: a UNIX socket for one client, and a log file that libvirt writes."""
     return el(
@@ -167,7 +172,7 @@ def _serial(inputs: DomainInputs) -> Element:
     )
 
 
-def _bootable(record: VmRecord) -> str:
+def bootable(record: VmRecord) -> str:
     """Return the first volume with an image; empty if the spec has a boot order."""
     spec = record.spec
     if any(disk.boot_order for disk in spec.domain.devices.disks):

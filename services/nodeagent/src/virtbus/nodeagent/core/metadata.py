@@ -12,8 +12,17 @@ ET.register_namespace("virtbus", NAMESPACE)
 
 
 def domain_hash(record: VmRecord) -> str:
-    """Return the hex SHA-256 of `spec.domain`. Changes there need a restart of the guest."""
-    return spec_hash(record.spec.domain)
+    """Return the hex SHA-256 of `spec.domain` without the limits and trays of disks.
+
+    Changes there need a restart of the guest. Limits and trays change while it runs.
+    """
+    devices = record.spec.domain.devices
+    if not any(disk.limits or disk.tray for disk in devices.disks):
+        return spec_hash(record.spec.domain)
+    live = {"limits": None, "tray": None}
+    disks = tuple(disk.model_copy(update=live) for disk in devices.disks)
+    devices = devices.model_copy(update={"disks": disks})
+    return spec_hash(record.spec.domain.model_copy(update={"devices": devices}))
 
 
 def metadata(record: VmRecord) -> Element:
@@ -54,6 +63,7 @@ def parse(text: str) -> DomainMetadata | None:
             domain_hash=found["domain_hash"],
             power_epoch=int(found.get("power_epoch", -1)),
             pause_epoch=int(found.get("pause_epoch", 0)),
+            generation=int(found.get("generation", 0)),
         )
     except (KeyError, ValueError):
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from virtbus.nodeagent.core.disk_sources import DiskSource
+from virtbus.nodeagent.core.disks import DriveState
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
@@ -68,6 +69,8 @@ class DomainMetadata:
     """The power epoch that the domain was last defined for; -1: an older agent defined it."""
     pause_epoch: int = 0
     """The pause epoch that the domain was last defined for."""
+    generation: int = 0
+    """The generation that the domain was last defined for."""
 
 
 class DomainChange(StrEnum):
@@ -144,6 +147,21 @@ class Hypervisor(Protocol):
 
     async def resume(self, uid: str) -> None:
         """Resume a paused guest; no effect if none is paused."""
+
+    async def limit(
+        self, uid: str, wanted: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Mapping[str, int]] | None:
+        """Set what differs of the limits of a guest's disks, by target and libvirt's names.
+
+        Return libvirt's figures afterwards, by target; None if no guest runs.
+        """
+
+    async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
+        """Change the media that differ, by target; no effect if no guest runs.
+
+        Raises:
+            VirtbusError: 409 `tray_locked`; libvirt's own error.
+        """
 
     async def undefine(self, uid: str) -> None:
         """Remove the domain; no effect if none is defined."""
@@ -318,6 +336,17 @@ class GuestAgents(Protocol):
         Raises:
             VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
         """
+
+    async def freeze(self, uid: str, *, timeout_s: float) -> bool:
+        """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
+
+        Raises:
+            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`. After any other
+                error the guest may be frozen.
+        """
+
+    async def thaw(self, uid: str, *, timeout_s: float) -> bool:
+        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class HostDiskFiles:
 
 
 def drop_pins(state_dir: Path, record: VmRecord) -> None:
-    """Remove our names of volumes that the record does not have any more. Its guest is off.
+    """Remove our names of volumes that the record does not have any more. No guest has them.
 
     A second name would make the volume unusable for its next VM. The last name of a file stays.
     """

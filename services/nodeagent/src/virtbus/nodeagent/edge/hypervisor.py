@@ -7,15 +7,18 @@ work has its own connections. Reads and events never wait for other work.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
 import libvirt
 
+from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
+from virtbus.nodeagent.edge.libvirt_disks import set_drives, set_limits
 from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours, on_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
@@ -79,11 +82,11 @@ class LibvirtHypervisor:
             self._changes, self._starts = links(CHANGES_AT_ONCE), links(starts)
             self._ends = links(CHANGES_AT_ONCE, STUCK_LIMIT_TO_MEND)
             self._events = links(1)
-        quick, slow, displays = (
+        quick, slow, freezes, displays = (
             self._reads if self._in_process else links(at_once)
-            for at_once in (GUESTS_ASKED_AT_ONCE, GUESTS_ASKED_AT_ONCE, DISPLAYS_AT_ONCE)
+            for at_once in (*(GUESTS_ASKED_AT_ONCE,) * 3, DISPLAYS_AT_ONCE)
         )
-        self.guests = LibvirtGuests(quick, slow)
+        self.guests = LibvirtGuests(quick, slow, freezes)
         self.displays = LibvirtDisplays(displays)
 
     async def __aenter__(self) -> Self:
@@ -196,6 +199,14 @@ class LibvirtHypervisor:
                 domain.resume()
 
         await self._ask(uid, run, "resume the guest")
+
+    async def limit(
+        self, uid: str, wanted: Mapping[str, Mapping[str, int]]
+    ) -> Mapping[str, Mapping[str, int]] | None:
+        return await self._ask(uid, partial(set_limits, wanted), "limit the disks")
+
+    async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
+        await self._ask(uid, partial(set_drives, wanted), "change the medium")
 
     async def destroy(self, uid: str) -> None:
         def run(domain: libvirt.virDomain) -> None:

@@ -1,4 +1,4 @@
-"""Asks QEMU's guest agents through libvirt (`virDomainGetGuestInfo`).
+"""Asks QEMU's guest agents through libvirt (`virDomainGetGuestInfo`, `virDomainFSFreeze`).
 
 `qemuAgentCommand` is not used because it taints the domain. A guest may hang or lie. So each guest
 gets one call at a time, on connections only for guest agents, and libvirt's time limit ends it.
@@ -8,11 +8,13 @@ Recently slow guests use separate connections, so that the others do not wait fo
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import libvirt
 
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
+from virtbus.nodeagent.edge.libvirt_errors import cause
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.serial_calls import SerialCalls
 from virtbus.schemas.errors import Code, VirtbusError
@@ -37,16 +39,19 @@ QUICK_S = 1
 """The seconds that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
 """The seconds that a guest counts as slow. If they were few, slow guests would delay others."""
-
-_Answers = Mapping[str, object]
+Answer = TypeVar("Answer")
 
 
 class LibvirtGuests:
-    """The `GuestAgents` port, with connections for `quick` guests and others for `slow` ones."""
+    """The `GuestAgents` port, with connections for `quick` guests and others for `slow` ones.
 
-    def __init__(self, quick: LibvirtLinks, slow: LibvirtLinks) -> None:
+    A freeze may take seconds in a good guest, too, so freezes have connections of their own.
+    """
+
+    def __init__(self, quick: LibvirtLinks, slow: LibvirtLinks, freezes: LibvirtLinks) -> None:
         self._quick = quick
         self._slow = slow
+        self._freezes = freezes
         self._one_each = SerialCalls()
         self._slow_until_s: dict[str, float] = {}
 
@@ -61,40 +66,68 @@ class LibvirtGuests:
         types = 0
         for question in about:
             types |= _TYPES[question]
-        until_s = time.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = await self._asked(uid, types, until_s)
-        except TimeoutError:
-            message = (
-                f"the guest agent does not answer within {timeout_s:g} s; wait longer (timeout_s), "
-                "or in the guest: systemctl restart qemu-guest-agent"
-            )
-            raise VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", message) from None
+
+        def read(domain: libvirt.virDomain) -> Mapping[str, object]:
+            return domain.guestInfo(types)  # 0: all types
+
+        found = await self._in_time(uid, read, timeout_s)
         if found is None:
             message = "the guest is not running here; `virtbus vm get` shows its state"
             raise VirtbusError(Code.CONFLICT, "domain_state", message)
         return found
 
-    async def _asked(self, uid: str, types: int, until_s: float) -> _Answers | None:
+    async def freeze(self, uid: str, *, timeout_s: float) -> bool:
+        """Freeze the guest's file systems; return False if no guest runs.
+
+        Raises:
+            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`.
+        """
+        patience_s = min(timeout_s, _MOST_S)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return bool(await self._once(self._freezes, uid, _frozen, patience_s))
+        except TimeoutError:
+            raise _silent(timeout_s) from None
+
+    async def thaw(self, uid: str, *, timeout_s: float) -> bool:
+        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
+        return bool(await self._in_time(uid, _thawed, timeout_s))
+
+    async def _in_time(
+        self, uid: str, work: Callable[[libvirt.virDomain], Answer], timeout_s: float
+    ) -> Answer | None:
+        until_s = time.monotonic() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._asked(uid, work, until_s)
+        except TimeoutError:
+            raise _silent(timeout_s) from None
+
+    async def _asked(
+        self, uid: str, work: Callable[[libvirt.virDomain], Answer], until_s: float
+    ) -> Answer | None:
         if not self._is_slow(uid):
             try:
-                return await self._once(self._quick, uid, types, QUICK_S)
+                return await self._once(self._quick, uid, work, QUICK_S)
             except VirtbusError:
                 if not self._is_slow(uid):
                     raise
         patience_s = min(until_s - time.monotonic(), _MOST_S)
-        return await self._once(self._slow, uid, types, patience_s)
+        return await self._once(self._slow, uid, work, patience_s)
 
     async def _once(
-        self, links: LibvirtLinks, uid: str, types: int, patience_s: float
-    ) -> _Answers | None:
+        self,
+        links: LibvirtLinks,
+        uid: str,
+        work: Callable[[libvirt.virDomain], Answer],
+        patience_s: float,
+    ) -> Answer | None:
         began_s: list[float] = []
 
-        def run(domain: libvirt.virDomain) -> Mapping[str, object]:
+        def run(domain: libvirt.virDomain) -> Answer:
             began_s.append(time.monotonic())
             domain.agentSetResponseTimeout(max(math.ceil(patience_s), 1))
-            return domain.guestInfo(types)  # 0: all types
+            return work(domain)
 
         def ended() -> None:
             self._one_each.end(uid)
@@ -113,3 +146,49 @@ class LibvirtGuests:
         marks = self._slow_until_s.items()
         self._slow_until_s = {one: until_s for one, until_s in marks if until_s > now_s}
         self._slow_until_s[uid] = now_s + SLOW_FOR_S
+
+
+def _silent(timeout_s: float) -> VirtbusError:
+    message = (
+        f"the guest agent does not answer within {timeout_s:g} s; wait longer (timeout_s), "
+        "or in the guest: systemctl restart qemu-guest-agent"
+    )
+    return VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", message)
+
+
+def _act(act: Callable[[libvirt.virDomain], object]) -> Callable[[libvirt.virDomain], bool]:
+    """Return a function that runs `act` on a domain, and returns False if no guest runs."""
+
+    def run(domain: libvirt.virDomain) -> bool:
+        if not domain.isActive():
+            return False
+        try:
+            act(domain)
+        except libvirt.libvirtError as error:
+            refusal = _refused(error)
+            if refusal is None:
+                raise
+            raise refusal from error
+        return True
+
+    return run
+
+
+_frozen = _act(lambda domain: domain.fsFreeze())
+_thawed = _act(lambda domain: domain.fsThaw())
+
+
+def _refused(error: libvirt.libvirtError) -> VirtbusError | None:
+    """Return the agent's own refusal; None if libvirt refuses or the agent is silent.
+
+    While it is frozen, an agent calls all commands but a few disabled. QEMU before 6.2 gives no
+    reason, and then a command that the guest's administrator disabled looks the same.
+    """
+    text = cause(error.get_error_message() or "")
+    if error.get_error_code() != libvirt.VIR_ERR_INTERNAL_ERROR or "agent command" not in text:
+        return None
+    frozen = "disabled" in text and "not allowed" not in text
+    if frozen:
+        message = "file systems of the guest are frozen already; `virtbus vm thaw` ends that"
+        return VirtbusError(Code.CONFLICT, "guest_frozen", message)
+    return VirtbusError(Code.CONFLICT, "guest_agent_refused", f"the guest agent refuses: {text}")

@@ -7,6 +7,7 @@
 <state_dir>/agent/node_spec    the desired state of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
 <state_dir>/vms/<uid>/commands results of the last commands
+<state_dir>/vms/<uid>/frozen   the deadline of a frozen guest (`freeze_files.py`)
 <state_dir>/vms/<uid>/seed-*   seeds
 <state_dir>/vms/<uid>/disk-*   hard links to its disks (`disk_files.py`)
 <state_dir>/quarantine/<entry>/ the files of a VM whose disks are in quarantine (ADR 0033)

@@ -8,9 +8,12 @@ from functools import partial
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.disks import is_drive, trays
 from virtbus.nodeagent.vm.intent import grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import missed
+from virtbus.nodeagent.vm.operations.drives import set_drives
+from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
@@ -26,12 +29,15 @@ from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
 
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
+SYNCS = ("pause", "limits", "drives")
+"""Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
 
@@ -163,6 +169,8 @@ class Actions:
                 "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
+            "sync limits": partial(self._sync, "limits", partial(_set_limits, vm, tools)),
+            "sync drives": partial(self._sync, "drives", partial(_change_media, vm, tools)),
             "shutdown": self._shutdown,
             "destroy": self._destroy,
             "release": self._release,
@@ -172,7 +180,7 @@ class Actions:
             "verify running": partial(self._run, "confirm", self._verify_running),
             "await stable": lambda: self.tasks.set_timer(STABLE_S, partial(post, "stable")),
             "watch": self.watch,
-            "unwatch": partial(self.tasks.stop, "ready", "confirm", "pause"),
+            "unwatch": partial(self.tasks.stop, "ready", "confirm", *SYNCS),
             "stop ending": lambda: self._ended.set(),
         }
 
@@ -251,6 +259,9 @@ class Actions:
         if outcome.error is None:
             vm.observed.domain_hash = vm.wanted_hash
             vm.applied.runs_for = record.power_epoch
+            limited = any(disk.limits for disk in record.spec.domain.devices.disks)
+            vm.applied.limits = None if limited else {}  # None: read libvirt's figures
+            vm.applied.trays = trays(record.spec.domain.devices.disks)
         return outcome
 
     async def _verify_running(self) -> MachineEvent | None:
@@ -300,12 +311,26 @@ class Actions:
             facts = await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused)
             self._post(missed(self._vm.phase, facts))
 
+    def _sync(self, name: str, apply: Callable[[VmRecord], Awaitable[None]]) -> None:
+        """Run `apply` until it ran with the latest record; one task does this, as with pauses."""
+
+        async def until_same() -> None:
+            record: VmRecord | None = None
+            while record is not self._vm.record:
+                record = self._vm.record
+                await apply(record)
+                self._report()
+
+        if self.tasks.running(name) is None:
+            self._until_done(name, until_same)
+
     def _shutdown(self) -> None:
         record = self._vm.record
         grace = 0 if self._vm.reasons.at_once else grace_s(record)
         self._tools.events.emit(EventKind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
-            self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
+            tools, uid = self._tools, record.uid
+            self._run("shutdown", lambda: shutdown(uid, tools.hypervisor, tools.freezes))
             self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
@@ -341,6 +366,21 @@ class Actions:
 
     def _reset_attempts(self) -> None:
         self._vm.observed.attempt = 0
+
+
+async def _set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
+    vm.observed.disk_limits = await limit(record, tools.hypervisor)
+
+
+async def _change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
+    if not any(map(is_drive, record.spec.domain.devices.disks)):
+        return
+    try:
+        await set_drives(record, vm.image, tools)
+    except VirtbusError as error:
+        vm.observed.drives_error = error.body
+        raise
+    vm.observed.drives_error = None
 
 
 def backoff_s(attempt: int) -> float:

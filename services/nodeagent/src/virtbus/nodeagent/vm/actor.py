@@ -61,6 +61,7 @@ class VmActor:
             control="held" if held else "following",
             reasons=Reasons(held=held),
         )
+        self.vm.observed.frozen = tools.freezes.of(record.uid)
         self._tools = tools
         self._first: MachineEvent | None = None
         self._events: asyncio.Queue[MachineEvent] = asyncio.Queue()

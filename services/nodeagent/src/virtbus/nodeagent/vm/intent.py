@@ -1,9 +1,12 @@
 """Compares a VM's record with its last-applied state, and derives the events that are due."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from virtbus.nodeagent.core.disk_drivers import disk_limits
+from virtbus.nodeagent.core.disks import trays
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
+from virtbus.schemas.disk import DiskLimits, Tray
 from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
@@ -24,6 +27,10 @@ class Applied:
     pause_epoch: int = -1
     runs_for: int | None = None
     """The power epoch that the last run was started for; None: it never ran."""
+    limits: dict[str, DiskLimits] | None = field(default_factory=dict)
+    """The limits of the guest's disks; None: the agent does not know them."""
+    trays: dict[str, Tray] | None = field(default_factory=dict)
+    """The open trays of the guest's drives; None: the agent does not know them."""
 
     def update(self, record: VmRecord) -> None:
         """Note that `record` was applied, except for pauses."""
@@ -51,7 +58,11 @@ class Applied:
         pause = next_pause(record, self, phase)
         if pause is None and phase not in UNSEEN:
             self.pause_epoch = record.pause_epoch
-        return [one for one in (event, pause) if one is not None]
+        update = next_update(record, self, phase)
+        if update is not None:
+            disks = record.spec.domain.devices.disks
+            self.limits, self.trays = disk_limits(disks), trays(disks)
+        return [one for one in (event, pause, update) if one is not None]
 
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
         """Note that `event` was handled in `phase`.
@@ -82,6 +93,8 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
     If the domain has ended, later start requests than the one it was defined for are not applied.
     """
     metadata = facts.metadata if facts is not None else None
+    # an earlier agent may have changed disks, or died before it did
+    same = metadata is not None and metadata.generation == record.generation
     defined_for = -1 if metadata is None else metadata.power_epoch
     return Applied(
         defined_for if first in ENDINGS and defined_for >= 0 else record.power_epoch,
@@ -90,6 +103,8 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         pause_epoch=record.pause_epoch if metadata is None else metadata.pause_epoch,
         # a domain of an older agent has no power epoch: assume 0
         runs_for=record.power_epoch if metadata is None else max(defined_for, 0),
+        limits={} if same else None,
+        trays=trays(record.spec.domain.devices.disks) if same else None,
     )
 
 
@@ -124,6 +139,15 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
         return "pause"
     allowed = not record.paused and record.pause_epoch > before.pause_epoch
     return "unpause" if phase == "paused" and allowed else None
+
+
+def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
+    """Return "update" for a guest whose disks have other limits or trays, or unknown ones."""
+    if record.ending or not record.powered or phase not in UP:
+        return None
+    disks = record.spec.domain.devices.disks
+    same = disk_limits(disks) == before.limits and trays(disks) == before.trays
+    return None if same else "update"
 
 
 def grace_s(record: VmRecord) -> int:

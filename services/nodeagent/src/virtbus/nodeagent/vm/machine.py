@@ -33,6 +33,7 @@ MachineEvent = Literal[
     "restart",
     "pause",
     "unpause",
+    "update",  # the running guest must be changed
     "delete",
     "purged",
     # Results of the node's services.
@@ -63,6 +64,8 @@ Action = Literal[
     "start",  # define and create; ends in "started", "paused" or a "start" event
     "await start",  # wait for the end of a start that an earlier agent began
     "sync pause",  # pause or resume the guest's CPUs as the record says
+    "sync limits",  # set the limits of its disks as the record says
+    "sync drives",  # eject and insert media as the record says
     "shutdown",  # ask the guest by ACPI, and set the grace timer
     "destroy",  # end the guest; ends in "ended"
     "release",  # undefine, release network and disks, remove our files and record
@@ -119,6 +122,8 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("paused", "run"): ("paused", ("verify running",)),
     ("running", "pause"): ("running", ("sync pause",)),
     ("paused", "unpause"): ("paused", ("sync pause",)),
+    ("running", "update"): ("running", ("sync limits", "sync drives")),
+    ("paused", "update"): ("paused", ("sync limits", "sync drives")),
     ("paused", "resumed"): ("running", ("await stable",)),
     ("paused", "started"): ("running", ()),
     ("running", "restart"): ("stopping", ("shutdown",)),
@@ -192,7 +197,9 @@ SETTLED = frozenset[VmPhase]({"stopped", "succeeded", "failed", *UP})
 """Stable phases, in which the VM must match its record."""
 START_LATER = frozenset[VmPhase]({"stopping", "running", "paused"})
 """In these phases a start is deferred until the guest has stopped or is confirmed running."""
-REQUESTS = frozenset[MachineEvent]({"run", "halt", "restart", "pause", "unpause", "delete"})
+REQUESTS = frozenset[MachineEvent](
+    {"run", "halt", "restart", "pause", "unpause", "update", "delete"}
+)
 """Events that a record requests."""
 
 ENTRY: dict[VmPhase, tuple[Action, ...]] = {"running": ("watch",)}

@@ -1,11 +1,13 @@
 """Keeps the observed state of a VM, from its domain, its last status and each step of its table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.freezes import Frozen
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
 from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
+from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.network import InterfaceStatus
@@ -85,6 +87,12 @@ class Observed:
     """The reason why the running guest has no network, reported by netd."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
+    disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The limits in force by disk, as libvirt reports them."""
+    drives_error: ErrorBody | None = None
+    """The error of the last change of a medium; it is tried again."""
+    frozen: Frozen | None = None
+    """The freeze of the guest's file systems."""
     stage: FailureStage = ""
 
     def failed(self, stage: FailureStage, reason: str, message: str) -> None:
@@ -108,6 +116,8 @@ def note(
     if phase in {"preparing", "starting"}:
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
+        seen.disk_limits, seen.drives_error = {}, None
+        _melted(record, seen, tools)
     elif phase in {"stopped", "releasing"}:
         seen.recovered()
     elif phase in UP and before not in {*UP, "new"}:
@@ -129,6 +139,7 @@ def _note_ending(
     tools: AgentPorts,
 ) -> None:
     seen.started_ns, seen.ready = None, ""
+    _melted(record, seen, tools)
     # libvirt's event, a comparison and our own call may all report one end
     if phase == before:
         return
@@ -146,6 +157,12 @@ def _note_ending(
         seen.failed("guest", GUEST_ENDED, message)
 
 
+def _melted(record: VmRecord, seen: Observed, tools: AgentPorts) -> None:
+    """Forget a freeze: it ended with the guest's run."""
+    seen.frozen = None
+    tools.freezes.ended(record.uid)
+
+
 def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
     """Handle a machine reset; return False if it belongs to the previous reboot.
 
@@ -158,6 +175,7 @@ def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
         return False
     seen.reboots += 1
     seen.ready, seen.rebooted = "", True
+    _melted(record, seen, tools)
     tools.events.emit(EventKind.GUEST_REBOOTED, record)
     return True
 

@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.backoff import delays
+from virtbus.nodeagent.core.freezes import Frozen
 from virtbus.nodeagent.vm.machine import UP, VmPhase
 from virtbus.nodeagent.vm.observation import READY, WAS_UP, Observed
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import ErrorBody, VirtbusError
 from virtbus.schemas.fitting import fitted_bytes
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
@@ -28,6 +30,8 @@ PASSING_S = 1.0
 RESTART_REQUIRED, HELD = "RestartRequired", "Held"
 NETWORK_LOST = "NetworkLost"
 PAUSED = "Paused"
+FROZEN = "Frozen"
+MEDIA_PENDING = "MediaChangePending"
 VISIBLE: dict[VmPhase, VmState] = {
     "new": VmState.SCHEDULED,
     "preparing": VmState.PREPARING,
@@ -70,6 +74,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         conditions=conditions(vm),
         interfaces=net.interfaces if net else earlier.interfaces,
         accelerator=observed.accelerator,
+        disk_limits=observed.disk_limits if phase in UP else {},
         image_digest=image.digest if image else earlier.image_digest,
         started_ns=observed.started_ns,
         updated_ns=updated_ns,
@@ -98,6 +103,10 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     if runs and observed.domain_hash not in {"", vm.wanted_hash}:
         message = "stop and start the VM to take over its new spec"
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
+    if observed.frozen is not None and vm.phase in UP:
+        found.append(_frozen(observed.frozen))
+    if observed.drives_error is not None and vm.phase in UP:
+        found.append(_media_pending(observed.drives_error))
     if observed.network_lost:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
@@ -115,6 +124,22 @@ def _paused(observed: Observed, *, asked: bool) -> Condition:
         return Condition(type=PAUSED, status=True, reason="PausedIOError", message=why)
     why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` resumes it"
     return Condition(type=PAUSED, status=True, reason="PausedByUser", message=why)
+
+
+def _frozen(frozen: Frozen) -> Condition:
+    """Return the condition of a guest with frozen file systems."""
+    until = datetime.fromtimestamp(frozen.until_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    reason, message = "Requested", f"its file systems are frozen until {until}"
+    if frozen.trouble:
+        reason, message = "NotThawed", f"not thawed yet, tried again: {frozen.trouble}"
+    since_ns = frozen.since_ns
+    return Condition(type=FROZEN, status=True, reason=reason, message=message, since_ns=since_ns)
+
+
+def _media_pending(error: ErrorBody) -> Condition:
+    """Return the condition of a guest whose medium is not changed yet."""
+    reason = "TrayLocked" if error.reason == "tray_locked" else "NotChanged"
+    return Condition(type=MEDIA_PENDING, status=True, reason=reason, message=error.message)
 
 
 class StatusWriter:

@@ -72,10 +72,11 @@ DISK = (
     mapped(
         f"{DISKS}.cdrom.tray",
         FieldType.TEXT,
-        "",
-        "always closed",
-        values=("closed",),
-        instead="leave it out: the tray is closed",
+        f"{TO_DISK}.tray",
+        "`open`: the drive has no medium, on sata and scsi",
+        make=lambda tray: None if tray == "closed" else tray,
+        values=("closed", "open"),
+        instead="write closed or open",
     ),
     refused(f"{DISKS}.lun", "no SCSI device is passed through", "use a disk"),
     mapped(

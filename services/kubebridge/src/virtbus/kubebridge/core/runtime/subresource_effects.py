@@ -48,10 +48,14 @@ class JsonPatch:
 
 @dataclass(frozen=True, slots=True)
 class BusVerb:
-    """A verb of the bus for the VM of this uid, such as `pause`. A refusal becomes the answer."""
+    """A verb of the bus for the VM of this uid, such as `pause`. A refusal becomes the answer.
+
+    `timeout_s` is the parameter of `freeze`.
+    """
 
     verb: str
     uid: str
+    timeout_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import VmView
 
 READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
+FROZEN = "Frozen"
 SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
 ERR_IMAGE_PULL, IMAGE_PULL_BACKOFF = "ErrImagePull", "ImagePullBackOff"
 TERMINATING = "PodTerminating"
@@ -93,6 +94,8 @@ def status(vmi: Vmi, seen: Seen, now: datetime, retried: str = "") -> dict[str, 
     said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
         include={"sockets", "cores", "threads"}
     )
+    if any(one.type == FROZEN and one.status for one in view.conditions):
+        said["fsFreezeStatus"] = "frozen"
     said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else vmi.guest_os
     return said | described(vmi, view.spec.domain.devices.disks)
 
@@ -103,6 +106,7 @@ _OF_VIEW = (
     "memory",
     "currentCPUTopology",
     "guestOSInfo",
+    "fsFreezeStatus",
     "machine",
     "qosClass",
     "volumeStatus",

@@ -1,8 +1,10 @@
 """Decides about the verbs of a VMI."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
+from virtbus.kubebridge.core.objects.durations import seconds_of
 from virtbus.kubebridge.core.objects.status_errors import Refusal, bad_request, conflict
 from virtbus.kubebridge.core.objects.unstructured import at, read, text
 from virtbus.kubebridge.core.runtime.subresource_effects import (
@@ -21,10 +23,14 @@ from virtbus.kubebridge.core.runtime.subresource_effects import (
 )
 from virtbus.kubebridge.core.vmi.model import Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.status import AGENT, PAUSED, holds
+from virtbus.schemas.api import FREEZE_MAX_S
 from virtbus.schemas.guest import GuestQuestion
 
 VM_NOT_RUNNING, VMI_NOT_RUNNING = "VM is not running", "VMI is not running"
 NO_AGENT = "VMI does not have guest agent connected"
+IS_PAUSED = "VMI is paused"
+FREEZE_DEFAULT_S = 300
+"""KubeVirt's default of `unfreezeTimeout`."""
 
 
 def _runs(call: SubresourceCall) -> bool:
@@ -97,7 +103,7 @@ def port_forward(call: SubresourceCall) -> Outcome:
     if not _runs(call):
         return _no(call, VMI_NOT_RUNNING)
     if _paused(call):
-        return _no(call, "VMI is paused")
+        return _no(call, IS_PAUSED)
     return (GuestStream("portforward", call.uid, int(port), str(protocol)),)
 
 
@@ -111,8 +117,20 @@ def _wrong_port(port: str, protocol: object) -> str:
     return ""
 
 
+def _freeze(call: SubresourceCall) -> Outcome:
+    """Freeze the guest for `unfreezeTimeout`. KubeVirt's 0 (no limit) is the longest time."""
+    wanted = call.options.get("unfreezeTimeout")
+    asked_s = FREEZE_DEFAULT_S if wanted is None else seconds_of(wanted)
+    if asked_s is None or asked_s > FREEZE_MAX_S:
+        return bad_request(f"unfreezeTimeout must be a duration of at most {FREEZE_MAX_S}s")
+    if not _runs(call):
+        return _no(call, VMI_NOT_RUNNING)
+    if _paused(call):
+        return _no(call, IS_PAUSED)
+    return (BusVerb("freeze", call.uid, math.ceil(asked_s) or FREEZE_MAX_S),)
+
+
 CLAIMS, MIGRATION = "disks cannot be hotplugged yet", "virtbus has no live migration yet"
-FREEZE = "file systems cannot be frozen yet"
 SEV, GRAPH = "encrypted guests are not supported", "there is no graph of objects yet"
 BACKUP = "there are no backups yet"
 
@@ -149,7 +167,7 @@ VERBS = (
         "PUT",
         VMI,
         "softreboot",
-        _bus("soft-reboot", (_runs, VM_NOT_RUNNING), (_unpaused, "VMI is paused")),
+        _bus("soft-reboot", (_runs, VM_NOT_RUNNING), (_unpaused, IS_PAUSED)),
     ),
     Verb("GET", VMI, "guestosinfo", _ask(*GuestQuestion), 200),
     Verb("GET", VMI, "userlist", _ask(GuestQuestion.USERS), 200),
@@ -157,8 +175,8 @@ VERBS = (
     *shared(VMI),
     missing("GET", VMI, "usbredir", "USB devices cannot be redirected yet"),
     missing("GET", VMI, "vsock", "guests have no vsock yet"),
-    missing("PUT", VMI, "freeze", FREEZE),
-    missing("PUT", VMI, "unfreeze", FREEZE),
+    Verb("PUT", VMI, "freeze", _freeze),
+    Verb("PUT", VMI, "unfreeze", _bus("thaw", (_runs, VMI_NOT_RUNNING), (_unpaused, IS_PAUSED))),
     missing("PUT", VMI, "backup", BACKUP),
     missing("PUT", VMI, "redefine-checkpoint", BACKUP),
     missing("GET", VMI, "sev/fetchcertchain", SEV),

@@ -13,7 +13,7 @@ from virtbus.kubebridge.core.runtime import subresource_effects as deeds
 from virtbus.kubebridge.edge.web import websockets
 from virtbus.kubebridge.edge.web.error_middleware import RefusedError
 from virtbus.schemas import subjects
-from virtbus.schemas.api import VmRef
+from virtbus.schemas.api import VmFreeze, VmRef
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.streams import ConsoleOpen, PortOpen, StreamOpen
@@ -38,10 +38,13 @@ class Guests:
         self._bus = bus
         self._open = 0
 
-    async def ask(self, verb: str, uid: str) -> Any:
-        """Send a verb of virtbus' API for VMs, such as `pause`; return the answer."""
-        subject = subjects.api("vm", verb)
-        return await self._bus.request(subject, VmRef(uid=uid), timeout_s=ANSWER_S)
+    async def ask(self, verb: str, uid: str, for_s: int | None = None) -> Any:
+        """Send a verb of virtbus' API for VMs, such as `pause`; return the answer.
+
+        `for_s` is the duration of a freeze.
+        """
+        want = VmRef(uid=uid) if for_s is None else VmFreeze(uid=uid, timeout_s=for_s)
+        return await self._bus.request(subjects.api("vm", verb), want, timeout_s=ANSWER_S)
 
     async def tell(self, uid: str, questions: Sequence[GuestQuestion]) -> GuestInfo:
         """Return the answer of the guest agent."""

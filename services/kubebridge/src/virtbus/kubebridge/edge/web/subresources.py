@@ -101,7 +101,7 @@ class Subresources:
             case JsonPatch():
                 await self._patch(call, deed, namespace)
             case BusVerb():
-                await self._guests.ask(deed.verb, deed.uid)
+                await self._guests.ask(deed.verb, deed.uid, deed.timeout_s)
             case AskGuest():
                 return GUEST_ANSWERS[call.verb](await self._guests.tell(deed.uid, deed.questions))
             case Give():

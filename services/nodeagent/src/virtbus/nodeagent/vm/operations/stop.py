@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from virtbus.bus.client import tracing
+from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.ports import Hypervisor
 from virtbus.nodeagent.vm.machine import MachineEvent
 from virtbus.schemas.errors import VirtbusError
@@ -11,11 +12,22 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 
-async def shutdown(uid: str, hypervisor: Hypervisor) -> MachineEvent | None:
+THAW_S = 3.0
+"""The most seconds by which a thaw delays a shutdown. The grace runs meanwhile."""
+
+
+async def shutdown(uid: str, hypervisor: Hypervisor, freezes: Freezes) -> MachineEvent | None:
     """Request a shutdown by ACPI; return "ended" if no guest runs, otherwise None.
 
-    If libvirt fails, the guest is destroyed when the grace expires.
+    A frozen guest cannot shut down, so it is thawed first. If libvirt fails, the guest is destroyed
+    when the grace expires.
     """
+    if freezes.of(uid) is not None:
+        try:
+            async with asyncio.timeout(THAW_S):
+                await freezes.thaw(uid, "stop", timeout_s=THAW_S)
+        except (VirtbusError, TimeoutError) as error:
+            log.info("not thawed before the shutdown: %s", error, extra={"uid": uid})
     try:
         return None if await hypervisor.shutdown(uid) else "ended"
     except VirtbusError as error:

@@ -1,0 +1,54 @@
+"""Defines a freeze of a guest's file systems, and the ports of its deadline and its file."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A freeze of a guest's file systems. `trouble` is the error of the last attempt to thaw."""
+
+    since_ns: int
+    until_ns: int
+    trouble: str = ""
+
+
+class FreezeFiles(Protocol):
+    """The deadlines of frozen guests on disk."""
+
+    async def keep(self, uid: str, frozen: Frozen) -> None:
+        """Store the freeze, durable on return; raises VirtbusError 503 `state_write`."""
+
+    async def forget(self, uid: str) -> None:
+        """Remove the freeze; no effect without one. A failure is only logged."""
+
+    async def all(self) -> Mapping[str, Frozen]:
+        """Return all freezes by uid. The deadline of an unreadable one is 0."""
+
+
+FreezeChange = Literal["frozen", "extended", "thawed", "not thawed"]
+"""A report about a freeze. After "not thawed" the guest is asked again."""
+
+
+class Freezes(Protocol):
+    """Freezes of the guests of this host. Each ends at its deadline, also if its client is gone."""
+
+    heard: Callable[[str, FreezeChange, str], None]
+    """Called with a uid, each change of its freeze, and the reason."""
+
+    def of(self, uid: str) -> Frozen | None:
+        """Return the freeze of a guest, or None."""
+
+    async def freeze(self, uid: str, *, for_s: float, timeout_s: float) -> None:
+        """Freeze the guest for `for_s`, or set a new deadline if it is frozen.
+
+        Raises:
+            VirtbusError: the guest is not frozen, or will be thawed at once.
+        """
+
+    async def thaw(self, uid: str, why: str, *, timeout_s: float) -> None:
+        """Thaw the guest. If that fails, the deadline holds; raises VirtbusError."""
+
+    def ended(self, uid: str) -> None:
+        """Forget a freeze, because the guest ended or rebooted."""

@@ -1,0 +1,24 @@
+"""Sets the limits of a running guest's disks."""
+
+from virtbus.nodeagent.core.disk_drivers import limit_calls, shown_limits
+from virtbus.nodeagent.core.disks import targets
+from virtbus.nodeagent.core.ports import Hypervisor
+from virtbus.schemas.vm import VmRecord
+
+
+async def limit(record: VmRecord, hypervisor: Hypervisor) -> dict[str, dict[str, int]]:
+    """Set the limits; return those in force, by the names of disks that have any.
+
+    Raises:
+        VirtbusError: libvirt does not answer, or refuses a limit.
+    """
+    disks, volumes = record.spec.domain.devices.disks, {one.name for one in record.spec.volumes}
+    # QEMU has no limits for an empty drive
+    full = {
+        target: disk
+        for disk, target in zip(disks, targets(disks), strict=True)
+        if disk.name in volumes
+    }
+    figures = await hypervisor.limit(record.uid, limit_calls(full))
+    found = {full[target].name: shown_limits(one) for target, one in (figures or {}).items()}
+    return {name: limits for name, limits in found.items() if limits}
