@@ -16,6 +16,7 @@ RECORD = subjects.vm_record("n1", A)
 CLAIM = subjects.name_claim("default", "web")
 SECRET = subjects.vm_secret("n1", A)
 WISH = subjects.node_spec("n1")
+VOLUME = subjects.volume_record("default", "data")
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def bus() -> MemoryBus:
 
 
 async def fill(bus: MemoryBus) -> None:
-    """A VM with a secret; pending, deleted and moved ones; a tombstone, a join, a node's spec."""
+    """A VM with a secret; pending, deleted and moved ones; a tombstone, join, spec and volume."""
     await bus.put(subjects.join_nonce("n1"), encode(JoinNonce(nonce="x")))
     await bus.put(CLAIM, encode(NameClaim(uid=A)))
     await bus.put(SECRET, b"\x81\xa1s\x01")
@@ -36,6 +37,7 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(subjects.vm_record("_", D), encode(Tombstone(uid=D)))
     await bus.put(subjects.vm_secret("n1", D), b"\x80")
     await bus.put(WISH, encode({"cordoned": True}))
+    await bus.put(VOLUME, encode({"uid": C, "name": "data"}))
 
 
 async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
@@ -43,7 +45,7 @@ async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
 ) -> None:
     await fill(bus)
     taken = await take(bus)
-    assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH}
+    assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH, VOLUME}
     assert taken.marked == {subjects.vm_record("n1", C)}
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 
@@ -90,6 +92,26 @@ async def test_a_bus_with_other_vms_is_refused_with_the_next_step(bus: MemoryBus
     await bus.put(RECORD, encode({"uid": A, "epoch": 2}))
     with pytest.raises(BackupError, match="virtbus bus rebuild"):
         await put_back(bus, taken)
+
+
+async def test_a_bus_with_another_holder_of_a_volume_is_refused(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    await bus.put(VOLUME, encode({"uid": C, "name": "data", "holder": A}))
+    with pytest.raises(BackupError, match="volume"):
+        await put_back(bus, taken)
+
+
+async def test_a_volume_that_this_bus_has_deleted_is_not_restored(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    for deleted, kind in ((C, EntryKind.PURGE), (D, EntryKind.PUT)):
+        empty = MemoryBus(MemoryServer())
+        await empty.purge(VOLUME, why=deleted.encode())
+        done = await put_back(empty, taken)
+        entry = await empty.get(VOLUME)
+        assert entry is not None
+        assert (entry.kind, done.deleted) == (kind, [C] if kind is EntryKind.PURGE else [])
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,10 @@ VERBS = [
     ("image", "pull"),
     ("image", "delete"),
     ("network", "list"),
+    *(
+        ("volume", verb)
+        for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
+    ),
     ("bus", "status"),
     ("bus", "rebuild"),
 ]

@@ -19,6 +19,7 @@ KEYS = {
     subjects.vm_record("n1", UID): bounds.RECORD,
     subjects.vm_record("_", UID): bounds.RECORD,
     subjects.name_claim("default", "web"): bounds.SMALL,
+    subjects.volume_record("default", "data"): bounds.VOLUME,
     subjects.join_nonce("n1"): bounds.SMALL,
     subjects.node_spec("n1"): bounds.SMALL,
     subjects.node_reserved("n1"): bounds.SMALL,
@@ -54,6 +55,12 @@ def test_the_largest_view_of_a_vm_fits_in_one_message_with_any_content() -> None
     assert 6 * largest < bounds.BUS_BYTES  # JSON makes six bytes of a control character
     assert bounds.RECORD.written_bytes + bounds.LOGINS_BYTES < bounds.REQUEST_BYTES
     assert bounds.RECORD.written_bytes > bounds.RECORD_ACCEPTED_BYTES + 2048
+
+
+def test_the_largest_accepted_volume_leaves_space_for_what_controllers_add() -> None:
+    request = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+    added = {"node": "n" * 63, "holder": request, "requests": (request,) * 8, "deleting": True}
+    assert len(encode(added)) + 1024 < bounds.VOLUME.written_bytes - bounds.VOLUME_ACCEPTED_BYTES
 
 
 def test_a_text_is_cut_between_characters() -> None:

@@ -89,6 +89,12 @@ def test_each_argument_is_checked(make: Callable[..., str], hostile: str) -> Non
 def test_a_record_filter_never_meets_a_claim() -> None:
     filter_tokens = len(subjects.vm_anywhere(UUID).split("."))
     assert len(subjects.name_claim("default", "web").split(".")) == filter_tokens + 1
+    assert len(subjects.volume_record("default", "web").split(".")) == filter_tokens + 1
+
+
+def test_a_volume_and_a_vm_of_one_name_have_different_keys() -> None:
+    assert subjects.volume_record("default", "web") != subjects.name_claim("default", "web")
+    assert subjects.volume_record("default", "web").startswith(subjects.VOLUME_KEYS)
 
 
 def test_only_records_and_facts_may_be_unplaced() -> None:

@@ -17,6 +17,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.api import BusRebuilt
 from virtbus.schemas.node import Drain, NodeSpec, NodeState
 from virtbus.schemas.vm import NameClaim, VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode, read, validate
 
 A, B = uid(1), uid(2)
@@ -146,6 +147,26 @@ async def test_an_empty_bus_is_rebuilt_and_nothing_is_started_or_ended(tmp_path:
         assert (again.vms, again.kept) == ((), 2)
         await ask(client, "vm.start", name="vm-2")
         await eventually(lambda: node.domains.done == [("start", B)])
+
+
+async def test_an_empty_bus_is_rebuilt_with_the_volumes_of_its_vms(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    ref = VolumeRef(uid=uid(9), namespace="default", name="data", size_bytes=2**30)
+    await node.join()
+    await node.put(record(1, volume_refs={"data": ref}))
+    async with node.agent():
+
+        async def running() -> bool:
+            return await states(node, A) == ["Running"]
+
+        await eventually(running)
+    await node.other_bus()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        done = await rebuild(client)
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "add")]
+        view = await ask(client, "volume.get", name="data")
+        assert (view["uid"], view["state"], view["holder"]) == (uid(9), "InUse", A)
 
 
 async def test_a_single_lost_record_is_restored_and_its_vm_resumes(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ from virtbus.schemas.node_rpc import (
     Release,
     ReleaseReply,
     ServiceReport,
+    VolumeRelease,
+    VolumeReleased,
 )
 from virtbus.schemas.quarantine import (
     Quarantine,
@@ -67,6 +69,7 @@ class Hand:
         self._jobs: dict[str, tuple[VmRecord, asyncio.Task[ImageReady | NetReady]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._released_epochs: dict[str, int] = {}
+        self._gone_volumes: set[str] = set()
         self._listed: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
         self.recovering = True
@@ -87,6 +90,9 @@ class Hand:
                 "release", subjects.rpc(self._host.node, self._kind, "release"), self._release
             ),
         ]
+        if self._kind == "imaged":
+            subject = subjects.rpc(self._host.node, "imaged", "volume-release")
+            endpoints.append(Endpoint("volume-release", subject, self._volume_release))
         info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
         async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
             self._group.create_task(self._tell())
@@ -171,10 +177,16 @@ class Hand:
         if self._host.full and uid not in held:
             error = VirtbusError(Code.UNAVAILABLE, "disk_full", "no space left; free some there")
             return self._failed(record, error)
+        refs = record.volume_refs.values()
+        if not self._gone_volumes.isdisjoint(ref.folder for ref in refs):
+            error = VirtbusError(Code.CONFLICT, "released", "the volume was deleted")
+            return self._failed(record, error)
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
+            for ref in refs:
+                self._host.disk.volumes[ref.folder] = uid
             disks = {
-                volume.name: _made_of(volume.image_ref)
+                volume.name: _made_of(record.image_of(volume))
                 for volume in record.spec.volumes
                 if not volume.is_iso
             }
@@ -226,6 +238,20 @@ class Hand:
         async with self._one(want.uid):
             kept = await self._threads.on_disk(lambda: self._released(want))
         return ReleaseReply(uid=want.uid, kept=kept)
+
+    async def _volume_release(self, request: Request) -> VolumeReleased:
+        self._ready()
+        folder = validate(VolumeRelease, request.data).ref.folder
+        return await self._threads.on_disk(lambda: self._volume_gone(folder))
+
+    def _volume_gone(self, folder: str) -> VolumeReleased:
+        """On the host: the data of a volume is removed."""
+        self._gone_volumes.add(folder)
+        if folder not in self._host.disk.volumes:
+            return VolumeReleased()
+        self._host.watcher.volume_removed(self._host, folder)
+        del self._host.disk.volumes[folder]
+        return VolumeReleased(found=True)
 
     async def _quarantine(self, request: Request) -> Quarantine:
         self._ready()

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
+from tests.sim.volumes import VolumeObserver
 from tests.sim.wire import SimServer
 
 from virtbus.bus.client.ports import Entry, EntryKind
@@ -68,6 +69,8 @@ class Seen:
     off_asked: int = 0
     """The number of record versions that ask the guest not to run here."""
     off_at_start: int = 0
+    ran_generation: int = 0
+    """The generation of the record when its guest last started."""
     ran_out: int = -1
     """The power epoch under which its guest last ended, on request or by itself."""
     left: set[str] = field(default_factory=set)
@@ -89,6 +92,7 @@ class Observer(Watcher):
         self.server: SimServer
         self.vms: dict[str, Seen] = {}
         self.wanted: dict[str, Wanted] = {}
+        self.volumes = VolumeObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.count = 0
@@ -133,6 +137,9 @@ class Observer(Watcher):
             self._status_written(read(VmStatus, entry.value), entry.key)
 
     def _vm_written(self, entry: Entry) -> None:
+        if entry.key.startswith(subjects.VOLUME_KEYS):
+            self.volumes.wrote(entry)
+            return
         tokens = entry.key.split(".")
         if len(tokens) != 4 or tokens[3].startswith("_"):
             return
@@ -247,19 +254,26 @@ class Observer(Watcher):
         if uid not in host.disk.overlays or uid not in host.networks:
             self.wrong("I1", f"{uid} starts on {host.name} without its disks or network")
         self._started_again(host, uid, seen)
+        if seen.record is not None:
+            seen.ran_generation = seen.record.generation
+        self.volumes.started(host, uid)
         wanted = self.wanted.get(uid)
         if wanted is not None and wanted.secret and host.disk.seeds.get(uid) is None:
             self.wrong("I2", f"{uid} boots on {host.name} without the user-data it was given")
 
     def _started_again(self, host: Host, uid: str, seen: Seen) -> None:
-        """A VM that starts only on request, and was reported running, needs a new one (I2)."""
+        """A VM that starts only on request, and was reported running, needs a new one (I2).
+
+        A changed spec retries a VM that failed. Its agent may have reported the new spec before.
+        """
         entry = self.server.shelf("$KV.st.x").entries.get(subjects.vm_status(host.node, uid))
         told = read(VmStatus, entry.value) if entry is not None and entry.value else None
         record = seen.record
         if told is None or record is None or record.spec.run_strategy not in ONCE_ONLY:
             return
         ran = told.ended or told.state in {VmState.RUNNING, VmState.PAUSED}
-        if ran and _age(told) == _age(record):
+        retried = told.state is VmState.FAILED and record.generation > seen.ran_generation
+        if ran and not retried and _age(told) == _age(record):
             self.wrong("I2", f"{uid} had ended ({told.state} {told.reason}), and runs again")
 
     def pressed(self, host: Host, domain: Domain) -> None:
@@ -282,6 +296,9 @@ class Observer(Watcher):
         wanted = self.wanted.get(uid)
         if not ((wanted is not None and wanted.delete_asked) or host.name in self._vm(uid).left):
             self.wrong("I2", f"{host.name} removes the disks of {uid}, and nobody asked")
+
+    def volume_removed(self, host: Host, folder: str) -> None:
+        self.volumes.removed(host, folder)
 
     def off(self, host: Host, domain: Domain, why: str) -> None:
         """A guest is off, for any reason."""

@@ -27,6 +27,7 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
     yield from _told(observer)
     yield from _unique(observer)
     yield from _reserved(observer)
+    yield from observer.volumes.at_rest()
 
 
 def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
@@ -49,9 +50,15 @@ def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
         yield "I8", f"{wanted.uid} is still being deleted"
         return
     if record.node == "_":
-        yield "I8", f"{wanted.uid} is not placed"
+        yield from _unplaced(observer, record)
         return
     yield from _converged(observer, record, wanted)
+
+
+def _unplaced(observer: Observer, record: VmRecord) -> Iterator[tuple[str, str]]:
+    """A VM waits for capacity only if a single node has its volumes."""
+    if not observer.volumes.home(record):
+        yield "I8", f"{record.uid} is not placed"
 
 
 def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from tests.sim.world import World
 END_S = 300.0
 REST_FROM_S = HEAL_S + 60.0
 LOOK_EVERY_S = 5.0
+VOLUMES = 5
 
 
 @dataclass
@@ -83,7 +84,7 @@ def run(
     keep_all: bool = False,
     controller_bus: type[SimBus] = SimBus,
 ) -> Verdict:
-    """Simulate five minutes of three nodes, two controllers and twenty VMs."""
+    """Simulate five minutes of three nodes, two controllers, twenty VMs and five volumes."""
     began_s = time.process_time()
     world = World(seed, controller_bus=controller_bus)
     world.observer.keep_all = keep_all
@@ -91,8 +92,9 @@ def run(
     with running(world):
         world.begin()
         nemesis.begin()
-        users.begin(world, plan or Plan())
-        operators.begin(world, plan or Plan())
+        plan = plan or Plan(volumes=VOLUMES)
+        users.begin(world, plan)
+        operators.begin(world, plan)
         at_s = REST_FROM_S
         world.run_until(at_s)
         while (left := list(at_rest(world.observer))) and at_s < END_S:

@@ -1,11 +1,17 @@
 """The simulation finds bugs that are planted here, never in the product."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.sim.bus import SimBus
 from tests.sim.hostports import SimFiles
 from tests.sim.run import run
+
+from virtbus.bus.client.ports import Entry
+from virtbus.schemas.records import read_volume
+from virtbus.schemas.subjects import VOLUME_KEYS
+from virtbus.schemas.wire import encode
 
 SEEDS = range(1, 26)
 
@@ -17,6 +23,17 @@ class BlindBus(SimBus):
         if key.startswith("$KV.vm.") and not key.startswith("$KV.vm._"):
             more["expect"] = more["expect_over"] = None
         return await super().put(key, value, **more)
+
+
+class BlindVolumes(SimBus):
+    """Reads volumes without their holders: a VM takes the volume of another VM."""
+
+    async def get(self, key: str) -> Entry | None:
+        entry = await super().get(key)
+        if entry is None or not entry.value or not key.startswith(VOLUME_KEYS):
+            return entry
+        free = read_volume(key, entry.value).model_copy(update={"holder": ""})
+        return replace(entry, value=encode(free))
 
 
 def found(**more: Any) -> list[str]:
@@ -32,6 +49,11 @@ def found(**more: Any) -> list[str]:
 def test_a_put_without_the_required_compare_and_set_is_found() -> None:
     kinds = {one.split()[0] for one in found(controller_bus=BlindBus)}
     assert kinds & {"I2", "I3", "I15"}, "a change, a delete or a move is undone"
+
+
+@pytest.mark.timeout(120)
+def test_a_controller_that_does_not_see_the_holders_of_volumes_is_found() -> None:
+    assert any("takes it from" in one for one in found(controller_bus=BlindVolumes))
 
 
 @pytest.mark.timeout(120)

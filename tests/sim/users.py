@@ -18,6 +18,14 @@ USER_DATA = "#cloud-config\npassword: a-canary\n"
 STRATEGIES = ("Always", "Always", "Always", "RerunOnFailure", "Manual", "Halted")
 TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
+USES_VOLUME = 0.25
+EXPLAINED = frozenset(
+    {
+        *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
+        *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
+    }
+)
+"""Refusals of requests about volumes after which a user tries something else."""
 RIVALS = 0.3
 """The probability that another user changes the VM at the same time."""
 
@@ -27,6 +35,7 @@ class Plan:
     """The actions of a seed's users, and their end."""
 
     vms: int = 20
+    volumes: int = 0
     begin_s: float = 2.0
     creates_until_s: float = 120.0
     changes_until_s: float = 200.0
@@ -82,10 +91,10 @@ class User:
         return wanted
 
     # --- requests -------------------------------------------------------------------------
-    async def _ask(self, verb: str, data: dict[str, Any]) -> Any:
+    async def _ask(self, verb: str, data: dict[str, Any], resource: str = "vm") -> Any:
         """Return the answer after any number of attempts; VirtbusError for a permanent refusal."""
         once = self._bus.sources.uuid7()
-        subject = subjects.api("vm", verb)
+        subject = subjects.api(resource, verb)
         while self._loop.time() < self._plan.give_up_s:
             try:
                 return await self._bus.request(subject, data, timeout_s=TIMEOUT_S, request_id=once)
@@ -109,6 +118,9 @@ class User:
         }
         if wanted.strict:
             data["spec"]["placement"] = {"overcommit": "strict"}
+        if self._plan.volumes and self._rng.random() < USES_VOLUME:
+            name = f"vol-{self._rng.randrange(self._plan.volumes)}"
+            data["spec"]["volumes"] = [{"name": "data", "volume": {"name": name}}]
         if wanted.secret:
             data["user_data"] = USER_DATA
         while True:
@@ -242,6 +254,49 @@ class User:
         wanted.delete_accepted = True
 
 
+class VolumeUser(User):
+    """The life of one volume name: a volume, growth, other VMs, a delete, then another volume."""
+
+    async def run(self) -> None:
+        """Run until the users make no more changes."""
+        rng, about = self._rng, {"name": f"vol-{self._number}"}
+        await asyncio.sleep(rng.uniform(0.0, self._plan.creates_until_s / 4))
+        try:
+            while self._left_s() > 0:
+                spec = {"size": "64MiB"}
+                await self._try("create", about | {"uid": self._bus.sources.uuid7(), "spec": spec})
+                await asyncio.sleep(rng.uniform(5.0, 60.0))
+                if rng.random() < 0.3:
+                    await self._try("update", about | {"size": "128MiB"})
+                if rng.random() < 0.5:
+                    await self._try("detach", about)
+                if rng.random() < 0.5:
+                    await self._try("attach", about | {"vm": f"vm-{rng.randrange(self._plan.vms)}"})
+                if rng.random() < 0.6:
+                    await self._delete(about)
+        except GaveUpError:
+            return
+
+    async def _delete(self, about: dict[str, Any]) -> None:
+        while self._left_s() > 0:
+            view = await self._try("get", about)
+            if view is None:
+                return
+            self._observer.volumes.delete_asked.add(view["uid"])
+            if await self._try("delete", about | {"uid": view["uid"]}) is not None:
+                return
+            await asyncio.sleep(self._rng.uniform(2.0, 15.0))
+
+    async def _try(self, verb: str, data: dict[str, Any]) -> Any:
+        """Return the answer, None after a refusal that another user's action explains."""
+        try:
+            return await self._ask(verb, data, "volume")
+        except VirtbusError as error:
+            if error.reason not in EXPLAINED:
+                raise
+            return None
+
+
 def begin(world: World, plan: Plan) -> None:
     """Start the users, all on one connection that is never cut."""
     process, bus = world.process("users", client_role(), lambda: 0)
@@ -252,6 +307,9 @@ def begin(world: World, plan: Plan) -> None:
                 user = User(bus, world.observer, plan, number)
                 user.group = group
                 group.create_task(_guarded(user, world))
+            for number in range(plan.volumes):
+                owner = VolumeUser(bus, world.observer, plan, number)
+                group.create_task(_guarded(owner, world))
 
     process.start(body)
 

@@ -16,9 +16,10 @@ from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.quarantine import NodeQuarantined, QuarantineRequest
-from virtbus.schemas.records import DELETED
+from virtbus.schemas.records import DELETED, read_volume
 from virtbus.schemas.vm import NameClaim
 from virtbus.schemas.vm_status import VmStatus
+from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode, read, validate
 
 A = uid(1)
@@ -81,6 +82,17 @@ async def test_a_held_vm_is_adopted_as_it_runs_under_its_name(node: Node) -> Non
         assert claim.value == encode(NameClaim(uid=A))
         assert node.domains.there[A].state is DomainState.RUNNING
         assert node.domains.done == [("start", A)]
+
+
+async def test_a_held_vm_is_adopted_with_its_volumes(node: Node) -> None:
+    ref = VolumeRef(uid=uid(9), namespace="default", name="data", size_bytes=2**30)
+    async with node.agent(), controller(node) as client:
+        await held(node, client, volume_refs={"data": ref})
+        await call(client, "adopt", entry=A)
+        entry = await node.bus.get(subjects.volume_record("default", "data"))
+        assert entry is not None
+        there = read_volume(entry.key, entry.value)
+        assert (there.uid, there.holder, there.node) == (uid(9), A, NODE)
 
 
 async def test_kept_disks_are_adopted_switched_off_and_start_on_request(node: Node) -> None:

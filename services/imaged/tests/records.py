@@ -2,6 +2,7 @@
 
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.vm import EmptyDisk, ImageVolume, VmRecord, VmSpec, Volume
+from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 
 NODE = "n1"
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -19,8 +20,23 @@ def empty(capacity: int, name: str = "data") -> Volume:
     return Volume(name=name, empty_disk=EmptyDisk(capacity=capacity))
 
 
+def named(name: str = "data", of: str = "data-1") -> Volume:
+    return Volume(name=name, volume=NamedVolume(name=of))
+
+
+def ref(size_bytes: int, image: str = "", name: str = "data-1") -> VolumeRef:
+    return VolumeRef(
+        uid=uid(77), namespace="default", name=name, size_bytes=size_bytes, image=image
+    )
+
+
 def record(
-    *volumes: Volume, uid: str = UID, epoch: int = 1, generation: int = 1, deleting: bool = False
+    *volumes: Volume,
+    uid: str = UID,
+    epoch: int = 1,
+    generation: int = 1,
+    deleting: bool = False,
+    refs: dict[str, VolumeRef] | None = None,
 ) -> VmRecord:
     return VmRecord(
         uid=uid,
@@ -33,4 +49,5 @@ def record(
         generation=generation,
         created_ns=1,
         deleting=deleting,
+        volume_refs=refs or {},
     )

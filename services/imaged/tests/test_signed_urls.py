@@ -76,7 +76,7 @@ async def test_an_image_is_pulled_with_a_query_that_is_stored_nowhere(
         asked = [request.query_string for request in bucket.requests]
         assert asked == [QUERY], "one transfer"
         assert b"hunter" not in on_disk(node)
-        assert refs_of(one.spec) == {next(iter(node.store.uses(frozenset()))).name}
+        assert refs_of(one) == {next(iter(node.store.uses(frozenset()))).name}
         (image,) = node.store.images()
         assert image.names == (bucket.url(f"disk.qcow2{pin}"),)
         assert "hunter" not in repr(node.store.images()) + done.ready.model_dump_json()

@@ -13,6 +13,7 @@ _HERE = "virtbus.cli"
         "up": (f"{_HERE}.up.command", "Run a bus, the controller and this host's services."),
         "status": (f"{_HERE}.status", "Show the health of services, bus and nodes."),
         "vm": (f"{_HERE}.vm.group", "Create, list, watch, enter and delete virtual machines."),
+        "volume": (f"{_HERE}.volume", "Make, list, grow and delete volumes."),
         "image": (f"{_HERE}.image", "List and pull disk images."),
         "network": (f"{_HERE}.network", "List networks."),
         "node": (f"{_HERE}.node", "List the hosts that run VMs."),

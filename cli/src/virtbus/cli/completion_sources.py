@@ -59,6 +59,11 @@ vms = _completer(
     lambda vm: [(str(vm["name"]), str(vm.get("state", "")))],
     of_namespace=True,
 )
+volumes = _completer(
+    "virtbus.api.v1.volume.list",
+    lambda volume: [(str(volume["name"]), str(volume.get("state", "")))],
+    of_namespace=True,
+)
 images = _completer(
     "virtbus.api.v1.image.list",
     lambda image: [(str(name), str(image.get("format", ""))) for name in image.get("names") or ()],

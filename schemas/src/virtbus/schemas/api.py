@@ -28,6 +28,8 @@ from virtbus.schemas.vm import (
 )
 from virtbus.schemas.vm_status import VmView
 
+VolumeName = Annotated[str, StringConstraints(max_length=127, pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")]
+
 
 class VmCreate(StrictModel):
     """`vm.create`. The shorthand fields (`image`, `cpus`, …) complete `spec`.
@@ -160,6 +162,12 @@ class NodeRef(StrictModel):
     node: Id
 
 
+class NodeForget(NodeRef):
+    """`node.forget`. `lose_volumes` names, as NAMESPACE/NAME, each volume that is lost with it."""
+
+    lose_volumes: tuple[VolumeName, ...] = Field((), max_length=10_000)
+
+
 class NodeDrain(NodeRef):
     """`node.drain`: cordons a node and evacuates its VMs.
 
@@ -267,6 +275,7 @@ class NodeForgotten(LenientModel):
     node: str
     statuses: int = 0
     """Number of removed VM statuses of the node."""
+    lost_volumes: int = 0
 
 
 class NetworkPage(Paged):

@@ -19,6 +19,10 @@ LOGINS_BYTES = 256 * KIB
 """Size limit of a VM's pull secrets. imaged gets them in one request together with the record."""
 
 
+VOLUME_ACCEPTED_BYTES = 24 * KIB
+"""Size limit of a volume's record at a create or update."""
+
+
 class Bound(NamedTuple):
     """Size limits of one kind of value."""
 
@@ -38,12 +42,14 @@ SMALL = Bound("small value", 20 * KIB, 32 * KIB)
 """Name claims, join records, desired states of nodes, reserved sums, leases, image keys of a
 node.
 """
+VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
+"""Writes after admission add the node, the holder and request ids: less than 2 of the 4 KiB."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
 """The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
-KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, HOSTS, EVENT, LETTER, OTHER)
+KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, VOLUME, HOSTS, EVENT, LETTER, OTHER)
 LEAST_WRITTEN_BYTES = min(one.written_bytes for one in KINDS)
 LEAST_READ_BYTES = min(one.read_bytes for one in KINDS)
 """A value of up to this size is within the read limit of every kind."""
@@ -77,6 +83,8 @@ def bound_of(subject: str) -> Bound:
     tokens = subject.split(".")
     if tokens[-1] == "_hosts":
         return HOSTS
+    if tokens[1:3] == ["vm", "_vol"]:
+        return VOLUME
     bound = _BY_PLACE.get(".".join(tokens[:2]), OTHER)
     of_a_vm = len(tokens) == 4 and not tokens[3].startswith("_")
     return bound if of_a_vm or bound not in {RECORD, STATUS} else SMALL

@@ -4,13 +4,6 @@ The permissions of the NATS users, docs/reference/subjects.md and asyncapi.yaml 
 it.
 """
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-
-from pydantic import BaseModel
-
 from virtbus.schemas import (
     api,
     events,
@@ -28,105 +21,18 @@ from virtbus.schemas import (
     streams,
     subjects,
     vm,
+    volume,
+    volume_api,
 )
 from virtbus.schemas import quarantine as qt
-from virtbus.schemas.channel_parameters import ASKERS, template
+from virtbus.schemas.channel import Channel as Channel
+from virtbus.schemas.channel import Plane as Plane
+from virtbus.schemas.channel import core_or_stored as _said
+from virtbus.schemas.channel import of_api as _api
+from virtbus.schemas.channel import of_node as _rpc
+from virtbus.schemas.channel import ready as _ready
+from virtbus.schemas.channel_parameters import template
 from virtbus.schemas.vm_status import VmStatus, VmView
-
-
-class Plane(StrEnum):
-    """The kind of use of a subject."""
-
-    REQUEST = "request"
-    """One request, one answer."""
-    STREAM = "stream of replies"
-    """One request, many answers on its inbox."""
-    CORE = "core message"
-    """Published without an answer; may be lost."""
-    RECORD = "record"
-    """The last value of a key in a key-value bucket."""
-    FACT = "fact"
-    """A message that a stream keeps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """One subject. `message` None: a plain map; `reply` None: no reply.
-
-    `function` names the function of `virtbus.schemas.subjects` that returns the subject.
-    """
-
-    id: str
-    subject: str
-    plane: Plane
-    message: type[BaseModel] | None
-    reply: type[BaseModel] | None
-    sender: str
-    receiver: str
-    about: str
-    function: str
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Return the names in braces in the subject, in order."""
-        return tuple(re.findall(r"\{(\w+)\}", self.subject))
-
-    @property
-    def enveloped(self) -> bool:
-        """Return True if messages have an envelope. Records do not (ADR 0002)."""
-        return self.plane is not Plane.RECORD
-
-
-def _api(
-    resource: str, verb: str, want: type[BaseModel], give: type[BaseModel] | None, about: str
-) -> Channel:
-    plane = Plane.STREAM if verb == "watch" else Plane.REQUEST
-    return Channel(
-        id=f"{resource}.{verb}",
-        subject=template(subjects.api, resource=resource, verb=verb),
-        plane=plane,
-        message=want,
-        reply=give,
-        sender="client",
-        receiver="controller",
-        about=about,
-        function="api",
-    )
-
-
-def _rpc(
-    service: str, verb: str, want: type[BaseModel], give: type[BaseModel], about: str
-) -> Channel:
-    streamed = give is streams.StreamData
-    return Channel(
-        id=f"{service}.{verb}",
-        subject=template(subjects.rpc, service=service, verb=verb),
-        plane=Plane.STREAM if streamed else Plane.REQUEST,
-        message=want,
-        reply=give,
-        sender="client" if streamed else ASKERS.get(verb, "nodeagent"),
-        receiver="nodeagent" if service == "agent" else service,
-        about=about,
-        function="rpc",
-    )
-
-
-def _said(
-    make: Callable[..., str], plane: Plane, model: type[BaseModel] | None, who: str, about: str
-) -> Channel:
-    name = make.__name__
-    sender, _, receiver = who.partition(" → ")
-    return Channel(
-        name.replace("_", "."), template(make), plane, model, None, sender, receiver, about, name
-    )
-
-
-def _ready(part: str, model: type[BaseModel], service: str, about: str) -> Channel:
-    subject = template(subjects.ready, part=part)
-    return Channel(
-        f"ready.{part}", subject, Plane.CORE, model, None, service, "nodeagent", about, "ready"
-    )
-
 
 CHANNELS: tuple[Channel, ...] = (
     _api("vm", "create", api.VmCreate, api.VmCreated, "Make a VM; safe to repeat with its uid."),
@@ -153,7 +59,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "drain", api.NodeDrain, api.NodeDetail, "Cordon and evacuate it."),
     _api("node", "fence", api.NodeFence, api.NodeDetail, "Confirm that a node is off."),
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "End a node's fence."),
-    _api("node", "forget", api.NodeRef, api.NodeForgotten, "Forget a lost node."),
+    _api("node", "forget", api.NodeForget, api.NodeForgotten, "Forget a lost node."),
     _api("node", "takeover", host_api.NodeTakeover, api.NodeDetail, "Give a node to a host."),
     _api("node", "approve", host_api.NodeApprove, api.NodeDetail, "Approve labels and size."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Compare hosts; repair."),
@@ -167,6 +73,20 @@ CHANNELS: tuple[Channel, ...] = (
         image_api.DeletedImages,
         "Remove an image from nodes.",
     ),
+    _api(
+        "volume",
+        "create",
+        volume_api.VolumeCreate,
+        volume_api.VolumeCreated,
+        "Make a volume; safe to repeat with its uid.",
+    ),
+    _api("volume", "get", volume_api.VolumeAsk, volume_api.VolumeView, "One volume."),
+    _api("volume", "list", volume_api.VolumeList, volume_api.VolumePage, "Volumes, in pages."),
+    _api("volume", "update", volume_api.VolumeUpdate, volume_api.VolumeView, "Change a volume."),
+    _api("volume", "delete", volume_api.VolumeDelete, volume_api.VolumeView, "Remove its data."),
+    _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
+    _api("volume", "attach", volume_api.VolumeAttach, volume_api.VolumeView, "Add it to a VM."),
+    _api("volume", "detach", volume_api.VolumeDetach, volume_api.VolumeView, "Take it from a VM."),
     _api("network", "list", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Restore records from hosts."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
@@ -197,6 +117,13 @@ CHANNELS: tuple[Channel, ...] = (
         vm.NameClaim,
         "controller → controller",
         "The uid that has a name.",
+    ),
+    _said(
+        subjects.volume_record,
+        Plane.RECORD,
+        volume.VolumeRecord,
+        "controller → controller",
+        "A volume with its node and holder; the key claims its name.",
     ),
     _said(
         subjects.join_nonce,
@@ -305,6 +232,13 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "pull", node_rpc.PullImage, image.ImageInfo, "Fetch an image."),
     _rpc("imaged", "delete", node_rpc.ForgetImage, node_rpc.ForgottenImage, "Remove an image."),
     _rpc("imaged", "quarantine", qt.QuarantineWork, qt.Quarantine, "Disks without a record."),
+    _rpc(
+        "imaged",
+        "volume-release",
+        node_rpc.VolumeRelease,
+        node_rpc.VolumeReleased,
+        "Remove the data of a volume.",
+    ),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
     _rpc("netd", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Networks on the host."),
@@ -386,7 +320,7 @@ CHANNELS: tuple[Channel, ...] = (
 
 FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
-    (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
+    (template(subjects.vm_all), "every record, tombstone, join nonce, claim and volume"),
     (template(subjects.signing_keys), "the keys that sign records"),
     (template(subjects.watch_renewals), "renewals of a controller's watches"),
     (template(subjects.hosts_all), "the addresses of hosts, one key per node"),

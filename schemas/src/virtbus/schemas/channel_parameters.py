@@ -24,8 +24,8 @@ SAMPLES = {
 }
 PARAMETERS = {
     "uid": "the VM's UUID",
-    "name": "lower-case base32 of the VM's name, without padding",
-    "namespace": "the VM's namespace",
+    "name": "lower-case base32 of the VM's or volume's name, without padding",
+    "namespace": "the namespace of a VM or volume",
     "node": "a node's id; `_` for VMs without a node",
     "service": "netd, imaged or nodeagent; of a dead letter, the service that wrote it",
     "part": "`image` or `net`",
@@ -51,7 +51,8 @@ ASKERS = {
     "guest": "client",
     "command": "controller",
     "freeze": "controller",
-    "inspect": "tools and tests",
+    "volume-release": "controller",
+    "inspect": "controller, tools and tests",
     "quarantine": "controller, nodeagent",
 }
 """The callers of a verb of a node's services. Verbs that are not listed are called by nodeagent."""

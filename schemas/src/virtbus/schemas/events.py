@@ -1,4 +1,4 @@
-"""Events of VMs on `virtbus.evt.<node>.<uid>.<kind>`; the uid `_` marks events of the node."""
+"""Events of VMs and volumes on `virtbus.evt.<node>.<uid>.<kind>`; the uid `_`: of the node."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class EventKind(StrEnum):
-    """The kinds of events of VMs and nodes."""
+    """The kinds of events of VMs, nodes and volumes."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
@@ -52,6 +52,10 @@ class EventKind(StrEnum):
     NODE_RIVAL = "node.rival"
     NODE_TAKEN_OVER = "node.taken-over"
     NODE_APPROVED = "node.approved"
+    VOLUME_CREATED = "volume.created"
+    VOLUME_UPDATED = "volume.updated"
+    VOLUME_DELETING = "volume.deleting"
+    VOLUME_DELETED = "volume.deleted"
     SPAN = "trace.span"
 
 

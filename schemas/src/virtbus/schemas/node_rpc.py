@@ -12,6 +12,7 @@ from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
 
 
 class Ensure(LenientModel):
@@ -48,6 +49,18 @@ class ReleaseReply(LenientModel):
     kept: str = ""
 
 
+class VolumeRelease(LenientModel):
+    """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds."""
+
+    ref: VolumeRef
+
+
+class VolumeReleased(LenientModel):
+    """Nothing of the volume is left; `found`: there was something."""
+
+    found: bool = False
+
+
 class GuestCommand(LenientModel):
     """`rpc.agent.command`: run `verb` on the guest of `epoch`, once for each request `id`."""
 
@@ -68,22 +81,37 @@ class GuestFreeze(LenientModel):
 class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
-    With `mend` netd first repairs missing resources.
+    With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
+    with a folder above it.
     """
 
     uid: str | None = None
     mend: bool = False
+    volumes_after: str | None = None
+
+
+class HeldVolume(LenientModel):
+    """The data of a volume on a host; `ref` is the host's copy of what it is, if readable.
+
+    `holder` is the VM whose disks were made last with it.
+    """
+
+    folder: str
+    ref: VolumeRef | None = None
+    holder: str = ""
 
 
 class HeldResources(LenientModel):
     """A service's resources on the host, by uid, for audits and orphan sweeps.
 
     `faults` are missing resources by uid. The empty uid stands for the host's own resources (netd:
-    Linux bridge, nftables, forwarding).
+    Linux bridge, nftables, forwarding). `more` is set if another page of volumes follows.
     """
 
     things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     faults: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    volumes: tuple[HeldVolume, ...] = ()
+    more: bool = False
 
 
 class MadeDisk(LenientModel):
@@ -255,8 +283,8 @@ class JoinedBus(LenientModel):
 class AuditFinding(LenientModel):
     """Something on a host or the bus that no record of a VM accounts for, or that is missing.
 
-    `kind` is domain, network, disk, file, status, record, service, bus or fault. `repair` says what
-    `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
+    `kind` is domain, network, disk, volume, file, status, record, service, bus or fault. `repair`
+    says what `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
     """
 
     kind: str

@@ -6,8 +6,10 @@ from pydantic import BaseModel
 
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.subjects import volume_record
 from virtbus.schemas.version import check_version
 from virtbus.schemas.vm import Tombstone, VmRecord
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import decode, validate
 
 DELETED = b"deleted"
@@ -53,6 +55,18 @@ def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
         return as_stored(Tombstone, data)
     record = as_stored(VmRecord, data)
     if key.split(".")[2:] != [record.node, record.uid]:
-        message = f"the value at {key} belongs to another key"
-        raise VirtbusError(Code.INVALID, "foreign_record", message)
+        raise _foreign(key)
     return record
+
+
+def read_volume(key: str, value: bytes) -> VolumeRecord:
+    """Return the volume at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(VolumeRecord, key, value)
+    if key != volume_record(record.namespace, record.name):
+        raise _foreign(key)
+    return record
+
+
+def _foreign(key: str) -> VirtbusError:
+    message = f"the value at {key} belongs to another key"
+    return VirtbusError(Code.INVALID, "foreign_record", message)

@@ -16,6 +16,9 @@ RIVAL_KEY = "_rival"
 IMAGES_KEY = "_images"
 HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
+VOLUMES = "_vol"
+VOLUME_KEYS = f"$KV.vm.{VOLUMES}."
+"""The prefix of the keys of all volumes."""
 
 
 def _node(node: str) -> str:
@@ -38,13 +41,18 @@ def vm_anywhere(uid: str) -> str:
 
 
 def vm_all() -> str:
-    """Filter over every record, tombstone, join nonce and claim."""
+    """Filter over every record, tombstone, join nonce, claim and volume."""
     return "$KV.vm.>"
 
 
 def name_claim(namespace: str, name: str) -> str:
     """`$KV.vm._name.<namespace>.<base32(name)>`: the uid that has a name."""
     return f"$KV.vm._name.{check_id(namespace)}.{name_token(check_id(name))}"
+
+
+def volume_record(namespace: str, name: str) -> str:
+    """`$KV.vm._vol.<namespace>.<base32(name)>`: a volume, and the claim of its name."""
+    return f"$KV.vm.{VOLUMES}.{check_id(namespace)}.{name_token(check_id(name))}"
 
 
 def join_nonce(node: str) -> str:

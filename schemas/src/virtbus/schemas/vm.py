@@ -29,6 +29,7 @@ from virtbus.schemas.seed import (
     FilesVolume,
     SysprepVolume,
 )
+from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
@@ -162,6 +163,7 @@ class Volume(StrictModel):
     cloud_init_config_drive: CloudInitConfigDrive | None = None
     files: FilesVolume | None = None
     sysprep: SysprepVolume | None = None
+    volume: NamedVolume | None = None
 
     @property
     def file_set(self) -> FilesVolume | None:
@@ -225,14 +227,16 @@ class VmSpec(StrictModel):
 
     @property
     def local_disks(self) -> tuple[str, ...]:
-        """Return the names of volumes that the guest may write to; they exist on its node only."""
+        """Return the VM's own disks that the guest may write to; they exist on its node only."""
         fixed = {
             disk.name
             for disk in self.domain.devices.disks
             if disk.readonly or disk.device == "cdrom"
         }
         return tuple(
-            volume.name for volume in self.volumes if not volume.is_iso and volume.name not in fixed
+            volume.name
+            for volume in self.volumes
+            if not volume.is_iso and volume.volume is None and volume.name not in fixed
         )
 
 
@@ -284,6 +288,8 @@ class VmRecord(LenientModel):
     VM."""
     traceparent: str | None = None
     sec_digest: str | None = None
+    volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)
+    """The volumes that it holds, by the name in its spec."""
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 
@@ -291,6 +297,11 @@ class VmRecord(LenientModel):
     def ending(self) -> bool:
         """Return True if the VM should leave its node: it is being deleted or evacuated."""
         return self.deleting or self.evacuating
+
+    def image_of(self, volume: Volume) -> str:
+        """Return the image of a volume of the spec, empty if it has none."""
+        ref = self.volume_refs.get(volume.name)
+        return ref.image if ref is not None else volume.image_ref
 
 
 class Tombstone(LenientModel):

@@ -5,7 +5,7 @@ import hashlib
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, parse_image_ref
-from virtbus.schemas.node_rpc import ForgottenImage, MadeDisk
+from virtbus.schemas.node_rpc import ForgottenImage, MadeDisk, VolumeRelease, VolumeReleased
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 
@@ -18,6 +18,8 @@ class SimulatedImages:
         """The digests of the images, by name or URL."""
         self._disks: dict[str, frozenset[str]] = {}
         """The digests of the images that a VM's disks use, by uid."""
+        self._volumes: set[str] = set()
+        """The folders of volumes."""
 
     def pull(self, ref: str) -> ImageInfo:
         """Add an image and return it; raise VirtbusError 400 for an invalid reference."""
@@ -38,13 +40,21 @@ class SimulatedImages:
         made = {}
         for volume in record.spec.volumes:
             if not volume.is_iso:
-                digest = self._add(volume.image_ref) if volume.image_ref else ""
+                image = record.image_of(volume)
+                digest = self._add(image) if image else ""
                 image_format = ImageFormat.QCOW2 if digest else None
                 made[volume.name] = MadeDisk(
                     virtual_size_bytes=0, digest=digest, image_format=image_format
                 )
+        self._volumes |= {ref.folder for ref in record.volume_refs.values()}
         self._disks[record.uid] = frozenset(disk.digest for disk in made.values() if disk.digest)
         return made
+
+    def release_volume(self, want: VolumeRelease) -> VolumeReleased:
+        """Remove a volume."""
+        found = want.ref.folder in self._volumes
+        self._volumes.discard(want.ref.folder)
+        return VolumeReleased(found=found)
 
     def release(self, uid: str) -> None:
         """Remove a VM's disks."""

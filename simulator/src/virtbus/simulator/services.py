@@ -32,6 +32,7 @@ from virtbus.schemas.node_rpc import (
     Release,
     ReleaseReply,
     ServiceReport,
+    VolumeRelease,
 )
 from virtbus.schemas.quarantine import (
     Quarantine,
@@ -77,6 +78,7 @@ class SimulatedNode:
             "ensure": (Ensure, self.image),
             "release": (Release, self.release_disks),
             "inspect": (Inspect, self.inspect),
+            "volume-release": (VolumeRelease, self.images.release_volume),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref)),
             "delete": (ForgetImage, lambda want: self.images.forget(want.ref)),
@@ -116,7 +118,10 @@ class SimulatedNode:
         record = want.record
         self.held[record.uid] = record.epoch
         self.disks.add(record.uid)
-        return ImageReady(uid=record.uid, epoch=record.epoch, disks=self.images.make_disks(record))
+        disks = self.images.make_disks(record)
+        return ImageReady(
+            uid=record.uid, epoch=record.epoch, generation=record.generation, disks=disks
+        )
 
     def net(self, want: Ensure) -> NetReady:
         """Return netd's answer for a record."""

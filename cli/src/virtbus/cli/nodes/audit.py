@@ -30,10 +30,11 @@ def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
     """Compare the host NAME, or every host, with the records of its VMs.
 
     It prints each domain, network, disk, file and status whose VM has no record. It also prints VMs
-    that the bus has lost (kind record: `virtbus bus rebuild` restores them), and missing parts of
-    networks (kind fault: bridge, nftables, links). Hosts repair findings by themselves after 10
-    minutes; --repair does it now. No repair ends a running guest. Disks are moved to the quarantine
-    (`virtbus node quarantine`). Resources that virtbus did not make are ignored.
+    that the bus has lost (kind record: `virtbus bus rebuild` restores them), data of volumes
+    without a record (`virtbus volume adopt`), and missing parts of networks (kind fault: bridge,
+    nftables, links). Hosts repair findings by themselves after 10 minutes; --repair does it now. No
+    repair ends a running guest or removes a volume. Disks are moved to the quarantine (`virtbus
+    node quarantine`). Resources that virtbus did not make are ignored.
     """
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)

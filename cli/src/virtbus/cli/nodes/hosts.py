@@ -129,17 +129,27 @@ def unfence(invocation: Invocation, *, name: str) -> None:
         """
         virtbus node fence n1 --confirm "scrapped" --discard-local-disks
         virtbus node forget n1               once no VM is on it any more
+        virtbus node forget n1 --lose-volume default/data-1
         virtbus bus remove-node n1           and its credentials open nothing any more
         """
     )
 )
 @node_argument
+@click.option(
+    "--lose-volume",
+    "lose_volumes",
+    multiple=True,
+    metavar="NS/NAME",
+    help="A volume whose data is lost with the host; repeatable.",
+)
 @verb
-def forget(invocation: Invocation, *, name: str) -> None:
+def forget(invocation: Invocation, *, name: str, lose_volumes: tuple[str, ...]) -> None:
     """Remove all data of the host NAME, which is gone for good, from the bus.
 
-    This is refused while the host has a heartbeat, or has VMs. If the host comes back, it holds its
-    VMs until `virtbus bus rebuild`; remove its credentials (`virtbus bus remove-node`).
+    This is refused while the host has a heartbeat, or VMs, or volumes that --lose-volume does not
+    name. If the host comes back, it holds its VMs until `virtbus bus rebuild`; remove its
+    credentials (`virtbus bus remove-node`).
     """
-    answer = invocation.call("node", "forget", {"node": name})
+    more = {"lose_volumes": list(lose_volumes)} if lose_volumes else {}
+    answer = invocation.call("node", "forget", {"node": name, **more})
     invocation.show(answer, lambda: f"{name} is forgotten; next: virtbus bus remove-node {name}")

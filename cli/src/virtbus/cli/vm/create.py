@@ -28,6 +28,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create web --image tiny
         virtbus vm create web --image tiny --cpus 2 --memory 512MiB --disk 4GiB --wait ready
         virtbus vm create web --image tiny --ssh-key ~/.ssh/id_ed25519.pub --user-data init.yaml
+        virtbus vm create db --image tiny --volume data-1        its data outlives db
         virtbus vm create -f vm.yaml --wait running -o json
         echo '{"name": "web", "image": "tiny"}' | virtbus vm create -f -
 
@@ -46,6 +47,14 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     metavar="REF",
     shell_complete=completion_sources.images,
     help="Image name or URL, may end in @sha256:<digest>.",
+)
+@click.option(
+    "--volume",
+    "volumes",
+    multiple=True,
+    metavar="VOLUME[=DISK]",
+    shell_complete=completion_sources.volumes,
+    help="A volume that the VM holds until it is deleted; repeatable.",
 )
 @click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
 @click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")
@@ -125,6 +134,8 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     }
     given |= {word: flags[word] for word in ("image", "cpus", "memory", "disk", "network")}
     wanted = request.merge(base, given)
+    if flags["volumes"]:
+        wanted["spec"] = request.with_volumes(wanted.get("spec") or {}, flags["volumes"])
     if not wanted.get("name"):
         raise usage("NAME is missing", "virtbus vm create NAME --image tiny")
     if not wanted.get("image") and not wanted.get("spec"):

@@ -81,6 +81,21 @@ def labels(values: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def with_volumes(spec: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
+    """Return a spec with a disk for each `VOLUME[=DISK]`; the disk's default is the volume's name.
+
+    Raises:
+        CliError: a text has another form.
+    """
+    disks = list(spec.get("volumes") or ())
+    for value in values:
+        name, equals, disk = value.partition("=")
+        if not name or (equals and not disk):
+            raise usage(f"--volume {value!r} must be VOLUME or VOLUME=DISK")
+        disks.append({"name": disk or name, "volume": {"name": name}})
+    return {**spec, "volumes": disks}
+
+
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the given flags, which replace its values; labels are merged."""
     given = {name: value for name, value in flags.items() if value not in (None, {}, [])}

@@ -19,6 +19,7 @@ from virtbus.controller.edge.evacuation import Evacuations
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.hold_sweep import HoldSweep
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
 from virtbus.controller.edge.informers import Informers
@@ -32,6 +33,9 @@ from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
+from virtbus.controller.edge.volume_api import VolumeApi, VolumeQuota
+from virtbus.controller.edge.volume_attachments import VolumeAttachments
+from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
@@ -50,6 +54,7 @@ READS_AT_ONCE = {
     ("node", "list"): 8,
     ("image", "list"): 4,
     ("network", "list"): 8,
+    ("volume", "list"): 8,
     ("bus", "status"): 4,
 }
 """Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
@@ -95,6 +100,8 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
+        quota = VolumeQuota(settings.volumes_per_namespace, settings.volumes_in_all)
+        self._volumes = VolumeApi(bus, self._fleet, events, self._storage, quota)
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
@@ -108,6 +115,8 @@ class ControllerService:
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
+        self._removals = VolumeRemovals(bus, self._fleet, events)
+        self._feeds.listeners.append(self._removals.wake)
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
@@ -123,6 +132,8 @@ class ControllerService:
             sweep,
             Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
+            self._removals.run,
+            HoldSweep(bus, fleet, events).run,
             Overtaken(bus, fleet).run,
             HostDuty(bus, fleet, events).run,
         ]
@@ -172,7 +183,8 @@ class ControllerService:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about
-        power, commands = self._power, self._commands
+        power, commands, volumes = self._power, self._commands, self._volumes
+        attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -203,6 +215,14 @@ class ControllerService:
             ("image", "list"): about.images,
             ("image", "pull"): about.pull,
             ("image", "delete"): about.delete_image,
+            ("volume", "create"): volumes.create,
+            ("volume", "get"): volumes.get,
+            ("volume", "list"): volumes.list,
+            ("volume", "update"): volumes.update,
+            ("volume", "delete"): volumes.delete,
+            ("volume", "adopt"): volumes.adopt,
+            ("volume", "attach"): attachments.attach,
+            ("volume", "detach"): attachments.detach,
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,

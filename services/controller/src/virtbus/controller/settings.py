@@ -26,6 +26,16 @@ class Settings(ServiceSettings):
         description="client watches served at once; one account has three quarters at most",
     )
 
+    volumes_per_namespace: int = Field(
+        1000,
+        ge=1,
+        description="volumes of a namespace at most; creates at the same moment may exceed it by "
+        "a few",
+    )
+    volumes_in_all: int = Field(
+        20_000, ge=1, description="volumes of all namespaces at most, as volumes_per_namespace"
+    )
+
     fence_command: tuple[str, ...] = Field(
         (),
         max_length=64,

@@ -27,7 +27,7 @@ class DiskStep:
 
     def follows(self, record: VmRecord) -> bool:
         """Return False for a VM with pull secrets: its agent requests the disks, with them."""
-        self.refs[record.uid] = refs_of(record.spec)
+        self.refs[record.uid] = refs_of(record)
         return not brings_secret(record.spec)
 
     def forgets(self, uid: str) -> None:

@@ -11,21 +11,29 @@ from types import MappingProxyType
 from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.bus.runtime.recent import Recent
 from virtbus.imaged.core import expiry, overlay
-from virtbus.imaged.core.disk_requests import DiskRequest, overlay_size, wanted_disks
+from virtbus.imaged.core.disk_requests import (
+    DiskRequest,
+    mismatch,
+    overlay_size,
+    released,
+    stale,
+    wanted_disks,
+)
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
 from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.edge.volume_files import DISK, VolumeFolders, VolumeNote
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, MadeDisk
+from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
 
 MAX_REMEMBERED = 10_000
 """Number of uids whose epochs are kept in memory. The agent's ledger is the durable copy."""
@@ -71,6 +79,7 @@ class Disks:
         self._images = images
         self._store = store
         self._files = files
+        self._volumes = VolumeFolders(files.root)
         self._quarantine = QuarantineFiles(files)
         self._threads = threads
         self._now_ns = now_ns
@@ -98,12 +107,12 @@ class Disks:
                 `disk_damaged`, `disk_mismatch`; 503 `disk_full`, `store_error`; the errors of
                 `Images.ensure`.
         """
-        wanted = wanted_disks(record.spec, self._max_virtual_bytes)
+        wanted = wanted_disks(record, self._max_virtual_bytes)
         self._fence(record)
         async with self._locks.of(record.uid):
             self._fence(record)
             asker = Asker(listener, record.uid, record.namespace)
-            found = await self._all(record.uid, wanted, asker, logins)
+            found = await self._all(record, wanted, asker, logins)
         ready = ImageReady(
             uid=record.uid,
             epoch=record.epoch,
@@ -115,7 +124,7 @@ class Disks:
 
     async def _all(
         self,
-        uid: str,
+        record: VmRecord,
         wanted: tuple[DiskRequest, ...],
         asker: Asker,
         logins: Mapping[str, str],
@@ -125,7 +134,7 @@ class Disks:
             for image in cached.values():
                 if image is not None:
                     leases.enter_context(self._store.lease(image.digest))
-            made = await self._threads.run(self._ensure_many, uid, wanted, cached)
+            made = await self._ensured(record, wanted, cached)
             askers = {
                 disk.volume: replace(asker, pull_secret=logins.get(disk.volume, disk.query))
                 for disk in wanted
@@ -136,13 +145,20 @@ class Disks:
                         disk.source, askers[disk.volume], disk.pull_policy
                     )
                     leases.enter_context(self._store.lease(image.digest))
-                    more = await self._threads.run(
-                        self._ensure_many, uid, (disk,), {disk.volume: image}
-                    )
-                    made |= more
+                    made |= await self._ensured(record, (disk,), {disk.volume: image})
             for disk in wanted:
                 await self._restore(disk, made[disk.volume].digest, askers[disk.volume])
         return made
+
+    async def _ensured(
+        self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
+    ) -> dict[str, _Found]:
+        """Run `_ensure_many`, but not during the release of one of the volumes."""
+        folders = {disk.ref.folder for disk in wanted if disk.ref is not None}
+        async with contextlib.AsyncExitStack() as stack:
+            for folder in sorted(folders):
+                await stack.enter_async_context(self._locks.of(folder))
+            return await self._threads.run(self._ensure_many, record, wanted, images)
 
     def _cached(self, disk: DiskRequest) -> ImageInfo | None:
         if disk.source is None or disk.pull_policy is ImagePullPolicy.ALWAYS:
@@ -156,23 +172,45 @@ class Disks:
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
-        self, uid: str, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
+        self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
-            found = self._files.read(uid, disk.volume)
+            files, place = self._place(record, disk)
+            found = files.read(*place)
             image = images.get(disk.volume)
             missing = found is None and (image is not None or disk.source is None)
             if missing:
-                self._make(uid, disk, image)
-                found = self._files.read(uid, disk.volume)
+                self._make(record, disk, image)
+                found = files.read(*place)
             if found is not None:
                 digest = self._base_of(disk, found)
+                if disk.ref is not None and not missing:
+                    found = self._checked_volume(record, disk.ref, found)
                 made[disk.volume] = _Found(_made_disk(found, digest), digest, missing)
         return made
 
-    def _make(self, uid: str, disk: DiskRequest, image: ImageInfo | None) -> None:
+    def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
+        """Return the folders of a disk, and its place in them."""
+        if disk.ref is not None:
+            return self._volumes, (disk.ref.folder, DISK)
+        return self._files, (record.uid, disk.volume)
+
+    def _checked_volume(self, record: VmRecord, ref: VolumeRef, found: Overlay) -> Overlay:
+        """Note the VM that uses a volume, and grow the disk to the volume's size."""
+        path = found.backing_path
+        self._note(record, ref, f"sha256:{Path(path).name}" if path else "")
+        if found.virtual_size_bytes >= ref.size_bytes:
+            return found
+        self._volumes.grow(ref.folder, ref.size_bytes)
+        return self._volumes.read(ref.folder, DISK) or found
+
+    def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
+        note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)
+        self._volumes.note(note)
+
+    def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
         if image is None:
             made = Overlay(disk.size_bytes or 0)
         else:
@@ -181,22 +219,27 @@ class Disks:
         layout = overlay.build(
             made.virtual_size_bytes, made.backing_path, image.format if image else None
         )
-        self._files.make(uid, disk.volume, layout, made)
+        if disk.ref is not None:  # a volume with data and without its record would be nobody's
+            if self._released.get(disk.ref.folder, 0):
+                raise released(f"the volume {disk.ref.name} was deleted; read the record again")
+            self._note(record, disk.ref, image.digest if image is not None else "")
+        files, (folder, name) = self._place(record, disk)
+        files.make(folder, name, layout, made)
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
         """Return the digest of an existing disk's image, empty for an empty disk."""
         path = Path(found.backing_path) if found.backing_path else None
         if (path is not None) != (disk.source is not None):
-            raise _mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
+            raise mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
         if path is None or disk.source is None:
             return ""
         if path.parent != self._store.data_dir or found.backing_format not in set(ImageFormat):
-            raise _mismatch(disk.volume, "it rests on a file outside the image store")
+            raise mismatch(disk.volume, "it rests on a file outside the image store")
         digest = f"sha256:{path.name}"
         # A container's digest is that of its manifest.
         pin = None if disk.source.is_container else disk.source.digest
         if pin is not None and not self._store.may_be(pin, digest):
-            raise _mismatch(disk.volume, f"it was made of {digest}")
+            raise mismatch(disk.volume, f"it was made of {digest}")
         return digest
 
     # --- release -----------------------------------------------------------------------------
@@ -211,7 +254,7 @@ class Disks:
         """
         async with self._locks.of(uid):
             if epoch < self._epochs.get(uid, 0):
-                raise _stale(epoch, self._epochs[uid])
+                raise stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
                 self._released[uid] = max(epoch, self._released.get(uid, 0))
             if keep is None:
@@ -220,6 +263,21 @@ class Disks:
             entry = await self._threads.run(self._quarantine.keep, uid, manifest)
             self.recount.set()
             return Gone(bool(entry), entry)
+
+    async def release_volume(self, ref: VolumeRef) -> bool:
+        """Remove the data of a volume; return False if there was none.
+
+        Raises:
+            VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
+        """
+        async with self._locks.of(ref.folder):
+            await self._threads.run(self._volumes.refuse_used, ref.folder)
+            self._released[ref.folder] = 1  # a VM that had it may still wait for its image
+            return await self._threads.run(self._volumes.remove, ref.folder)
+
+    async def held_volumes(self, after: str) -> HeldResources:
+        """Return a page of the volumes on the host, with folders above `after`."""
+        return await self._threads.run(self._volumes.page, after)
 
     # --- quarantine --------------------------------------------------------------------------
     def _manifest(self, uid: str, epoch: int, keep: QuarantineRequest) -> QuarantineManifest:
@@ -297,11 +355,11 @@ class Disks:
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
 
     def _used(self) -> dict[str, set[str]]:
-        """Return by image digest the uids whose disks use the image, quarantine included."""
+        """Return by image digest the uids of VMs and volumes that use it, quarantine included."""
         used: dict[str, set[str]] = {}
         for found in self._found():
             if found.digest:
-                used.setdefault(found.digest, set()).add(found.uid)
+                used.setdefault(found.digest, set()).add(found.uid.rpartition(".")[2])
         return used
 
     def images_in_use(self) -> frozenset[str] | None:
@@ -316,18 +374,18 @@ class Disks:
 
     def _found(self) -> Iterator[FoundDisk]:
         """Yield all disks, also those that move to or from the quarantine meanwhile."""
-        return itertools.chain(self._files.find(), self._quarantine.find(), self._files.find())
+        return itertools.chain(
+            self._files.find(), self._volumes.find(), self._quarantine.find(), self._files.find()
+        )
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch
         if epoch <= self._released.get(uid, 0):
-            raise VirtbusError(
-                Code.CONFLICT,
-                "released",
-                f"the disks of epoch {epoch} were released; a new assignment has a higher epoch",
+            raise released(
+                f"the disks of epoch {epoch} were released; a new assignment has a higher epoch"
             )
         if epoch < self._epochs.get(uid, 0):
-            raise _stale(epoch, self._epochs[uid])
+            raise stale(epoch, self._epochs[uid])
         self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))
 
 
@@ -336,21 +394,4 @@ def _made_disk(found: Overlay, digest: str) -> MadeDisk:
         virtual_size_bytes=found.virtual_size_bytes,
         digest=digest,
         image_format=ImageFormat(found.backing_format) if digest else None,
-    )
-
-
-def _stale(epoch: int, newest: int) -> VirtbusError:
-    return VirtbusError(
-        Code.CONFLICT,
-        "stale_epoch",
-        f"epoch {epoch} is older than {newest}, which this node works for; read the record again",
-    )
-
-
-def _mismatch(volume: str, why: str) -> VirtbusError:
-    return VirtbusError(
-        Code.CONFLICT,
-        "disk_mismatch",
-        f"the disk of volume {volume} exists and is not what the spec asks for: {why}; "
-        "it is left as it is: restore the former spec, or delete the VM and create it again",
     )

@@ -23,6 +23,8 @@ from virtbus.schemas.node_rpc import (
     PullImage,
     Release,
     ReleaseReply,
+    VolumeRelease,
+    VolumeReleased,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
 from virtbus.schemas.wire import invalid, valid_uid, validate
@@ -81,6 +83,14 @@ class Requests:
             self._reporter.released(uid, want.epoch)
         return ReleaseReply(uid=uid, kept=gone.kept)
 
+    async def volume_release(self, request: Request) -> VolumeReleased:
+        """Remove the data of a volume. No error if there is none."""
+        ref = validate(VolumeRelease, request.data).ref
+        found = await self._disks.release_volume(ref)
+        if found:
+            log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})
+        return VolumeReleased(found=found)
+
     async def quarantine(self, request: Request) -> Quarantine:
         """List, get, restore or purge entries of the quarantine. Each may be repeated."""
         want = validate(QuarantineWork, request.data)
@@ -102,8 +112,10 @@ class Requests:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     async def inspect(self, request: Request) -> HeldResources:
-        """Return the disk files of one VM, or of all VMs."""
+        """Return the disk files of one VM, or of all VMs, or a page of the volumes."""
         want = validate(Inspect, request.data)
+        if want.volumes_after is not None:
+            return await self._disks.held_volumes(want.volumes_after)
         return HeldResources(
             things=await self._disks.held(valid_uid(want.uid) if want.uid else None)
         )

@@ -36,6 +36,7 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
+VERBS["volume-release"] = 64
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -168,7 +169,7 @@ class Imaged:
                     "imaged is reading its store; ask again",
                     after_ms=500,
                 )
-            return await getattr(self._requests, verb)(request)
+            return await getattr(self._requests, verb.replace("-", "_"))(request)
 
         return handle
 

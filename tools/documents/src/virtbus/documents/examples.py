@@ -118,6 +118,7 @@ _VALUES: dict[str, Any] = {
     "input_subject": "virtbus.node.n1.rpc.agent.console.s-1",
     "accelerator": "kvm",
     "accept_unsigned": [f"n1/{UID}", "n2"],
+    "lose_volumes": ["shop/data"],
     "accelerators": ["kvm", "tcg"],
     "code": 503,
     "reason": "image_pulling",
@@ -126,6 +127,8 @@ _VALUES: dict[str, Any] = {
     "EventList.after": 42,
     "Envelope.data": {"name": "web", "image": "tiny"},
     "StreamData.data": b"login: \x00\xff",
+    "VolumeAttach.disk": "logs",
+    "VolumeDetach.gone": UID,
     "VmStatus.state": "Running",
     "VmView.state": "Running",
     "VmSpec.volumes": [

@@ -72,7 +72,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         unknown = _network_data(create, found)
     if create is None or found:
         raise invalid(tuple(found))
-    spec = _checked(complete(create))
+    spec = checked_spec(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)
     said = canonical(spec)
@@ -106,7 +106,7 @@ def _network_data(create: VmCreate, found: list[Detail]) -> list[Detail]:
     return unknown
 
 
-def _checked(spec: Plain) -> VmSpec:
+def checked_spec(spec: Plain) -> VmSpec:
     """Return the complete spec as a model; raise VirtbusError 400 if it is out of bounds.
 
     Every service reads the stored spec with the same bounds.
@@ -271,13 +271,19 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", *_ISO)
+    kinds = ("image", "container_disk", "empty_disk", "volume", *_ISO)
+    named: set[str] = set()
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]
         if len(given) != 1:
             message = f"exactly one of {', '.join(kinds)} is needed; {len(given)} given"
             found.append(Detail(path=f"spec.volumes[{index}]", message=message))
         found += _seed_forms(index, volume)
+        name = _map(volume.get("volume")).get("name")
+        if isinstance(name, str) and name in named:
+            path = f"spec.volumes[{index}].volume.name"
+            found.append(Detail(path=path, message=f"{name!r:.80} is used twice"))
+        named |= {name} if isinstance(name, str) else set()
     return found
 
 

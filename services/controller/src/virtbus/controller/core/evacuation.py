@@ -23,12 +23,22 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     """Return why a drain or fence does not move a VM; empty if it may leave.
 
     A VM's disks exist on its node only. A VM that may have written to them stays, unless its spec
-    or `discard` permits the loss.
+    or `discard` permits the loss. Nothing permits the loss of a volume.
     """
+    if why := volumes_stay(record):
+        return why
     strategy = record.spec.eviction_strategy
     if strategy is not None:
         return STAYS.get(strategy, "")
     return "" if discard else data_loss_reason(record)
+
+
+def volumes_stay(record: VmRecord) -> str:
+    """Return a text on the volumes that keep a VM on its node; empty if it has none."""
+    if not record.volume_refs:
+        return ""
+    names = ", ".join(ref.name for ref in record.volume_refs.values())
+    return f"its volumes are on this node ({names}); delete the VM, and its volumes stay"
 
 
 def data_loss_reason(record: VmRecord) -> str:
@@ -50,6 +60,8 @@ def fenced(record: VmRecord, fence: Fence) -> str:
         if record.evacuating
         else eviction_blocked_reason(record, discard=fence.discard_local_disks)
     )
+    if record.volume_refs:
+        return f"{record.node} is fenced, and the VM waits for it: {volumes_stay(record)}"
     if not why:
         return f"{record.node} is fenced; the VM starts on the next node that can take it"
     return (

@@ -24,16 +24,16 @@ from virtbus.controller.core.nodes import (
 from virtbus.controller.core.placement import (
     CPU_OVERCOMMIT,
     Candidate,
-    Demand,
     demand_of,
     kind_of,
-    place,
     why_unplaced,
 )
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
 from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key, refuse_foreign
+from virtbus.controller.core.volume_placement import Wait, known_home, place_near
+from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
@@ -71,7 +71,7 @@ class Fleet:
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
-    """Only `put_images` and `purge_images` write it."""
+    volumes: Volumes = field(default_factory=Volumes)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""
     evacuating: set[str] = field(default_factory=set)
@@ -101,7 +101,7 @@ class Fleet:
     """By node: cached candidates. A candidate is removed when its node or its VMs change."""
     _silent_s: float = -math.inf
     """The time of the last computation of silent nodes."""
-    _reasons: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
+    _reasons: dict[Wait, tuple[float, str]] = field(default_factory=dict)
 
     # --- input from watches --------------------------------------------------------------------
     def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
@@ -338,14 +338,14 @@ class Fleet:
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
         """Return why an unplaced VM waits for a node. The text is cached by demand for 1 s."""
         needs = takes_room(record)
-        demand = (demand_of(record.spec), needs, record.reserved)
+        home = known_home(record, self.volumes)
+        demand = (demand_of(record.spec), needs, record.reserved, home)
         reason = self._reasons.get(demand)
         if reason is None or now_s - reason[0] > REASON_FRESH_S:
             if len(self._reasons) > REASONS_KEPT:
                 self._reasons.clear()
-            refused = place(
-                record.spec, self.candidates(now_s), powered=needs, strict=record.reserved
-            ).refused
+            there, how = self.candidates(now_s), {"powered": needs, "strict": record.reserved}
+            refused = place_near(record.spec, there, home, **how).refused
             refused = {**refused, **dict.fromkeys(self.unheard_nodes(), "is silent")}
             reason = self._reasons[demand] = (now_s, why_unplaced(refused))
         return reason[1]

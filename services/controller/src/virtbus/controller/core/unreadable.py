@@ -6,7 +6,7 @@ from typing import NamedTuple
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY
+from virtbus.schemas.subjects import IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY, VOLUMES
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import Condition, VmView
 
@@ -14,6 +14,7 @@ CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
 _NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
+_PLACES = {"_name": "name claim", VOLUMES: "volume"}
 
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
@@ -21,6 +22,8 @@ _WAYS_OUT = {
     "status": "its node writes it again with the VM's next change; where the VM is gone, `virtbus "
     "vm delete {uid}` removes it",
     "name claim": "`virtbus vm delete NAME` frees the name",
+    "volume": "`virtbus volume delete NAME` frees the name; data that this controller never knew "
+    "stays on its node",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
 }
@@ -49,7 +52,7 @@ class Unreadable(NamedTuple):
             return _NODE_WIDE.get(self.uid, "value")
         if bucket != "vm":
             return _KINDS.get(bucket, "value")
-        return "name claim" if place == "_name" else "record"
+        return _PLACES.get(place, "record")
 
     @property
     def way_out(self) -> str:

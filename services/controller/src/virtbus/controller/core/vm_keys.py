@@ -1,12 +1,22 @@
-"""Decodes values of the bucket `vm`: records, tombstones, name claims, desired node states."""
+"""Decodes values of the bucket `vm`: records, tombstones, name claims, node states, volumes."""
 
 from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.records import read_record, read_stored
-from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY, RESERVED
+from virtbus.schemas.records import read_record, read_stored, read_volume
+from virtbus.schemas.subjects import (
+    HOST_KEY,
+    HOSTS_KEY,
+    JOIN_KEY,
+    NODE_SPEC_KEY,
+    RESERVED,
+    VOLUME_KEYS,
+)
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
+from virtbus.schemas.volume import VolumeRecord
+
+VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | VolumeRecord
 
 
 class StoredVm(NamedTuple):
@@ -19,6 +29,16 @@ class StoredVm(NamedTuple):
         return (self.record.namespace, self.record.name, self.record.uid)
 
 
+class StoredVolume(NamedTuple):
+    """A volume with its revision, as a CAS needs it."""
+
+    record: VolumeRecord
+    revision: int
+
+    def order(self) -> tuple[str, str]:
+        return (self.record.namespace, self.record.name)
+
+
 class StoredClaim(NamedTuple):
     """A stored name claim."""
 
@@ -27,22 +47,22 @@ class StoredClaim(NamedTuple):
     time_ns: int
 
 
-def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeSpec | None:
+def read_vm_key(key: str, value: bytes) -> VmKey | None:
     """Return the decoded value at a `$KV.vm` key; the key decides its type.
 
     Return None for host records, host addresses, join records and reserved sums, which other
     modules read. Raises VirtbusError if the value cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] in {HOST_KEY, HOSTS_KEY}:
+    if tokens[-1] in {HOST_KEY, HOSTS_KEY} or tokens[2] == RESERVED:
         return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)
         return None
     if tokens[-1] == NODE_SPEC_KEY:
         return read_stored(NodeSpec, key, value)
-    if tokens[2] == RESERVED:
-        return None
+    if key.startswith(VOLUME_KEYS):
+        return read_volume(key, value)
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
         return read_stored(NameClaim, key, value)
     return read_record(key, value)

@@ -6,6 +6,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.edge.volume_orphans import VolumeOrphans
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings
 from virtbus.schemas.errors import VirtbusError, quotable
@@ -25,6 +26,7 @@ class Audits:
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
         self._fleet = fleet
+        self._orphans = VolumeOrphans(bus, fleet)
 
     async def audit(self, request: Request) -> NodeAudited:
         want = validate(NodeAudit, request.data)
@@ -47,13 +49,20 @@ class Audits:
                 Audit(repair=repair, statuses=self._statuses_without_record(node)),
                 timeout_s=min(left_s, ANSWER_S),
             )
-            found = validate(Audited, answer).findings
+            found = (*validate(Audited, answer).findings, *await self._of_volumes(node))
         except VirtbusError as error:
             return NodeFindings(node=node, message=str(error))
         except BusError as error:
             message = f"its agent does not answer ({error}); see `virtbus status`"
             return NodeFindings(node=node, message=message)
         return NodeFindings(node=node, findings=found)
+
+    async def _of_volumes(self, node: str) -> list[AuditFinding]:
+        """Return the findings about volumes; none if imaged is silent, which the agent reports."""
+        try:
+            return await self._orphans.findings(node)
+        except (BusError, VirtbusError):
+            return []
 
     def _statuses_without_record(self, node: str) -> tuple[str, ...]:
         """Return the uids that have a status of the node, but no record on the node."""

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 CREATES_UNTIL_FULL = 0.8
 """Creates stop at this fill of the bucket, so that deletes still fit."""
+VOLUMES_UNTIL_FULL = 0.6
+"""Creates of volumes stop earlier, so that volumes never stop the creates of VMs."""
 LOOK_S = 5.0
 PROBE_S = 1.5
 """Time limit of a probe: a stored write takes milliseconds."""
@@ -79,10 +81,10 @@ class BusStorageGuard:
         """Return the alarms for `virtbus status`."""
         return (self.message,) if self.message else ()
 
-    def refuse_create(self) -> None:
-        """Raise 429 if a create could use the space that deletes need."""
-        if self.fill >= CREATES_UNTIL_FULL:
-            message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
+    def refuse_create(self, what: str = "VMs", until: float = CREATES_UNTIL_FULL) -> None:
+        """Raise 429 if a create could use the space that deletes need, above the fill `until`."""
+        if self.fill >= until:
+            message = f"the bus is nearly full; delete {what} or raise its max_bytes, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
         if self.report.low:
             raise VirtbusError(Code.EXHAUSTED, "bus_full", self.report.message, after_ms=10_000)

@@ -189,7 +189,7 @@ class Evacuations:
         record = record.model_copy(update={"lease": check()})
         try:
             new = await self._moves.move(StoredVm(record, held.revision), node, fence=fence)
-        except (ConflictError, NodeFullError) as error:
+        except (ConflictError, NodeFullError, VirtbusError) as error:
             extra = {"code": "move_lost", "uid": record.uid}
             log.info("%s will be retried: %s", record.name, error, extra=extra)
             return

@@ -1,10 +1,12 @@
-"""Emits events of VMs and nodes on `virtbus.evt` after each change, without waiting."""
+"""Emits events of VMs, nodes and volumes on `virtbus.evt` after each change, without waiting."""
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus
 from virtbus.schemas import subjects
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume import VolumeRecord
 
 _AT_BIRTH = frozenset({EventKind.VM_ACCEPTED, EventKind.VM_SCHEDULED})
 """These are emitted after the commit, when the node may already act. So they get the time of the
@@ -12,7 +14,7 @@ record's creation."""
 
 
 class FleetEvents:
-    """The controller's events of VMs and nodes."""
+    """The controller's events of VMs, nodes and volumes."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -24,6 +26,19 @@ class FleetEvents:
         self._bus.emit(
             subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
         )
+
+    def volume(self, kind: EventKind, record: VolumeRecord, revision: int, message: str) -> None:
+        """Emit an event of a volume; `revision` is that of the change or of the end."""
+        event = self._events.event(
+            kind,
+            uid=record.uid,
+            node=record.node or UNPLACED,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            message=message,
+        )
+        self._events.emit(event, f"{record.uid}:{revision}:{kind}")
 
     def emit(self, kind: EventKind, record: VmRecord, message: str, *, revision: int = 0) -> None:
         """Emit an event of a VM. Repeats of a step have one message id, so they are stored once.

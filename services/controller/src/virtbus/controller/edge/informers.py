@@ -134,6 +134,8 @@ class Informers:
             fleet.offer(node)
         elif key.endswith(f".{subjects.IMAGES_KEY}"):
             fleet.purge_images(key)
+        elif key.startswith(subjects.VOLUME_KEYS):
+            fleet.volumes.forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 
@@ -149,9 +151,17 @@ class Informers:
             *fleet.vms,
             *node_specs,
             *(subjects.node_host(node) for node in fleet.hosts.records),
+            *fleet.volumes.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
+        if entry.key.startswith(subjects.VOLUME_KEYS):
+            volumes = self._fleet.volumes
+            if entry.kind is EntryKind.PURGE:
+                volumes.purge(entry.key, entry.revision)
+            else:
+                volumes.put(entry.key, entry.value, entry.revision)
+            return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             self._node_spec(entry)
             return None

@@ -6,13 +6,18 @@ from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError
 from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.records import read_stored
+from virtbus.schemas.records import DELETED, read_stored
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
 
 
 def purged(entry: Entry | None) -> bool:
     """Return True for a marker of a delete or a move."""
     return entry is not None and entry.kind is EntryKind.PURGE
+
+
+def ended(entry: Entry | None) -> bool:
+    """Return True if a uid has no record and no tombstone, and did not move; also after its end."""
+    return entry is None or (purged(entry) and entry.why == DELETED)
 
 
 def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:

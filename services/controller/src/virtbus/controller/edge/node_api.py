@@ -18,11 +18,13 @@ from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.key_states import unreadable
+from virtbus.controller.edge.volume_losses import VolumeLosses
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     NodeDetail,
     NodeDrain,
     NodeFence,
+    NodeForget,
     NodeForgotten,
     NodePage,
     NodeRef,
@@ -50,6 +52,7 @@ class NodeApi:
         self._bus = bus
         self._fleet = fleet
         self._events = events
+        self._losses = VolumeLosses(bus, fleet)
 
     async def list(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)
@@ -188,7 +191,8 @@ class NodeApi:
         The join record is removed last. By its purge marker, every controller forgets the node, and
         the joining task deletes its consumers. Then a repeat of the request has no effect.
         """
-        node = validate(NodeRef, request.data).node
+        want = validate(NodeForget, request.data)
+        node = want.node
         entry = await self._bus.get(subjects.node_spec(node))
         if request.id in self._wanted(node, entry, NodeSpec(node=node)).requests:
             return NodeForgotten(node=node, statuses=0)
@@ -203,6 +207,8 @@ class NodeApi:
             )
             raise VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)
         self._check_empty(node)
+        self._losses.check(node, want.lose_volumes)
+        lost = await self._losses.give_up(node)
         await self._bus.purge(subjects.node_images(node), marker_ttl_s=MARKER_TTL_S)
         uids = [uid for there, uid in self._fleet.statuses if there == node]
         of_node = (
@@ -223,7 +229,7 @@ class NodeApi:
         self._fleet.nodes.pop(node, None)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
         self._events.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
-        return NodeForgotten(node=node, statuses=len(uids))
+        return NodeForgotten(node=node, statuses=len(uids), lost_volumes=lost)
 
     def _check_empty(self, node: str) -> None:
         """Raise 409 while VMs are on the node."""

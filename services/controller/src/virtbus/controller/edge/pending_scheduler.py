@@ -10,8 +10,9 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core.allocations import takes_room, with_vm
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.placement import Demand, demand_of, place
+from virtbus.controller.core.placement import demand_of
 from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.core.volume_placement import Wait, known_home, place_near
 from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
@@ -88,16 +89,18 @@ class PendingScheduler:
             for uid in (*fleet.unplaced, *self._declined_now())
             if not fleet.damaged.record_of(uid)
         ]
-        hopeless: set[tuple[Demand, bool, bool]] = set()
+        hopeless: set[Wait] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
             needs = takes_room(record)
-            kind = (demand_of(record.spec), needs, record.reserved)
+            home = known_home(record, fleet.volumes)
+            kind = (demand_of(record.spec), needs, record.reserved, home)
             declined = self._declined.get(record.uid, {})
             if record.ending or (kind in hopeless and record.node == UNPLACED):
                 continue
             others = [one for name, one in nodes.items() if name not in declined]
-            found = place(record.spec, others, powered=needs, strict=record.reserved)
+            how = {"powered": needs, "strict": record.reserved}
+            found = place_near(record.spec, others, home, **how)
             if not found.nodes:
                 if record.node != UNPLACED:
                     yield Choice(held, UNPLACED, "")

@@ -18,6 +18,7 @@ from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
@@ -46,6 +47,7 @@ class Quarantines:
         self._fleet = fleet
         self._events = events
         self._commits = Commits(bus, fleet)
+        self._volumes = VolumeWrites(bus)
 
     async def quarantine(self, request: Request) -> NodeQuarantined:
         want = validate(NodeQuarantine, request.data)
@@ -76,7 +78,7 @@ class Quarantines:
         if record is None:
             message = f"{want.node} gave no record of {want.entry}; see its log"
             raise VirtbusError(Code.INTERNAL, "internal", message)
-        await self._write(record)
+        await self._write(record, held=kept.held)
         left = tuple(one for one in listed.entries if one.entry != want.entry)
         total = listed.total - 1
         return NodeQuarantined(node=want.node, entries=left, total=total, adopted=record.uid)
@@ -91,12 +93,17 @@ class Quarantines:
             message = f"VM {holder} has the name {kept.namespace}/{name}; give another: --name"
             raise VirtbusError(Code.CONFLICT, "name_taken", message)
 
-    async def _write(self, record: VmRecord) -> None:
-        """Write an adopted VM's record. If the record exists, only its disks were replaced."""
+    async def _write(self, record: VmRecord, *, held: bool) -> None:
+        """Write an adopted VM's record. If the record exists, only its disks were replaced.
+
+        A `held` VM still has its volumes, so lost records of them are written first.
+        """
         known = await self._commits.known(record.uid)
         if known.record is not None and known.node == record.node:
             return
         try:
+            if held:
+                await self._volumes.restore(record)
             await self._commits.write_back(record, known)
         except (ConflictError, NodeFullError) as error:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"

@@ -92,6 +92,8 @@ class Removals:
         await self._bus.purge(subjects.vm_secret(node, uid), marker_ttl_s=MARKER_TTL_S)
         held = self._fleet.vms.get(uid)
         before = held.record if held is not None and held.record.node == node else None
+        if before is not None:  # its guest may still run, so it keeps holding its volumes
+            before = before.model_copy(update={"volume_refs": {}})
         end = Write(found.key, None, expect=found.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         await self._reservations.write(before, None, [end])
         for key in [key for key, claim in self._fleet.claims.items() if claim.uid == uid]:

@@ -1,7 +1,7 @@
-"""Writes the records of strict VMs together with the reserved sum of their node.
+"""Writes the records of VMs together with their nodes' reserved sums and their volumes' holders.
 
 The sum is in the same bucket, so one atomic batch compares and sets both. Two controllers can never
-both allocate the last capacity of a node (ADR 0015).
+both allocate the last capacity of a node (ADR 0015), and no two VMs hold one volume (ADR 0045).
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from virtbus.bus.errors import ConflictError, UnavailableError
 from virtbus.controller.core.allocations import NOTHING
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import demand_of, memory_of, room
+from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -41,16 +42,18 @@ class Reservations:
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
         self._fleet = fleet
+        self._volumes = VolumeHolders(bus)
 
     async def write(
         self, before: VmRecord | None, after: VmRecord | None, writes: Sequence[Write]
     ) -> int:
-        """Apply `writes`, which turn `before` into `after`, and the changed sums in one batch.
+        """Apply `writes`, which turn `before` into `after`, with sums and holders in one batch.
 
-        Return the revision of the last write. A conflict on a sum is retried; a conflict on the
-        record is raised.
+        Return the revision of the last write. A conflict on a sum or volume is retried; a conflict
+        on the record is raised.
 
         Raises:
+            VirtbusError: as `volume_holds.held`.
             NodeFullError: the node of `after` cannot hold it in addition to its allocations.
             ConflictError: the record has changed.
             BusError: as `Bus.batch`.
@@ -59,6 +62,7 @@ class Reservations:
         for _ in range(ATTEMPTS):
             sums = [await self._sum(node, before, after) for node in nodes]
             batch = [one for one in sums if one is not None]
+            batch += await self._volumes.writes(before, after)
             try:
                 return await self._batch([*batch, *writes])
             except ConflictError:
@@ -79,9 +83,9 @@ class Reservations:
             first.key, first.value, expect=first.expect, expect_over=first.expect_over
         )
 
-    async def _moved_on(self, sums: Sequence[Write]) -> bool:
-        """Return True if a sum has changed, so that the conflict was on the sum."""
-        for one in sums:
+    async def _moved_on(self, batch: Sequence[Write]) -> bool:
+        """Return True if a sum or volume has changed, so that the conflict was on it."""
+        for one in batch:
             entry = await self._bus.get(one.key)
             if (entry.revision if entry is not None else 0) != one.expect:
                 return True

@@ -2,36 +2,39 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from virtbus.bus.client import tracing
-from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.owners import check_owner, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import mutations, pages
-from virtbus.controller.core.admission import AdmittedVm, admit
 from virtbus.controller.core.allocations import takes_room
-from virtbus.controller.core.evacuation import EvacuationTargets, data_loss_reason, evacuating
+from virtbus.controller.core.evacuation import (
+    EvacuationTargets,
+    data_loss_reason,
+    evacuating,
+    volumes_stay,
+)
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.core.placement import (
     demand_of,
-    impossible,
     never_room,
     no_room,
-    place,
     room,
 )
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.bus_storage import BusStorageGuard
-from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
+from virtbus.controller.edge.commit import ATTEMPTS, Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.vm_creates import VmCreates
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.api import (
     VmCreated,
@@ -46,14 +49,11 @@ from virtbus.schemas.api import (
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.vm import Overcommit, VmRecord
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
-
-NODES_TRIED = 8
-"""Maximum nodes that a strict VM is tried on before it waits: each full one costs a round trip."""
 
 
 class VmApi:
@@ -75,98 +75,12 @@ class VmApi:
         self._events = events
         self._commits = Commits(bus, fleet)
         self._removals = Removals(bus, fleet, events)
-        self._sources = bus.sources
-        self._storage = storage
-        self._all_strict = strict
+        self._creates = VmCreates(bus, fleet, watches, events, storage, strict=strict)
 
-    # --- create ---------------------------------------------------------------------------
     async def create(self, request: Request) -> VmCreated:
-        admitted = admit(request.data, self._sources.uuid7())
-        with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
-            record = self._record(admitted, request.account)
-            refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
-            known = self._fleet.vms.get(admitted.uid)
-            if known is None:
-                self._storage.refuse_create()
-                self._refuse_held(admitted.uid)
-            nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
-            # after the deadline, another controller may have answered a repeat differently
-            async with in_time(request.deadline_s):
-                committed = await self._commit(record, nodes, admitted)
-            check_owner(request.account, committed.held.record.owner)
-            self._apply(committed.held)
-            self._tell_created(committed, why)
+        committed, warnings = await self._creates.create(request)
         view = self.show(committed.held)
-        return VmCreated(vm=view, created=committed.created, warnings=admitted.warnings)
-
-    def _refuse_held(self, uid: str) -> None:
-        """Raise 409 if a node holds a VM of that uid whose record the bus has lost (I1)."""
-        node = self._fleet.holding.node_of(uid)
-        if node:
-            message = (
-                f"{node} holds VM {uid}, whose record the bus has lost; `virtbus bus rebuild` or "
-                f"`virtbus node quarantine adopt {node} {uid}` writes it back"
-            )
-            raise VirtbusError(Code.CONFLICT, "held_on_node", message, after_ms=10_000)
-
-    async def _commit(
-        self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
-    ) -> Committed:
-        """Commit on the first node with capacity; if all are full, the VM waits without a node."""
-        for node in nodes[:NODES_TRIED]:
-            try:
-                there = record.model_copy(update={"node": node})
-                return await self._commits.create(there, admitted.secrets)
-            except NodeFullError as error:
-                log.debug("%s: %s", record.name, error)
-        waits = record.model_copy(update={"node": UNPLACED})
-        return await self._commits.create(waits, admitted.secrets)
-
-    def _strict(self, admitted: AdmittedVm) -> bool:
-        """Return True if the VM, or this controller's settings, request reserved resources."""
-        rules = admitted.spec.placement
-        return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
-
-    def _record(self, admitted: AdmittedVm, account: str) -> VmRecord:
-        return VmRecord(
-            uid=admitted.uid,
-            namespace=admitted.namespace,
-            name=admitted.name,
-            labels=admitted.labels,
-            annotations=admitted.annotations,
-            spec=admitted.spec,
-            spec_hash=admitted.spec_hash,
-            node=UNPLACED,
-            created_ns=self._sources.time_ns(),
-            powered=admitted.powered,
-            paused=admitted.powered and mutations.starts_paused(admitted.spec),
-            reserved=self._strict(admitted),
-            owner=owner_of(account),
-            traceparent=tracing.current_traceparent(),
-        )
-
-    def _choose(self, admitted: AdmittedVm) -> tuple[Sequence[str], str]:
-        """Return the nodes that can take the VM, best first, and a text; 422 if none ever could."""
-        spec, strict = admitted.spec, self._strict(admitted)
-        nodes = self._fleet.candidates(asyncio.get_running_loop().time())
-        check_networks(spec, admitted.namespace, (node.record for node in nodes))
-        placement = place(spec, nodes, powered=admitted.powered or strict, strict=strict)
-        if not placement.fit and not self._fleet.unheard_nodes():
-            refusal = impossible(spec, nodes, strict=strict)
-            if refusal is not None:
-                raise refusal
-        best = placement.nodes if strict else placement.best
-        return best, f"best of {len(placement.fit)}, {len(placement.refused)} refused"
-
-    def _tell_created(self, committed: Committed, why: str) -> None:
-        record = committed.held.record
-        if not committed.created:
-            return
-        self._events.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
-        if record.node != UNPLACED:
-            self._events.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
-        extra = {"code": "vm_accepted", "uid": record.uid}
-        log.info("accepted %s/%s on %s", record.namespace, record.name, record.node, extra=extra)
+        return VmCreated(vm=view, created=committed.created, warnings=warnings)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VmView:
@@ -247,6 +161,9 @@ class VmApi:
                 f"host is off for sure: `virtbus node fence {node} --confirm REASON`"
             )
             raise VirtbusError(Code.CONFLICT, "node_silent", message)
+        if why := volumes_stay(record):
+            message = f"{record.name} stays: {why}"
+            raise VirtbusError(Code.CONFLICT, "volumes_stay", message)
         if record.spec.eviction_strategy is None and not want.discard_local_disks:
             why = data_loss_reason(record)
             if why:

@@ -6,7 +6,8 @@ from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, is_sealed, parse_image_ref, sealed_ref
 from virtbus.schemas.quantity import format_bytes
-from virtbus.schemas.vm import MIB, VmSpec, Volume
+from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
+from virtbus.schemas.volume_ref import VolumeRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +20,22 @@ class DiskRequest:
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
     query: str = ""
     """The query of the image's URL, if an older controller left it in the record."""
+    ref: VolumeRef | None = None
+    """The volume that the disk is, if it is not the VM's own."""
 
 
-def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
-    """Return the image, container and empty disks of a spec in its order.
+def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
+    """Return the image, container and empty disks and the volumes of a record in its order.
 
     Raises:
-        VirtbusError: 400 `disk_too_large` with every disk over the node's limit.
+        VirtbusError: 400 `disk_too_large` with every disk over the node's limit; 409
+            `volume_unknown`: the record does not describe a volume of its spec.
     """
     wanted = []
-    for volume in spec.volumes:
-        if volume.image is not None:
+    for volume in record.spec.volumes:
+        if volume.volume is not None:
+            wanted.append(_named(record, volume))
+        elif volume.image is not None:
             ref, query = sealed_ref(volume.image.ref)
             source = parse_image_ref(ref)
             wanted.append(DiskRequest(volume.name, source, volume.image.size, query=query))
@@ -65,9 +71,18 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[DiskRequest, ...
     return tuple(wanted)
 
 
-def refs_of(spec: VmSpec) -> frozenset[str]:
-    """Return the references of all images of a spec, as the store names them."""
-    refs = (volume.image_ref for volume in spec.volumes)
+def _named(record: VmRecord, volume: Volume) -> DiskRequest:
+    ref = record.volume_refs.get(volume.name)
+    if ref is None:
+        message = f"the record of {record.name} does not say which volume {volume.name} is"
+        raise VirtbusError(Code.CONFLICT, "volume_unknown", message)
+    source = parse_image_ref(ref.image) if ref.image else None
+    return DiskRequest(volume.name, source, ref.size_bytes, ref=ref)
+
+
+def refs_of(record: VmRecord) -> frozenset[str]:
+    """Return the references of all images of a record, as the store names them."""
+    refs = (record.image_of(volume) for volume in record.spec.volumes)
     return frozenset(parse_image_ref(sealed_ref(ref)[0]).name for ref in refs if ref)
 
 
@@ -103,3 +118,25 @@ def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:
             "the size out",
         )
     return disk.size_bytes
+
+
+def stale(epoch: int, newest: int) -> VirtbusError:
+    """Return 409 for a request of an earlier assignment of the VM."""
+    message = (
+        f"epoch {epoch} is older than {newest}, which this node works for; read the record again"
+    )
+    return VirtbusError(Code.CONFLICT, "stale_epoch", message)
+
+
+def released(message: str) -> VirtbusError:
+    """Return 409 for a request to make a disk that was released."""
+    return VirtbusError(Code.CONFLICT, "released", message)
+
+
+def mismatch(volume: str, why: str) -> VirtbusError:
+    """Return 409 for an existing disk that differs from the request."""
+    message = (
+        f"the disk of volume {volume} exists and is not what the spec asks for: {why}; "
+        "it is left as it is: restore the former spec, or delete the VM and create it again"
+    )
+    return VirtbusError(Code.CONFLICT, "disk_mismatch", message)

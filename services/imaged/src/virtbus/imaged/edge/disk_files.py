@@ -18,7 +18,6 @@ from virtbus.imaged.core.overlay import (
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.ids import check_uid
 from virtbus.schemas.wire import decode, encode_json
 
 SUFFIX = ".qcow2"
@@ -56,7 +55,12 @@ class FoundDisk:
 
 
 class DiskFolders:
-    """Makes, reads and removes disk files. All methods block on the disk."""
+    """Makes, reads and removes disk files. All methods block on the disk.
+
+    A folder belongs to a VM, and has its uid as name.
+    """
+
+    _folder = _UID
 
     def __init__(self, root: Path) -> None:
         openat2.make_passable(root)
@@ -83,7 +87,7 @@ class DiskFolders:
                 # A crash in `make` can leave this second link to the disk. The agent refuses a
                 # disk that has two.
                 openat2.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
-                return _read_disk(volume, directory)
+                return read_disk(volume, directory)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -107,12 +111,25 @@ class DiskFolders:
         """Return the overlay of a disk in `folder`; None if its header cannot be read."""
         try:
             with openat2.opened_directory(folder) as directory:
-                return _read_disk(volume, directory)
+                return read_disk(volume, directory)
         except (OSError, VirtbusError):
             return None
 
-    def _open(self, uid: str) -> contextlib.AbstractContextManager[int]:
-        return openat2.opened_directory(check_uid(uid), self._root_fd)
+    def _checked(self, folder: str) -> str:
+        """Return the name of a folder; raise ValueError for any other name."""
+        if self._folder.fullmatch(folder) is None:
+            msg = f"{folder!r} is no folder of disks"
+            raise ValueError(msg)
+        return folder
+
+    @contextlib.contextmanager
+    def _open_root(self) -> Iterator[int]:
+        yield self._root_fd
+
+    @contextlib.contextmanager
+    def _open(self, uid: str) -> Iterator[int]:
+        with self._open_root() as root, openat2.opened_directory(self._checked(uid), root) as there:
+            yield there
 
     def make(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
         """Write a disk atomically: temporary file, fsync, link. Never replaces a disk.
@@ -121,7 +138,8 @@ class DiskFolders:
             VirtbusError: 503 `disk_full`, `store_error`.
         """
         try:
-            os.close(openat2.open_directory(check_uid(uid), self._root_fd, openat2.PASSABLE))
+            with self._open_root() as root:
+                os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))
             with self._open(uid) as directory:
                 if self._notes:
                     note = encode_json(dataclasses.asdict(overlay))
@@ -137,10 +155,10 @@ class DiskFolders:
             VirtbusError: 503 `store_error`.
         """
         try:
-            with self._open(uid) as directory:
+            with self._open_root() as root, self._open(uid) as directory:
                 for name in openat2.names(directory):
                     openat2.remove(name, directory)
-                os.rmdir(uid, dir_fd=self._root_fd)
+                os.rmdir(uid, dir_fd=root)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -149,16 +167,19 @@ class DiskFolders:
 
     def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
         """Yield the disks of the VM `uid`, or of all VMs."""
-        names = [uid] if uid else openat2.names(self._root_fd)
-        for name in names:
+        for name in [uid] if uid else self._folders():
             path = self.root / name
-            if not _UID.fullmatch(name) or path.is_symlink() or not path.is_dir():
+            if not self._folder.fullmatch(name) or path.is_symlink() or not path.is_dir():
                 continue
             files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
             if not files:
                 yield FoundDisk(name, "", None)  # an empty folder must be released, too
             for file in files:
                 yield FoundDisk(name, str(file), self._overlay_of(name, file))
+
+    def _folders(self) -> list[str]:
+        with self._open_root() as root:
+            return openat2.names(root)
 
     def _overlay_of(self, uid: str, file: Path) -> Overlay | None:
         if not file.name.endswith(SUFFIX) or file.name.startswith("."):
@@ -169,7 +190,8 @@ class DiskFolders:
             return None
 
 
-def _read_disk(volume: str, directory: int) -> Overlay:
+def read_disk(volume: str, directory: int) -> Overlay:
+    """Return the overlay of a disk, from its header or from the file next to it."""
     try:
         return read_overlay(openat2.read_small(volume + SUFFIX, directory, HEAD_BYTES))
     except PermissionError as unreadable:

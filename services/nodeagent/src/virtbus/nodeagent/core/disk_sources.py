@@ -12,12 +12,13 @@ from pathlib import Path
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm import VmRecord, Volume
 
 HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
-DISKS, IMAGES, DATA = "disks", "images", "data"
-"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`."""
+DISKS, IMAGES, DATA, VOLUMES = "disks", "images", "data", "volumes"
+"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`, and
+`<state_dir>/disks/volumes/<folder>/disk.qcow2`."""
 
 _MAGIC = b"QFI\xfb"
 _V2 = struct.Struct(">4sIQIIQI")
@@ -37,6 +38,8 @@ class DiskSource:
     format: ImageFormat = ImageFormat.QCOW2
     backing_path: str = ""
     backing_format: ImageFormat | None = None
+    place: tuple[str, ...] = ()
+    """The folders of the file below `<state_dir>/disks`, and its name."""
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -69,19 +72,31 @@ def disk_sources(
         disk = made.get(volume.name)
         if disk is None:
             raise refused(volume.name, "imaged did not make it")
-        if bool(disk.digest) != bool(volume.image_ref) or bool(disk.digest) != bool(
+        if bool(disk.digest) != bool(record.image_of(volume)) or bool(disk.digest) != bool(
             disk.image_format
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
         # text, because pathlib's joins would cost 20 us per volume
         image = disk.digest.removeprefix("sha256:")
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
+        place = _place(record, volume)
         sources[volume.name] = DiskSource(
-            path=f"{state_dir}/{DISKS}/{record.uid}/{disk_name(volume.name)}",
+            path="/".join((str(state_dir), DISKS, *place)),
             backing_path=below,
             backing_format=disk.image_format,
+            place=place,
         )
     return sources
+
+
+def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
+    """Return the folders and the name of a disk: the VM's own folder, or that of its volume."""
+    if volume.volume is None:
+        return (record.uid, disk_name(volume.name))
+    ref = record.volume_refs.get(volume.name)
+    if ref is None:
+        raise refused(volume.name, "its record does not say which volume it is")
+    return (VOLUMES, ref.folder, disk_name("disk"))
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:

@@ -124,11 +124,11 @@ def _cpu(spec: VmSpec, accelerator: str) -> Element:
 
 
 def _devices(inputs: DomainInputs) -> Element:
-    spec = inputs.record.spec
+    record, spec = inputs.record, inputs.record.spec
     slots = PcieAllocator(len(spec.domain.devices.interfaces))
     files = volume_files(inputs.disks, inputs.seeds)
     body = [
-        *disk_elements(spec.domain, files, slots, bootable(spec)),
+        *disk_elements(spec.domain, files, slots, bootable(record)),
         *disk_controllers(spec.domain, slots),
         el("controller", slots.address(), type="virtio-serial", index=0),
         el("memballoon", slots.address(), model="virtio"),
@@ -172,8 +172,9 @@ def _serial(inputs: DomainInputs) -> Element:
     )
 
 
-def bootable(spec: VmSpec) -> str:
+def bootable(record: VmRecord) -> str:
     """Return the first volume with an image; empty if the spec has a boot order."""
+    spec = record.spec
     if any(disk.boot_order for disk in spec.domain.devices.disks):
         return ""
-    return next((volume.name for volume in spec.volumes if volume.image_ref), "")
+    return next((volume.name for volume in spec.volumes if record.image_of(volume)), "")

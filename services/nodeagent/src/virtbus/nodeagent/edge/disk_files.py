@@ -19,6 +19,7 @@ from virtbus.nodeagent.core.disk_sources import (
     DISKS,
     HEAD_BYTES,
     IMAGES,
+    VOLUMES,
     DiskSource,
     check_disk,
     check_image,
@@ -56,6 +57,7 @@ class HostDiskFiles:
         wanted = disk_sources(self._state, record, made)
 
         def judge() -> dict[str, DiskSource]:
+            drop_pins(self._state, record)
             return {name: self._judged(record.uid, name, one) for name, one in wanted.items()}
 
         return await in_thread(judge)
@@ -68,7 +70,8 @@ class HostDiskFiles:
                     _check_file(volume, descriptor, names=1)
                     head = os.pread(descriptor, HEAD_BYTES, 0)
                     check_image(volume, head, source.backing_format)
-            with _opened(self._state / DISKS, (uid,), disk_name(volume)) as descriptor:
+            *folders, name = source.place
+            with _opened(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
                 path = self._pinned(uid, volume, descriptor)
         except OSError as error:
@@ -98,6 +101,28 @@ class HostDiskFiles:
         finally:
             os.close(folder)
         return str(path)
+
+
+def drop_pins(state_dir: Path, record: VmRecord) -> None:
+    """Remove our names of volumes that the record does not have any more. No guest has them.
+
+    A second name would make the volume unusable for its next VM. The last name of a file stays.
+    """
+    names = {f"{PINNED}{disk_name(one.name)}": one.name for one in record.spec.volumes}
+    for path in (state_dir / "vms" / record.uid).glob(f"{PINNED}*"):
+        ref = record.volume_refs.get(names.get(path.name, ""))
+        kept = path.name in names
+        if ref is not None:
+            kept = _same(path, state_dir / DISKS / VOLUMES / ref.folder / disk_name("disk"))
+        if not kept and path.lstat().st_nlink > 1:
+            path.unlink(missing_ok=True)
+
+
+def _same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.atomic_file import in_thread, replace, sync_dir, writing
+from virtbus.nodeagent.edge.disk_files import drop_pins
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid
@@ -117,6 +118,8 @@ class AgentFiles:
             data = encode(record)
             if not _holds(folder / "record", data):
                 replace(folder / "record", data)
+            if not record.powered:
+                drop_pins(self._state, record)
 
         await self._change(save)
 
@@ -198,6 +201,8 @@ class AgentFiles:
         def keep() -> None:
             if not folder.is_dir():
                 return
+            for path in folder.glob("disk-*"):  # a second name would make a volume unusable
+                path.unlink(missing_ok=True)
             shutil.rmtree(kept, ignore_errors=True)
             folder.rename(kept)
             sync_dir(kept.parent)

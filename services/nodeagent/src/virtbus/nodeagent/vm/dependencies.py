@@ -83,6 +83,9 @@ class Dependency(Generic[Part]):
     ) -> Part:
         """Return the part of this record's epoch or a later one; waits without limit.
 
+        If the VM has volumes, its disks must be of this record's spec, because volumes are attached
+        under one epoch.
+
         If the VM brings its own registry logins (`image_pull`), the request is sent at once,
         because only the agent has them.
 
@@ -93,7 +96,7 @@ class Dependency(Generic[Part]):
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(self._ask(wanted, 0.0 if image_pull else ask_after_s))
             try:
-                part = await self._next(record.epoch)
+                part = await self._next(record)
             finally:
                 asking.cancel()
         if part.error is not None:
@@ -101,9 +104,9 @@ class Dependency(Generic[Part]):
             raise VirtbusError.of(part.error)
         return part
 
-    async def _next(self, epoch: int) -> Part:
+    async def _next(self, record: VmRecord) -> Part:
         while True:
-            if self._part is not None and self._part.epoch >= epoch:
+            if self._part is not None and _is_of(self._part, record):
                 return self._part
             self._arrived.clear()
             await self._arrived.wait()
@@ -139,3 +142,10 @@ class Dependency(Generic[Part]):
     def _refusal(self, record: VmRecord, error: VirtbusError) -> dict[str, object]:
         refusal = {"uid": record.uid, "epoch": record.epoch, "error": error.body}
         return refusal | ({"phase": "failed"} if self._model is NetReady else {})
+
+
+def _is_of(part: ImageReady | NetReady, record: VmRecord) -> bool:
+    if part.epoch < record.epoch:
+        return False
+    by_epoch = part.error is not None or isinstance(part, NetReady) or not record.volume_refs
+    return by_epoch or part.generation >= record.generation

@@ -20,4 +20,4 @@ async def set_drives(record: VmRecord, image: Dependency[ImageReady], tools: Age
         raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not known yet; tried again")
     sources = await tools.disks.sources(record, made.disks)
     files = volume_files(sources, tools.seeds.paths(record))
-    await tools.hypervisor.set_drives(record.uid, drives(spec.domain, files, bootable(spec)))
+    await tools.hypervisor.set_drives(record.uid, drives(spec.domain, files, bootable(record)))

@@ -1,0 +1,337 @@
+"""Implements `virtbus volume create|list|get|update|adopt|attach|detach|delete`."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from virtbus.bus.runtime.ids import uuid7
+from virtbus.cli import completion_sources, output, units
+from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.vm import request
+from virtbus.cli.vm.target import namespace_option
+from virtbus.schemas.disk import DiskBus
+
+_HERE = "virtbus.cli.volume"
+HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURCE")
+POLL_S = 0.5
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs={
+        "create": (f"{_HERE}:create", "Make a volume."),
+        "list": (f"{_HERE}:listing", "List volumes."),
+        "get": (f"{_HERE}:get", "Show one volume."),
+        "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
+        "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
+        "attach": (f"{_HERE}:attach", "Add a volume to a VM that is off."),
+        "detach": (f"{_HERE}:detach", "Take a volume from its VM, which is off."),
+        "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
+    },
+    epilog=examples(
+        """
+        virtbus volume create data-1 --size 10GiB
+        virtbus vm create web --image tiny --volume data-1
+        virtbus vm delete web                the volume and its data stay
+        virtbus volume list
+        """
+    ),
+)
+def command() -> None:
+    """Manage volumes: disks with a name, whose data outlives their VMs.
+
+    One VM at a time holds a volume, from its create or an attach to its delete or a detach. The
+    data is on one node, and draws VMs that use the volume to that node.
+    """
+
+
+def _name(function: Any) -> Any:
+    return click.argument("name", shell_complete=completion_sources.volumes)(function)
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus volume create data-1 --size 10GiB
+        virtbus volume create root-1 --size 20GiB --image debian/12 --node n2 --protected
+        virtbus volume create data-1 --size 10GiB -o json | jq -r .uid
+        """
+    )
+)
+@click.argument("name")
+@click.option("--size", required=True, metavar="SIZE", help="Such as 512MiB or 10GiB.")
+@click.option(
+    "--image",
+    metavar="REF",
+    shell_complete=completion_sources.images,
+    help="The image of its first content.  [default: empty]",
+)
+@click.option(
+    "--node",
+    metavar="NODE",
+    shell_complete=completion_sources.nodes,
+    help="The node of its data.  [default: that of its first VM]",
+)
+@click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
+@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
+@click.option(
+    "--uid", metavar="UUID", help="A uid of your choice: the same command may then be repeated."
+)
+@namespace_option
+@verb
+def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
+    """Make the volume NAME. Its data is made when a VM first uses it."""
+    spec: dict[str, Any] = {"size": flags["size"]}
+    if flags["image"]:
+        spec["source"] = {"image": flags["image"]}
+    if flags["protected"]:
+        spec["protected"] = True
+    wanted = {
+        "name": name,
+        "namespace": namespace,
+        "uid": flags["uid"] or uuid7(),
+        "spec": spec,
+        "labels": request.labels(flags["label_texts"]),
+    }
+    if flags["node"]:
+        wanted["node"] = flags["node"]
+    answer = invocation.call("volume", "create", wanted)
+    view = answer.get("volume") or {}
+    if not answer.get("created"):
+        invocation.note(f"{name} was there already, unchanged")
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    name="list",
+    epilog=examples(
+        """
+        virtbus volume list
+        virtbus volume list -n shop --label tier=db
+        virtbus volume list -o json | jq -r '.items[] | select(.holder == "") | .name'
+        """
+    ),
+)
+@click.option(
+    "-n",
+    "--namespace",
+    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
+    metavar="NS",
+    help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
+)
+@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
+@verb
+def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple[str, ...]) -> None:
+    """List volumes with their states, nodes and holders."""
+    query: dict[str, Any] = {"labels": request.labels(label_texts), "limit": 500}
+    if namespace:
+        query["namespace"] = namespace
+    items = invocation.listed("volume", query)["items"]
+    invocation.show({"items": items}, lambda: table(items))
+
+
+@click.command(epilog=examples("virtbus volume get data-1 -o yaml"))
+@_name
+@namespace_option
+@verb
+def get(invocation: Invocation, *, name: str, namespace: str) -> None:
+    """Show the volume NAME."""
+    view = invocation.call("volume", "get", {"name": name, "namespace": namespace})
+    invocation.show(view, lambda: table([view]))
+    if view.get("message"):
+        invocation.note(str(view["message"]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus volume update data-1 --size 20GiB
+        virtbus volume update data-1 --no-protected
+        """
+    )
+)
+@_name
+@click.option("--size", metavar="SIZE", help="The new size. A volume never shrinks.")
+@click.option("--protected/--no-protected", default=None, help="Refuse deletes, or permit them.")
+@click.option(
+    "--label", "label_texts", multiple=True, metavar="K=V", help="Replaces all labels; repeatable."
+)
+@namespace_option
+@verb
+def update(
+    invocation: Invocation,
+    *,
+    name: str,
+    size: str | None,
+    protected: bool | None,
+    label_texts: tuple[str, ...],
+    namespace: str,
+) -> None:
+    """Change the volume NAME. It grows while no VM holds it."""
+    given = {"size": size, "protected": protected, "labels": request.labels(label_texts) or None}
+    changes = {key: value for key, value in given.items() if value is not None}
+    if not changes:
+        raise usage("nothing to change", "give --size, --protected, --no-protected or --label")
+    asked = {"name": name, "namespace": namespace, **changes}
+    view = invocation.call("volume", "update", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus node audit n1                lists data of volumes without a record
+        virtbus volume adopt data-1 --node n1
+        """
+    )
+)
+@click.argument("name")
+@click.option(
+    "--node",
+    metavar="NODE",
+    required=True,
+    shell_complete=completion_sources.nodes,
+    help="The node that has the data.",
+)
+@click.option("--uid", metavar="UUID", help="The volume, if the node has several of that name.")
+@namespace_option
+@verb
+def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
+    """Write the record of the volume NAME, whose data is on a node without a record.
+
+    `virtbus volume delete` then removes it, or a VM uses it.
+    """
+    asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
+    view = invocation.call("volume", "adopt", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm stop web
+        virtbus volume attach data-1 web
+        virtbus volume attach data-2 web --disk logs --bus scsi
+        """
+    )
+)
+@_name
+@click.argument("vm", shell_complete=completion_sources.vms)
+@click.option("--disk", metavar="NAME", help="Name of the disk.  [default: the volume's name]")
+@click.option("--bus", type=click.Choice([str(one) for one in DiskBus]), help="[default: virtio]")
+@namespace_option
+@verb
+def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flags: Any) -> None:
+    """Add the volume NAME to the VM, which is off. The guest sees it at its next start."""
+    given = {key: value for key, value in flags.items() if value is not None}
+    asked = {"name": name, "namespace": namespace, "vm": vm, **given}
+    view = invocation.call("volume", "attach", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus volume detach data-1
+        virtbus volume detach data-1 web     only if web holds it
+        virtbus volume detach data-1 --gone 0192f0c1-2d3e-7abc-8def-000000000001
+        """
+    )
+)
+@_name
+@click.argument("vm", required=False, shell_complete=completion_sources.vms)
+@click.option(
+    "--gone",
+    metavar="UUID",
+    help="The holder, if it has no record, and you know that no guest of it runs.",
+)
+@namespace_option
+@verb
+def detach(invocation: Invocation, *, name: str, namespace: str, **flags: str | None) -> None:
+    """Take the volume NAME from the VM that holds it, which is off. The data stays."""
+    given = {key: value for key, value in flags.items() if value}
+    asked = {"name": name, "namespace": namespace, **given}
+    view = invocation.call("volume", "detach", asked)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus volume delete data-1
+        virtbus volume delete a b --no-wait
+        """
+    )
+)
+@click.argument("names", nargs=-1, required=True, shell_complete=completion_sources.volumes)
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until the data is removed."
+)
+@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Time limit.")
+@namespace_option
+@verb
+def delete(
+    invocation: Invocation, *, names: tuple[str, ...], wait: bool, timeout: float, namespace: str
+) -> None:
+    """Remove volumes with their data. This cannot be undone.
+
+    It is refused while a VM holds the volume, or while it is protected.
+    """
+    ended = []
+    for name in dict.fromkeys(names):
+        view = invocation.call("volume", "delete", {"name": name, "namespace": namespace})
+        ended.append(view)
+    if wait:
+        until = time.monotonic() + timeout
+        for view in ended:
+            _wait(invocation, view, until)
+    word = "deleted" if wait else "deleting"
+    items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": wait} for one in ended]
+    lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
+    invocation.show({"items": items}, lambda: lines)
+
+
+def _wait(invocation: Invocation, view: Mapping[str, Any], until: float) -> None:
+    """Return once the volume is gone; raise CliError `unknown` at the time limit."""
+    asked = output.picked(view, "name", "namespace")
+    while True:
+        try:
+            seen = invocation.call("volume", "get", asked)
+        except CliError as error:
+            if error.exit_code is Exit.NOT_FOUND:
+                return
+            raise
+        if seen.get("uid") != view.get("uid"):
+            return  # another volume has the name by now
+        if time.monotonic() > until:
+            why = seen.get("message") or "its node has not removed the data yet"
+            raise unknown(
+                f"{seen.get('name')} is still being deleted: {why}",
+                f"it continues by itself: `virtbus volume get {seen.get('name')}`",
+            )
+        time.sleep(POLL_S)
+
+
+def table(views: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each volume."""
+    return output.table(HEADER, [_row(view) for view in views])
+
+
+def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
+    spec = view.get("spec") or {}
+    state = str(view.get("state") or "-")
+    return (
+        str(view.get("namespace", "")),
+        str(view.get("name", "")),
+        f"{state},protected" if spec.get("protected") else state,
+        units.size(spec.get("size")),
+        str(view.get("node") or "-"),
+        str(view.get("holder_name") or view.get("holder") or "-"),
+        units.ago(view.get("held_since_ns")),
+        str((spec.get("source") or {}).get("image") or "empty"),
+    )

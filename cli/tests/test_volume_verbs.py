@@ -1,0 +1,134 @@
+"""Volumes against a scripted controller."""
+
+import time
+from typing import Any
+
+import pytest
+from cli.tests.fakes import UID, Cli, Script, vm_view
+
+from virtbus.bus.client.ports import Request
+from virtbus.schemas.api import NodeForgotten, VmCreated
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.volume import VolumeSpec, VolumeState
+from virtbus.schemas.volume_api import VolumeCreated, VolumePage, VolumeView
+
+pytestmark = pytest.mark.integration
+
+
+def view(**changes: Any) -> VolumeView:
+    known: dict[str, Any] = {
+        "uid": UID,
+        "namespace": "default",
+        "name": "data-1",
+        "spec": VolumeSpec(size=10 * 1024**3),
+        "state": VolumeState.AVAILABLE,
+        "generation": 1,
+        "revision": 3,
+        "created_ns": 1,
+    }
+    return VolumeView(**(known | changes))
+
+
+async def test_create_sends_the_spec_and_shows_the_volume(script: Script, cli: Cli) -> None:
+    script.answer("volume", "create", VolumeCreated(volume=view(), created=True))
+    flags = ("--size", "10GiB", "--image", "tiny", "--node", "n1", "--protected", "--label", "a=b")
+    ended = await cli("volume", "create", "data-1", *flags)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[1].split() == [
+        *("default", "data-1", "Available", "10GiB", "-", "-", "-", "empty"),
+    ]
+    (asked,) = script.data("volume.create")
+    assert asked["uid"][14] == "7"
+    del asked["uid"]
+    assert asked == {
+        "name": "data-1",
+        "namespace": "default",
+        "spec": {"size": "10GiB", "source": {"image": "tiny"}, "protected": True},
+        "labels": {"a": "b"},
+        "node": "n1",
+    }
+    assert (await cli("volume", "create", "data-1")).code == 2
+
+
+async def test_list_and_get_show_holders(script: Script, cli: Cli) -> None:
+    since_ns = time.time_ns() - 7200 * 10**9
+    holder = {"holder": UID, "holder_name": "web", "held_since_ns": since_ns}
+    held = view(state=VolumeState.IN_USE, node="n1", **holder)
+    script.answer("volume", "list", VolumePage(items=(held,)))
+    script.answer("volume", "get", held)
+    for arguments in (("list", "-n", "shop"), ("get", "data-1")):
+        ended = await cli("volume", *arguments)
+        assert ended.out.splitlines()[1].split()[2:7] == ["InUse", "10GiB", "n1", "web", "2h"]
+    assert script.data("volume.list")[0]["namespace"] == "shop"
+    assert (await cli("volume", "list", "-o", "json")).json["items"][0]["name"] == "data-1"
+
+
+async def test_update_sends_only_what_was_given(script: Script, cli: Cli) -> None:
+    script.answer("volume", "update", view())
+    ended = await cli("volume", "update", "data-1", "--size", "20GiB", "--no-protected")
+    assert ended.code == 0, ended.err
+    assert script.data("volume.update") == [
+        {"name": "data-1", "namespace": "default", "size": "20GiB", "protected": False}
+    ]
+    nothing = await cli("volume", "update", "data-1")
+    assert (nothing.code, "nothing to change" in nothing.err) == (2, True)
+
+
+async def test_delete_waits_until_the_volume_is_gone(script: Script, cli: Cli) -> None:
+    script.answer("volume", "delete", view(state=VolumeState.DELETING, deleting=True))
+    times = 0
+
+    async def get(_: Request) -> VolumeView:
+        nonlocal times
+        times += 1
+        if times < 3:
+            return view(state=VolumeState.DELETING, message="n1 does not answer")
+        raise VirtbusError(Code.NOT_FOUND, "volume_not_found", "there is no volume data-1")
+
+    script.handlers["volume", "get"] = get
+    ended = await cli("volume", "delete", "data-1")
+    assert (ended.code, ended.out.strip(), times) == (0, "data-1 deleted", 3)
+    assert (await cli("volume", "delete", "data-1", "--no-wait")).out.strip() == "data-1 deleting"
+    times = -1000
+    late = await cli("volume", "delete", "data-1", "--timeout", "0.1")
+    assert (late.code, "n1 does not answer" in late.err) == (4, True)
+
+
+async def test_a_refused_delete_shows_the_holder(script: Script, cli: Cli) -> None:
+    error = VirtbusError(Code.CONFLICT, "volume_in_use", f"VM {UID} holds data-1")
+    script.answer("volume", "delete", error)
+    ended = await cli("volume", "delete", "data-1")
+    assert (ended.code, UID in ended.err) == (1, True)
+
+
+async def test_vm_create_names_volumes(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", VmCreated(vm=vm_view(), created=True))
+    ended = await cli(
+        *("vm", "create", "web", "--image", "tiny", "--volume", "data-1", "--volume", "logs=log")
+    )
+    assert ended.code == 0, ended.err
+    (asked,) = script.data("vm.create")
+    assert asked["spec"]["volumes"] == [
+        {"name": "data-1", "volume": {"name": "data-1"}},
+        {"name": "log", "volume": {"name": "logs"}},
+    ]
+    assert (await cli("vm", "create", "web", "--image", "tiny", "--volume", "a=")).code == 2
+
+
+async def test_forget_names_the_volumes_that_are_lost(script: Script, cli: Cli) -> None:
+    script.answer("node", "forget", NodeForgotten(node="n1", lost_volumes=1))
+    ended = await cli("node", "forget", "n1", "--lose-volume", "default/data-1")
+    assert ended.code == 0, ended.err
+    assert script.data("node.forget") == [{"node": "n1", "lose_volumes": ["default/data-1"]}]
+
+
+async def test_attach_and_detach_name_the_vm(script: Script, cli: Cli) -> None:
+    held = view(state=VolumeState.IN_USE, node="n1", holder=UID, holder_name="web")
+    script.answer("volume", "attach", held)
+    script.answer("volume", "detach", view(state=VolumeState.BOUND, node="n1"))
+    ended = await cli("volume", "attach", "data-1", "web", "--disk", "logs", "--bus", "scsi")
+    assert (ended.code, "web" in ended.out) == (0, True), ended.err
+    assert (await cli("volume", "detach", "data-1")).code == 0
+    asked = {"name": "data-1", "namespace": "default"}
+    assert script.data("volume.attach") == [{**asked, "vm": "web", "disk": "logs", "bus": "scsi"}]
+    assert script.data("volume.detach") == [asked]

@@ -1,0 +1,98 @@
+"""Volumes: named disks that outlive the VMs that use them (ADR 0045)."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.image import ImageRef
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
+from virtbus.schemas.quantity import Bytes
+from virtbus.schemas.vm import DISK_MAX, DISK_MIN
+
+
+def check_plain_ref(ref: str) -> str:
+    """Return a reference without a query; raise ValueError if it has one.
+
+    A query may be a signature, and a volume has no secrets.
+    """
+    if "?" in ref:
+        msg = "must have no query: a volume cannot keep it secret; pull the image, then name it"
+        raise ValueError(msg)
+    return ref
+
+
+PlainRef = Annotated[ImageRef, AfterValidator(check_plain_ref)]
+
+
+class Retention(StrEnum):
+    """The rule for a volume when the VM that it was made for is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+    """Only for volumes made from a VM's template."""
+
+
+class VolumeSource(StrictModel):
+    """The first content of a volume. Without `image` it is empty."""
+
+    image: PlainRef | None = None
+
+
+class VolumeSpec(StrictModel):
+    """The specification of a volume. `size` may grow later, and never shrinks."""
+
+    size: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
+    source: VolumeSource = VolumeSource()
+    pool: Literal["local"] = "local"
+    retention: Retention = Retention.RETAIN
+    protected: bool = False
+    """True: a delete is refused until this is cleared."""
+
+
+class VolumeRecord(LenientModel):
+    """`$KV.vm._vol.<namespace>.<token>`: a volume. The key is also the claim of its name.
+
+    A delete leaves a purge marker with the uid for a day. So a late create of that uid is refused.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+    namespace: Id
+    name: Id
+    labels: dict[str, str] = Field(default_factory=dict)
+    spec: VolumeSpec
+    node: str = ""
+    """The node of its data; empty until a VM uses it, unless its creator chose the node."""
+    bound: bool = False
+    """True since a VM used it: its node may have its data."""
+    lost: bool = False
+    """True if a person gave up its data together with its node (`node.forget`)."""
+    holder: str = ""
+    """The uid of the VM that may write to it; empty if there is none."""
+    held_since_ns: int = 0
+    """Unix time at which that VM became the holder; 0 if there is none."""
+    deleting: bool = False
+    generation: int = 1
+    """Rises with every change of the spec."""
+    created_ns: int
+    owner: str = ""
+    """The bridge that created it, or empty, as `VmRecord.owner`."""
+    requests: tuple[str, ...] = ()
+    """Ids of the last requests that changed it. A repeat changes nothing."""
+
+
+class VolumeState(StrEnum):
+    """The state of a volume that users see."""
+
+    AVAILABLE = "Available"
+    """No VM has used it, so it has no data yet."""
+    BOUND = "Bound"
+    """A VM has used it: its node may have its data. No VM holds it."""
+    IN_USE = "InUse"
+    """A VM holds it."""
+    LOST = "Lost"
+    """Its node was forgotten, with its data."""
+    DELETING = "Deleting"
+    """Its data is being removed from its node."""

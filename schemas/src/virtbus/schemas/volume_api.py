@@ -1,0 +1,127 @@
+"""Requests and answers of the public API about volumes, `virtbus.api.v1.volume.<verb>`."""
+
+from pydantic import Field
+
+from virtbus.schemas.disk import DiskBus
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import LenientModel, StrictModel
+from virtbus.schemas.paging import Paged
+from virtbus.schemas.quantity import Bytes, Count
+from virtbus.schemas.vm import DISK_MAX, DISK_MIN, Labels
+from virtbus.schemas.volume import VolumeSpec, VolumeState
+
+
+class VolumeCreate(StrictModel):
+    """`volume.create`.
+
+    Without `uid` the server generates one. Send your own UUID to make the request repeatable.
+    `node` chooses the node of the data; the default is the node of the first VM that uses it.
+    """
+
+    name: Id
+    namespace: Id = "default"
+    uid: Uid | None = None
+    labels: Labels = Field(default_factory=dict)
+    spec: VolumeSpec
+    node: Id | None = None
+
+
+class VolumeAsk(StrictModel):
+    """`volume.get`. With `uid`, a volume of that name with another uid is refused."""
+
+    name: Id
+    namespace: Id = "default"
+    uid: Uid | None = None
+
+
+class VolumeUpdate(VolumeAsk):
+    """`volume.update`: changes the given fields. `size` may only grow, and `labels` replaces all.
+
+    A volume grows while no VM holds it.
+    """
+
+    size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
+    protected: bool | None = None
+    labels: Labels | None = None
+
+
+class VolumeDelete(VolumeAsk):
+    """`volume.delete`: removes the volume and its data. No VM may hold it."""
+
+
+class VolumeAdopt(VolumeAsk):
+    """`volume.adopt`: writes the record of a volume whose data is on `node` without a record.
+
+    The node says what the volume is. `uid` is needed only if it has several of that name.
+    """
+
+    node: Id
+
+
+class VolumeAttach(VolumeAsk):
+    """`volume.attach`: adds the volume to a VM of its namespace that is off, as a further disk.
+
+    The VM holds the volume from then on. `disk` is the name of the disk; default: the volume's.
+    """
+
+    vm: Id
+    disk: Id | None = None
+    bus: DiskBus = DiskBus.VIRTIO
+
+
+class VolumeDetach(VolumeAsk):
+    """`volume.detach`: removes the volume and its disk from the VM that holds it, which is off.
+
+    With `vm`, another holder is refused. A volume without a holder is not changed. `gone` is the
+    uid of a holder without a record, of which a person knows that it has no guest.
+    """
+
+    vm: Id | None = None
+    gone: Uid | None = None
+
+
+class VolumeList(StrictModel):
+    """`volume.list`. Send the `continue` of a page to request the next page."""
+
+    namespace: Id | None = None
+    labels: Labels = Field(default_factory=dict)
+    limit: Count = Field(100, ge=1, le=500)
+    continue_: str | None = Field(None, alias="continue", max_length=256)
+
+
+class VolumeView(LenientModel):
+    """A volume as the API shows it."""
+
+    uid: Uid
+    namespace: Id
+    name: Id
+    owner: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    spec: VolumeSpec
+    state: VolumeState
+    message: str = ""
+    """The reason for a wait, and the next step; empty if it does not wait."""
+    node: str = ""
+    """The node of its data; empty until a VM uses it."""
+    holder: str = ""
+    """The uid of the VM that may write to it."""
+    holder_name: str = ""
+    held_since_ns: int = 0
+    """Unix time at which that VM became the holder; 0 if there is none."""
+    deleting: bool = False
+    generation: int
+    revision: int
+    created_ns: int
+
+
+class VolumeCreated(LenientModel):
+    """The answer of `volume.create`. `created` False: it existed already, unchanged."""
+
+    volume: VolumeView
+    created: bool = False
+
+
+class VolumePage(Paged):
+    """A page of `volume.list`, ordered by namespace and name."""
+
+    items: tuple[VolumeView, ...] = ()

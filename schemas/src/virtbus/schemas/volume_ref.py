@@ -1,0 +1,26 @@
+"""References to volumes: by name in a VM's spec, and resolved in its record (ADR 0045)."""
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import LenientModel, StrictModel
+
+
+class NamedVolume(StrictModel):
+    """A volume of the VM's namespace, by name. The VM holds it while its spec names it."""
+
+    name: Id
+
+
+class VolumeRef(LenientModel):
+    """A volume as the record of its VM describes it, because nodes read only their own keys."""
+
+    uid: Uid
+    namespace: Id
+    name: Id
+    size_bytes: int
+    image: str = ""
+    """The image of its first content; empty: it begins empty."""
+
+    @property
+    def folder(self) -> str:
+        """Return the name of its folder on a host. Ids contain no dots, so it is unique."""
+        return f"{self.namespace}.{self.name}.{self.uid}"

@@ -1,0 +1,259 @@
+"""Decides about creates, changes and deletes of volumes, and shows volumes (ADR 0045)."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from virtbus.controller.core.mutations import changed_paths, remembered
+from virtbus.controller.core.unreadable import Unreadable
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.vm import DISK_MIN
+from virtbus.schemas.volume import VolumeRecord, VolumeSpec, VolumeState
+from virtbus.schemas.volume_api import VolumeAsk, VolumeUpdate, VolumeView
+from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.wire import encode, invalid, validate
+
+
+class CreateStep(Enum):
+    """The next step of a create, by the last message of its key."""
+
+    PUT = "put"
+    """The name is free; write at the revision that was read."""
+    SAME = "same"
+    """The volume exists, unchanged."""
+
+
+def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) -> CreateStep:
+    """Return the next step of a create.
+
+    `there` is the volume that has the name, `ended` the uid in a purge marker, or empty.
+
+    Raises:
+        VirtbusError: 409 another volume has the name, or it is not as requested, or it is being
+            deleted; 410 the uid was deleted.
+    """
+    if there is None:
+        if ended == wanted.uid:
+            message = f"uid {wanted.uid} was deleted; create the volume under a new uid"
+            raise VirtbusError(Code.GONE, "deleted", message)
+        return CreateStep.PUT
+    refuse_deleting(there)
+    if there.uid != wanted.uid:
+        message = (
+            f"the name {there.name} is taken in namespace {there.namespace} by the volume "
+            f"{there.uid}; choose another, or delete that volume first"
+        )
+        raise VirtbusError(Code.CONFLICT, "name_taken", message)
+    if details := _differences(there, wanted):
+        message = f"uid {there.uid} is {there.name} already, and not as asked for here"
+        raise VirtbusError(Code.CONFLICT, "uid_taken", message, details=details)
+    return CreateStep.SAME
+
+
+def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
+    """Raise 409 if `known`, the cached volume of the wanted uid, has another name.
+
+    The cache may lag. So nothing finds the data of a volume by its uid alone.
+    """
+    if known is not None:
+        message = (
+            f"uid {wanted.uid} is the volume {known.record.name}; leave uid out to get a new one"
+        )
+        raise VirtbusError(Code.CONFLICT, "uid_taken", message)
+
+
+def _differences(there: VolumeRecord, wanted: VolumeRecord) -> tuple[Detail, ...]:
+    before, after = (one.spec.model_dump(mode="json") for one in (there, wanted))
+    paths = [*changed_paths(before, after, "spec")]
+    if wanted.node not in {"", there.node}:
+        paths.append("node")
+    return tuple(Detail(path=path, message="is another") for path in paths)
+
+
+def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
+    """Return the volume with the changes of a request.
+
+    Raises:
+        VirtbusError: 400 it would shrink; 409 it is being deleted, or a VM holds it and it would
+            grow.
+    """
+    refuse_deleting(record)
+    spec = record.spec
+    if want.size is not None and want.size != spec.size:
+        spec = spec.model_copy(update={"size": _grown(record, want.size)})
+    if want.protected is not None:
+        spec = spec.model_copy(update={"protected": want.protected})
+    labels = record.labels if want.labels is None else dict(want.labels)
+    if spec == record.spec and labels == record.labels:
+        return record
+    generation = record.generation + (spec != record.spec)
+    return record.model_copy(update={"spec": spec, "labels": labels, "generation": generation})
+
+
+def _grown(record: VolumeRecord, size_bytes: int) -> int:
+    if size_bytes < record.spec.size:
+        message = f"is less than {record.spec.size} bytes: a volume never shrinks"
+        hint = "create a smaller volume and copy the files"
+        raise invalid((Detail(path="size", message=message, hint=hint),))
+    if record.holder:
+        message = f"{record.name} is held by VM {record.holder}; it grows after that VM is deleted"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+    return size_bytes
+
+
+def deleting(record: VolumeRecord) -> VolumeRecord:
+    """Return the volume after a delete request.
+
+    Raises:
+        VirtbusError: 409 it is protected, or a VM holds it.
+    """
+    if record.deleting:
+        return record
+    if record.holder:
+        message = f"VM {record.holder} holds {record.name}; delete the VM first, then the volume"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+    if record.spec.protected:
+        message = (
+            f"{record.name} is protected; `virtbus volume update {record.name} --no-protected "
+            f"-n {record.namespace}` clears that"
+        )
+        raise VirtbusError(Code.CONFLICT, "protected", message)
+    return record.model_copy(update={"deleting": True})
+
+
+def mended(
+    want: VolumeAsk, known: VolumeRecord | None, users: Sequence[str], uid: str
+) -> VolumeRecord:
+    """Return the volume as deleted, in place of a record that cannot be read.
+
+    `known` is its last readable record, if any. Without one, `uid` is given to it, and its data
+    stays on its node. `users` are the uids of VMs that name it.
+
+    Raises:
+        VirtbusError: 409 a VM has it; otherwise as `deleting` and `refuse_other`.
+    """
+    if users:
+        message = f"VM {users[0]} has the volume {want.name}; delete the VM first, then the volume"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+    if known is not None:
+        refuse_other(want, known)
+        return deleting(known)
+    return VolumeRecord(
+        uid=want.uid or uid,
+        namespace=want.namespace,
+        name=want.name,
+        spec=VolumeSpec(size=DISK_MIN),
+        created_ns=0,
+        deleting=True,
+    )
+
+
+def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
+    """Return a volume whose data is on `node`, by the node's copy of what it is.
+
+    Raises:
+        VirtbusError: 400 the copy is not possible as a volume.
+    """
+    plain = {"size": ref.size_bytes, "source": {"image": ref.image or None}}
+    return VolumeRecord(
+        uid=ref.uid,
+        namespace=ref.namespace,
+        name=ref.name,
+        spec=validate(VolumeSpec, plain),
+        node=node,
+        bound=True,
+        created_ns=now_ns,
+    )
+
+
+def has_data(record: VolumeRecord) -> bool:
+    """Return True if the volume's node may have data of it."""
+    return record.bound and not record.lost
+
+
+def refuse_deleting(record: VolumeRecord) -> None:
+    """Raise 409 while the volume is being deleted."""
+    if record.deleting:
+        message = f"{record.name} is being deleted; repeat after volume.deleted"
+        raise VirtbusError(Code.CONFLICT, "deleting", message)
+
+
+def asked(record: VolumeRecord, before: VolumeRecord, request_id: str) -> VolumeRecord:
+    """Return the volume with the request's id, or as it is if it equals `before`."""
+    if record == before:
+        return record
+    return record.model_copy(update={"requests": remembered(record.requests, request_id)})
+
+
+def refuse_large(record: VolumeRecord) -> None:
+    """Raise 413 if the volume is larger than accepted from users."""
+    size = len(encode(record))
+    if size > VOLUME_ACCEPTED_BYTES:
+        parts = {"labels": record.labels, "spec.source.image": record.spec.source.image or ""}
+        path = max(parts, key=lambda one: len(encode(parts[one])))
+        message = f"the volume would have {size} bytes; at most {VOLUME_ACCEPTED_BYTES} are stored"
+        detail = Detail(path=path, message="is the largest part", hint="shorten it")
+        raise VirtbusError(Code.TOO_LARGE, "too_large", message, details=(detail,))
+
+
+def refuse_other(want: VolumeAsk, record: VolumeRecord) -> None:
+    """Raise 409 if the volume of the requested name has another uid than the requested one."""
+    if want.uid is not None and want.uid != record.uid:
+        message = f"{record.name} is the volume {record.uid}, not {want.uid}; leave uid out"
+        raise VirtbusError(Code.CONFLICT, "not_its_uid", message)
+
+
+def not_found(want: VolumeAsk) -> VirtbusError:
+    """Return 404 with the requested name."""
+    message = (
+        f"there is no volume named {want.name} in namespace {want.namespace}; "
+        "`virtbus volume list` shows what there is"
+    )
+    return VirtbusError(Code.NOT_FOUND, "volume_not_found", message)
+
+
+def state_of(record: VolumeRecord) -> VolumeState:
+    """Return the state that users see."""
+    if record.deleting:
+        return VolumeState.DELETING
+    if record.lost:
+        return VolumeState.LOST
+    if record.holder:
+        return VolumeState.IN_USE
+    return VolumeState.BOUND if record.bound else VolumeState.AVAILABLE
+
+
+def hold_remains(record: VolumeRecord, unreadable: Iterable[Unreadable]) -> str:
+    """Return why a VM without a cached record still holds the volume, and the next step."""
+    for one in unreadable:
+        return f"VM {record.holder} holds it, and its {one.kind} cannot be read: {one.way_out}"
+    return (
+        f"VM {record.holder} holds it and has no record; the hold ends when "
+        f"{record.node or 'a controller'} has confirmed that nothing is left of that VM. "
+        "If it cannot, and no guest of it runs: `virtbus volume detach "
+        f"{record.name} -n {record.namespace} --gone {record.holder}`"
+    )
+
+
+def shown(held: StoredVolume, holder_name: str, message: str = "") -> VolumeView:
+    """Return the volume as the API shows it."""
+    record = held.record
+    return VolumeView(
+        uid=record.uid,
+        namespace=record.namespace,
+        name=record.name,
+        owner=record.owner,
+        labels=record.labels,
+        spec=record.spec,
+        state=state_of(record),
+        message=message,
+        node=record.node,
+        holder=record.holder,
+        holder_name=holder_name,
+        held_since_ns=record.held_since_ns,
+        deleting=record.deleting,
+        generation=record.generation,
+        revision=held.revision,
+        created_ns=record.created_ns,
+    )

@@ -1,0 +1,104 @@
+"""Decides which VM holds a volume: one at a time, from the commit to the end (ADR 0045)."""
+
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.vm import VmRecord, VmSpec
+from virtbus.schemas.volume import VolumeRecord, VolumeSource, VolumeSpec
+from virtbus.schemas.volume_ref import VolumeRef
+
+
+def wanted_volumes(spec: VmSpec) -> dict[str, str]:
+    """Return the named volumes of a spec: names of volumes by the names of their disks."""
+    return {one.name: one.volume.name for one in spec.volumes if one.volume is not None}
+
+
+def ref_of(record: VolumeRecord) -> VolumeRef:
+    """Return the description of a volume for the record of its VM."""
+    return VolumeRef(
+        uid=record.uid,
+        namespace=record.namespace,
+        name=record.name,
+        size_bytes=record.spec.size,
+        image=record.spec.source.image or "",
+    )
+
+
+def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
+    """Return the volume that the record of its VM describes, for a bus that has lost it.
+
+    The VM is its holder at once, because its guest may run. Labels and protection are lost.
+    """
+    return VolumeRecord(
+        uid=ref.uid,
+        namespace=ref.namespace,
+        name=ref.name,
+        spec=VolumeSpec(size=ref.size_bytes, source=VolumeSource(image=ref.image or None)),
+        node="" if vm.node == UNPLACED else vm.node,
+        bound=vm.node != UNPLACED,
+        holder=vm.uid,
+        held_since_ns=now_ns,
+        created_ns=now_ns,
+        owner=vm.owner,
+    )
+
+
+def sized(record: VolumeRecord, size_bytes: int) -> VolumeRecord:
+    """Return the volume with another size."""
+    spec = record.spec.model_copy(update={"size": size_bytes})
+    return record.model_copy(update={"spec": spec, "generation": record.generation + 1})
+
+
+def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) -> VolumeRecord:
+    """Return the volume if the VM of the uid `vm` may hold it.
+
+    Raises:
+        VirtbusError: 404 there is none of that name; 409 it is being deleted or lost, or another VM
+            holds it.
+    """
+    detail = Detail(path=f"volume/{name}", message="cannot be used")
+    if there is None:
+        message = (
+            f"there is no volume named {name} in namespace {namespace}; "
+            f"`virtbus volume create {name} --size SIZE` makes it"
+        )
+        raise VirtbusError(Code.NOT_FOUND, "volume_not_found", message, details=(detail,))
+    record = there.record
+    if record.deleting:
+        message = f"the volume {name} is being deleted; use another"
+        raise VirtbusError(Code.CONFLICT, "deleting", message, details=(detail,))
+    if record.lost:
+        message = f"the data of the volume {name} was on {record.node}, which is forgotten"
+        raise VirtbusError(Code.CONFLICT, "volume_lost", message, details=(detail,))
+    if record.holder not in {"", vm}:
+        message = f"VM {record.holder} holds the volume {name}; delete that VM, or use another"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message, details=(detail,))
+    return record
+
+
+def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
+    """Return the volume `ref` with the VM as its holder, on the VM's node if it has one.
+
+    Raises:
+        VirtbusError: as `refuse_hold`; 409 `volume_elsewhere` the VM's node does not have its data;
+            503 `contended` it changed after the VM's record was made.
+    """
+    record = refuse_hold(there, ref.name, ref.namespace, vm.uid)
+    if ref_of(record) != ref:
+        message = f"the volume {ref.name} has changed meanwhile; repeat the request"
+        raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
+    since_ns = record.held_since_ns if record.holder else now_ns
+    record = record.model_copy(update={"holder": vm.uid, "held_since_ns": since_ns})
+    if vm.node == UNPLACED:
+        return record
+    if record.node not in {"", vm.node}:
+        message = f"the volume {ref.name} is on {record.node}, not on {vm.node}"
+        raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
+    return record.model_copy(update={"node": vm.node, "bound": True})
+
+
+def freed(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord | None:
+    """Return the volume without its holder; None if the VM does not hold it (any more)."""
+    if there is None or there.record.uid != ref.uid or there.record.holder != vm:
+        return None
+    return there.record.model_copy(update={"holder": "", "held_since_ns": 0})

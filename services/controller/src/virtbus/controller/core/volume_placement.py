@@ -1,0 +1,68 @@
+"""Places a VM on the node that has the data of its volumes."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from virtbus.controller.core.placement import Candidate, Demand, Placement, place
+from virtbus.controller.core.volumes import Volumes
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.vm import VmRecord, VmSpec
+from virtbus.schemas.volume import VolumeRecord
+
+
+class Home(NamedTuple):
+    """The node of a VM's volumes, and the name of one of them."""
+
+    node: str
+    volume: str
+
+
+Wait = tuple[Demand, bool, bool, Home | None]
+"""The place that a waiting VM needs: demand, needs capacity, strict, and its volumes' node."""
+
+
+def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
+    """Return the node of the volumes, None if they have none yet; 409 if there are two nodes."""
+    homes = {one.node: Home(one.node, one.name) for one in volumes if one.node}
+    if len(homes) > 1:
+        told = ", ".join(f"{one.volume} on {one.node}" for one in homes.values())
+        message = f"no node has all of its volumes: {told}; use volumes of one node"
+        details = tuple(
+            Detail(path=f"volume/{one.volume}", message=f"is on {one.node}")
+            for one in homes.values()
+        )
+        raise VirtbusError(Code.CONFLICT, "volumes_apart", message, details=details)
+    return next(iter(homes.values()), None)
+
+
+def known_home(record: VmRecord, volumes: Volumes) -> Home | None:
+    """Return the node of a VM's volumes by the cache; None if they have none yet."""
+    for ref in record.volume_refs.values():
+        held = volumes.get(ref.namespace, ref.name)
+        if held is not None and held.record.uid == ref.uid and held.record.node:
+            return Home(held.record.node, ref.name)
+    return None
+
+
+def near(nodes: Sequence[Candidate], home: Home | None) -> Sequence[Candidate]:
+    """Return the nodes that have the data: all if there is none yet."""
+    return nodes if home is None else [one for one in nodes if one.record.node == home.node]
+
+
+def place_near(
+    spec: VmSpec,
+    nodes: Sequence[Candidate],
+    home: Home | None,
+    *,
+    powered: bool = True,
+    strict: bool = False,
+) -> Placement:
+    """Return the placement of a VM as `place`, on the node of its volumes only."""
+    found = place(spec, near(nodes, home), powered=powered, strict=strict)
+    if home is None:
+        return found
+    why = f"does not have the volume {home.volume}, which is on {home.node}"
+    refused = {one.record.node: why for one in nodes if one.record.node != home.node}
+    if len(refused) == len(nodes):
+        refused[home.node] = f"has the volume {home.volume}, and is not there"
+    return Placement(found.fit, {**refused, **found.refused})

@@ -1,0 +1,101 @@
+"""Ends the holds of volumes whose VMs are gone: run by the leader (ADR 0045).
+
+A hold ends with its VM's record, in one batch. It remains if a person removed an unreadable record,
+or if a restored backup lacks the VM. Then only its node can tell that nothing uses the volume.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_changes import has_data
+from virtbus.controller.core.volume_holds import freed, ref_of
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.key_states import ended
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node_rpc import KnownRecords, RecordsRead
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 30.0
+ASK_S = 5.0
+
+
+class HoldSweep:
+    """Ends a hold if its VM has no record and its node has released the VM, and never otherwise.
+
+    A crash or a lost answer leaves the hold, and the next round repeats the check.
+    """
+
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._events = events
+        self._writes = VolumeWrites(bus)
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Sweep repeatedly, while the lease is held."""
+        while True:
+            await asyncio.sleep(ROUND_S)
+            for node, holds in self._suspects().items():
+                try:
+                    await self._sweep(node, holds, tenure)
+                except (BusError, VirtbusError) as error:
+                    extra = {"code": "holds_remain", "node": node}
+                    log.info("%d hold(s) will be checked again: %s", len(holds), error, extra=extra)
+
+    def _suspects(self) -> dict[str, list[StoredVolume]]:
+        """Return the volumes whose holder has no cached record, by the node of their data.
+
+        The node is empty for a volume without data: no guest ever had it, or its node is forgotten.
+        """
+        found: dict[str, list[StoredVolume]] = {}
+        for held in self._fleet.volumes.held_outside(self._fleet.vms):
+            node = held.record.node if has_data(held.record) else ""
+            found.setdefault(node, []).append(held)
+        return found
+
+    async def _sweep(self, node: str, holds: list[StoredVolume], tenure: LeaderTerm) -> None:
+        """End the holds of VMs that are gone; raises BusError, VirtbusError.
+
+        A create of the VM in between would write the volume, so that our write fails.
+        """
+        gone = [held for held in holds if await self._gone(held.record.holder)]
+        left = await self._left(node) if gone and node else {one.record.holder for one in gone}
+        for held in gone:
+            if held.record.holder in left:
+                tenure.check()
+                await self._free(held)
+
+    async def _gone(self, uid: str) -> bool:
+        return ended(await self._bus.get(subjects.vm_anywhere(uid)))
+
+    async def _left(self, node: str) -> Collection[str]:
+        """Return the uids of VMs of which the node has nothing left; raises as `Bus.request`."""
+        subject = subjects.rpc(node, "agent", "records")
+        answer = await self._bus.request(subject, RecordsRead(limit=1), timeout_s=ASK_S)
+        return validate(KnownRecords, answer).removed
+
+    async def _free(self, held: StoredVolume) -> None:
+        vm = held.record.holder
+        record = freed(held, ref_of(held.record), vm)
+        if record is None:
+            return
+        try:
+            free = await self._writes.replace(held, record)
+        except ConflictError:
+            return  # it changed meanwhile
+        self._fleet.volumes.apply(free)
+        why = f"free: VM {vm} has no record, and its node has released it"
+        self._events.volume(EventKind.VOLUME_UPDATED, record, free.revision, why)
+        extra = {"code": "hold_ended", "uid": record.uid, "vm": vm}
+        log.warning("the hold of volume %s ended: its VM is gone", record.name, extra=extra)

@@ -1,0 +1,155 @@
+"""Creates VMs: admission, placement, and the commit on the chosen node."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from virtbus.bus.client import tracing
+from virtbus.bus.client.endpoints import in_time
+from virtbus.bus.client.owners import check_owner, owner_of
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.controller.core import mutations
+from virtbus.controller.core.admission import AdmittedVm, admit
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.input_sizes import refuse_large
+from virtbus.controller.core.network_access import check_networks
+from virtbus.controller.core.placement import impossible
+from virtbus.controller.core.volume_holds import wanted_volumes
+from virtbus.controller.core.volume_placement import Home, near, place_near
+from virtbus.controller.edge.bus_storage import BusStorageGuard
+from virtbus.controller.edge.commit import Commits, Committed
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.volume_holders import VolumeHolders
+from virtbus.controller.edge.watch_server import WatchServer
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.vm import Overcommit, VmRecord
+
+log = logging.getLogger(__name__)
+
+NODES_TRIED = 8
+"""Maximum nodes that a strict VM is tried on before it waits: each full one costs a round trip."""
+
+
+class VmCreates:
+    """Makes VMs. Any controller may make any VM; the commit decides."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        watches: WatchServer,
+        events: FleetEvents,
+        storage: BusStorageGuard,
+        *,
+        strict: bool = False,
+    ) -> None:
+        self._fleet = fleet
+        self._watches = watches
+        self._events = events
+        self._commits = Commits(bus, fleet)
+        self._sources = bus.sources
+        self._storage = storage
+        self._volumes = VolumeHolders(bus)
+        self._all_strict = strict
+
+    async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
+        """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
+        admitted = admit(request.data, self._sources.uuid7())
+        with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
+            record, home = await self._with_volumes(self._record(admitted, request.account))
+            refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
+            known = self._fleet.vms.get(admitted.uid)
+            if known is None:
+                self._storage.refuse_create()
+                self._refuse_held(admitted.uid)
+            nodes, why = (
+                self._choose(admitted, home) if known is None else ((known.record.node,), "")
+            )
+            # after the deadline, another controller may have answered a repeat differently
+            async with in_time(request.deadline_s):
+                committed = await self._commit(record, nodes, admitted)
+            check_owner(request.account, committed.held.record.owner)
+            if self._fleet.apply(committed.held):  # before the watch delivers it
+                self._watches.changed(committed.held.record.uid)
+            self._tell_created(committed, why)
+        return committed, admitted.warnings
+
+    async def _with_volumes(self, record: VmRecord) -> tuple[VmRecord, Home | None]:
+        """Return the record with the volumes that its spec names, and their node."""
+        if not wanted_volumes(record.spec):
+            return record, None
+        refs, home = await self._volumes.resolve(record)
+        return record.model_copy(update={"volume_refs": refs}), home
+
+    def _refuse_held(self, uid: str) -> None:
+        """Raise 409 if a node holds a VM of that uid whose record the bus has lost (I1)."""
+        node = self._fleet.holding.node_of(uid)
+        if node:
+            message = (
+                f"{node} holds VM {uid}, whose record the bus has lost; `virtbus bus rebuild` or "
+                f"`virtbus node quarantine adopt {node} {uid}` writes it back"
+            )
+            raise VirtbusError(Code.CONFLICT, "held_on_node", message, after_ms=10_000)
+
+    async def _commit(
+        self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
+    ) -> Committed:
+        """Commit on the first node with capacity; if all are full, the VM waits without a node."""
+        for node in nodes[:NODES_TRIED]:
+            try:
+                there = record.model_copy(update={"node": node})
+                return await self._commits.create(there, admitted.secrets)
+            except NodeFullError as error:
+                log.debug("%s: %s", record.name, error)
+        waits = record.model_copy(update={"node": UNPLACED})
+        return await self._commits.create(waits, admitted.secrets)
+
+    def _strict(self, admitted: AdmittedVm) -> bool:
+        """Return True if the VM, or this controller's settings, request reserved resources."""
+        rules = admitted.spec.placement
+        return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
+
+    def _record(self, admitted: AdmittedVm, account: str) -> VmRecord:
+        return VmRecord(
+            uid=admitted.uid,
+            namespace=admitted.namespace,
+            name=admitted.name,
+            labels=admitted.labels,
+            annotations=admitted.annotations,
+            spec=admitted.spec,
+            spec_hash=admitted.spec_hash,
+            node=UNPLACED,
+            created_ns=self._sources.time_ns(),
+            powered=admitted.powered,
+            paused=admitted.powered and mutations.starts_paused(admitted.spec),
+            reserved=self._strict(admitted),
+            owner=owner_of(account),
+            traceparent=tracing.current_traceparent(),
+        )
+
+    def _choose(self, admitted: AdmittedVm, home: Home | None) -> tuple[Sequence[str], str]:
+        """Return the nodes that can take the VM, best first, and a text; 422 if none ever could."""
+        spec, strict = admitted.spec, self._strict(admitted)
+        nodes = self._fleet.candidates(asyncio.get_running_loop().time())
+        check_networks(spec, admitted.namespace, (node.record for node in nodes))
+        powered = admitted.powered or strict
+        placement = place_near(spec, nodes, home, powered=powered, strict=strict)
+        if not placement.fit and not self._fleet.unheard_nodes():
+            refusal = impossible(spec, near(nodes, home), strict=strict)
+            if refusal is not None:
+                raise refusal
+        best = placement.nodes if strict else placement.best
+        return best, f"best of {len(placement.fit)}, {len(placement.refused)} refused"
+
+    def _tell_created(self, committed: Committed, why: str) -> None:
+        record = committed.held.record
+        if not committed.created:
+            return
+        self._events.emit(EventKind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
+        if record.node != UNPLACED:
+            self._events.emit(EventKind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+        extra = {"code": "vm_accepted", "uid": record.uid}
+        log.info("accepted %s/%s on %s", record.namespace, record.name, record.node, extra=extra)

@@ -1,0 +1,252 @@
+"""Handles `virtbus.api.v1.volume.*`, the requests about volumes."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.owners import check_owner, may_touch, owner_of
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core import pages, volume_changes
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.removals import NO_UID
+from virtbus.controller.edge.volume_orphans import VolumeOrphans
+from virtbus.controller.edge.volume_writes import ATTEMPTS, VolumeWrites, contended
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume_api import (
+    VolumeAdopt,
+    VolumeAsk,
+    VolumeCreate,
+    VolumeCreated,
+    VolumeDelete,
+    VolumeList,
+    VolumePage,
+    VolumeUpdate,
+    VolumeView,
+)
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+
+class VolumeQuota(NamedTuple):
+    """The largest number of volumes of a namespace, and of all namespaces."""
+
+    per_namespace: int
+    in_all: int
+
+
+class VolumeApi:
+    """The handlers of `volume.*`; each takes a Request and returns the answer's model."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        events: FleetEvents,
+        storage: BusStorageGuard,
+        quota: VolumeQuota,
+    ) -> None:
+        self._fleet = fleet
+        self._events = events
+        self._storage = storage
+        self._quota = quota
+        self._writes = VolumeWrites(bus)
+        self._orphans = VolumeOrphans(bus, fleet)
+        self._sources = bus.sources
+
+    async def create(self, request: Request) -> VolumeCreated:
+        want = validate(VolumeCreate, request.data)
+        record = VolumeRecord(
+            uid=want.uid or self._sources.uuid7(),
+            namespace=want.namespace,
+            name=want.name,
+            labels=dict(want.labels),
+            spec=want.spec,
+            node=self._node(want.node),
+            created_ns=self._sources.time_ns(),
+            owner=owner_of(request.account),
+        )
+        volume_changes.refuse_large(record)
+        if self._fleet.volumes.get(want.namespace, want.name) is None:
+            volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
+            self._storage.refuse_create("volumes", VOLUMES_UNTIL_FULL)
+            self._check_quota(want.namespace)
+        async with in_time(request.deadline_s):
+            held, created = await self._writes.create(record)
+        check_owner(request.account, held.record.owner)
+        self._fleet.volumes.apply(held)
+        if created:
+            self.tell(EventKind.VOLUME_CREATED, held, f"{record.namespace}/{record.name}")
+        return VolumeCreated(volume=self.show(held), created=created)
+
+    async def adopt(self, request: Request) -> VolumeView:
+        """Write the record of a volume whose data is on a node; a person names both."""
+        want = validate(VolumeAdopt, request.data)
+        node = self._node(want.node)
+        ref = await self._orphans.find(want)
+        record = volume_changes.adopted(ref, node, self._sources.time_ns())
+        users = self._users(record, ref.uid)
+        if users:  # its VM has kept its record
+            record = record.model_copy(update={"holder": users[0]})
+        self._storage.refuse_create("volumes", VOLUMES_UNTIL_FULL)
+        self._check_quota(want.namespace)
+        async with in_time(request.deadline_s):
+            held, _ = await self._writes.create(record)
+        self.tell(EventKind.VOLUME_CREATED, held, f"adopted from {node}")
+        return self.show(held)
+
+    def _node(self, node: str | None) -> str:
+        """Return the requested node, empty if there is none; raise 404 if nobody knows it."""
+        if node is not None and node not in self._fleet.nodes:
+            raise node_not_found(node)
+        return node or ""
+
+    def _check_quota(self, namespace: str) -> None:
+        volumes, quota = self._fleet.volumes, self._quota
+        for count, most, where in (
+            (volumes.count(namespace), quota.per_namespace, f"namespace {namespace}"),
+            (volumes.count(), quota.in_all, "the fleet"),
+        ):
+            if count >= most:
+                message = f"{where} has {count} volumes of {most} at most; delete some, then repeat"
+                raise VirtbusError(Code.EXHAUSTED, "volume_quota", message, after_ms=10_000)
+
+    # --- read -----------------------------------------------------------------------------
+    async def get(self, request: Request) -> VolumeView:
+        return self.show(await self.find(validate(VolumeAsk, request.data), request.account))
+
+    async def list(self, request: Request) -> pages.Plain:
+        want = validate(VolumeList, request.data)
+        after = tuple(pages.key_of(want.continue_).split("/"))
+        found = (
+            ("/".join(held.order()), self.show(held))
+            for held in self._fleet.volumes.listed(want.namespace, dict(want.labels))
+            if held.order() > after and may_touch(request.account, held.record.owner)
+        )
+        return pages.answer(VolumePage, found, request, most=want.limit)
+
+    # --- change ---------------------------------------------------------------------------
+    async def update(self, request: Request) -> VolumeView:
+        want = validate(VolumeUpdate, request.data)
+
+        def change(record: VolumeRecord) -> VolumeRecord:
+            changed = volume_changes.updated(record, want)
+            volume_changes.refuse_large(changed)
+            return changed
+
+        return self.show(await self._change(want, change, EventKind.VOLUME_UPDATED, request))
+
+    async def delete(self, request: Request) -> VolumeView:
+        """Remove a volume. One without data ends at once, others after their node removed it."""
+        want = validate(VolumeDelete, request.data)
+        change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
+        try:
+            held = await self._change(want, change, kind, request)
+        except UnreadableValueError as error:
+            held = await self._mend(want, error, request)
+        if not volume_changes.has_data(held.record):
+            await self._end(held)
+        return self.show(held)
+
+    async def _mend(
+        self, want: VolumeDelete, error: UnreadableValueError, request: Request
+    ) -> StoredVolume:
+        """Replace a record that cannot be read by one that is being deleted (ADR 0027)."""
+        if error.found.reason == "newer_schema":
+            raise error  # newer controllers can read it
+        known = self._fleet.volumes.get(want.namespace, want.name)
+        check_owner(request.account, known.record.owner if known else "")
+        last = known.record if known else None
+        record = volume_changes.mended(want, last, self._users(want, None), NO_UID)
+        try:
+            held = await self._writes.replace(StoredVolume(record, error.found.revision), record)
+        except ConflictError:
+            raise contended(want.name) from error
+        self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
+        return held
+
+    def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[str]:
+        """Return the uids of VMs whose records name the volume; `uid` None: with any uid."""
+        return [
+            vm.record.uid
+            for vm in self._fleet.vms.values()
+            for ref in vm.record.volume_refs.values()
+            if (ref.namespace, ref.name) == (volume.namespace, volume.name)
+            and uid in {None, ref.uid}
+        ]
+
+    async def _end(self, held: StoredVolume) -> None:
+        try:
+            revision = await self._writes.end(held)
+        except ConflictError:
+            return  # another controller was first
+        record = held.record
+        self._events.volume(EventKind.VOLUME_DELETED, record, revision, "")
+        log.info("deleted volume %s", record.name, extra={"code": "volume_deleted"})
+
+    async def _change(
+        self,
+        want: VolumeAsk,
+        change: Callable[[VolumeRecord], VolumeRecord],
+        kind: EventKind,
+        request: Request,
+    ) -> StoredVolume:
+        """Apply a change under concurrency, once for each request id."""
+        for _ in range(ATTEMPTS):
+            held = await self.find(want, request.account)
+            if request.id in held.record.requests:
+                return held
+            refuse_late(request.deadline_s)
+            record = volume_changes.asked(change(held.record), held.record, request.id)
+            if record == held.record:
+                return held
+            try:
+                held = await self._writes.replace(held, record)
+            except ConflictError:
+                continue
+            self.tell(kind, held, "")
+            return held
+        raise contended(want.name)
+
+    # --- shared ---------------------------------------------------------------------------
+    async def find(self, want: VolumeAsk, account: str) -> StoredVolume:
+        """Return the volume from the leader; raises VirtbusError 404, 409 another uid, 403."""
+        held = await self._writes.latest(want.namespace, want.name)
+        if held is None:
+            raise volume_changes.not_found(want)
+        check_owner(account, held.record.owner)
+        volume_changes.refuse_other(want, held.record)
+        return held
+
+    def tell(self, kind: EventKind, held: StoredVolume, message: str) -> None:
+        """Apply a change to the cache; log it and emit its event."""
+        self._fleet.volumes.apply(held)
+        self._events.volume(kind, held.record, held.revision, message)
+        extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
+        log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
+
+    def show(self, held: StoredVolume) -> VolumeView:
+        """Return the volume as the API shows it."""
+        vm = self._fleet.vms.get(held.record.holder)
+        name = vm.record.name if vm is not None else ""
+        return volume_changes.shown(held, name, self._waits(held.record))
+
+    def _waits(self, record: VolumeRecord) -> str:
+        """Return why the end of a hold or the removal of the data waits; empty if it does not."""
+        if record.holder and record.holder not in self._fleet.vms:
+            return volume_changes.hold_remains(record, self._fleet.damaged.of(record.holder))
+        node, now_s = record.node, asyncio.get_running_loop().time()
+        waits = record.deleting and volume_changes.has_data(record)
+        if not waits or not self._fleet.silent(node, now_s):
+            return ""
+        return f"{node} does not answer; the data is removed when it does"

@@ -1,0 +1,85 @@
+"""Handles `volume.attach` and `volume.detach`: one batch changes the VM and the holder."""
+
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_attachment import attached, detached
+from virtbus.controller.core.volume_holds import freed, ref_of
+from virtbus.controller.edge.key_states import ended
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.controller.edge.volume_api import VolumeApi
+from virtbus.controller.edge.volume_writes import VolumeWrites, contended
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmRef
+from virtbus.schemas.disk import Disk
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.volume_api import VolumeAsk, VolumeAttach, VolumeDetach, VolumeView
+from virtbus.schemas.wire import validate
+
+
+class VolumeAttachments:
+    """The handlers. Each changes the VM's record, and its agent uses it at the next start."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, volumes: VolumeApi) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._vms = vms
+        self._volumes = volumes
+
+    async def attach(self, request: Request) -> VolumeView:
+        want = validate(VolumeAttach, request.data)
+        volume = (await self._volumes.find(want, request.account)).record
+        disk = Disk(name=want.disk or want.name, bus=want.bus)
+        view = await self._vms.change(
+            VmRef(name=want.vm, namespace=want.namespace),
+            lambda record: attached(record, self._fleet.last_status(record), volume, disk),
+            request,
+        )
+        return await self._answer(want, request, f"attached to {view.name}")
+
+    async def detach(self, request: Request) -> VolumeView:
+        want = validate(VolumeDetach, request.data)
+        held = await self._volumes.find(want, request.account)
+        if not held.record.holder:
+            return self._volumes.show(held)
+        if want.gone is not None:
+            await self._let_go(held, want.gone)
+            return await self._answer(want, request, f"VM {want.gone} is gone, says a person")
+        vm = await self._vms.find(VmRef(uid=held.record.holder), request.account)
+        if want.vm not in {None, vm.record.name}:
+            message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
+            raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
+        view = await self._vms.change(
+            VmRef(uid=vm.record.uid),
+            lambda record: detached(record, self._fleet.last_status(record), held.record),
+            request,
+        )
+        return await self._answer(want, request, f"detached from {view.name}")
+
+    async def _let_go(self, held: StoredVolume, vm: str) -> None:
+        """End the hold of a VM without a record, because a person says that it has no guest.
+
+        Raises:
+            VirtbusError: 409 another VM is the holder, or it has a record, or a node holds it.
+        """
+        record, node = held.record, self._fleet.holding.node_of(vm)
+        free = freed(held, ref_of(record), vm)
+        if free is None:
+            message = f"VM {record.holder} holds {record.name}, not {vm}"
+            raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
+        if node or not ended(await self._bus.get(subjects.vm_anywhere(vm))):
+            there = f"is held on {node}" if node else "has a record"
+            message = f"VM {vm} {there}; delete that VM, or stop it and detach the volume"
+            raise VirtbusError(Code.CONFLICT, "not_gone", message)
+        try:
+            await VolumeWrites(self._bus).replace(held, free)
+        except ConflictError:
+            raise contended(record.name) from None
+
+    async def _answer(self, want: VolumeAsk, request: Request, message: str) -> VolumeView:
+        """Return the volume after the change, and emit its event."""
+        held: StoredVolume = await self._volumes.find(want, request.account)
+        self._volumes.tell(EventKind.VOLUME_UPDATED, held, message)
+        return self._volumes.show(held)

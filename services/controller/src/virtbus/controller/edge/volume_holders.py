@@ -1,0 +1,91 @@
+"""Sets and clears the holders of volumes in the batch that writes the record of their VM."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from virtbus.bus.client.owners import may_touch
+from virtbus.bus.client.ports import Bus, Write
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_holds import freed, held, ref_of, refuse_hold, wanted_volumes
+from virtbus.controller.core.volume_placement import Home, home_of
+from virtbus.controller.edge.volume_writes import volume_of
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.wire import encode
+
+
+class Resolved(NamedTuple):
+    """The volumes that a VM's spec names, by the names of their disks, and their node."""
+
+    refs: dict[str, VolumeRef]
+    home: Home | None
+
+
+class VolumeHolders:
+    """Reads volumes from the stream's leader, and returns the writes that change their holders."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def resolve(self, vm: VmRecord) -> Resolved:
+        """Return the volumes that the VM's spec names, if the VM may hold all of them.
+
+        Raises:
+            VirtbusError: as `refuse_hold` and `home_of`; 403 `not_owner`; 422 `unreadable`.
+        """
+        found: dict[str, VolumeRecord] = {}
+        for disk, name in wanted_volumes(vm.spec).items():
+            there = await self._read(vm.namespace, name)
+            found[disk] = record = refuse_hold(there, name, vm.namespace, vm.uid)
+            if not may_touch(vm.owner, record.owner):
+                message = f"the volume {name} is not of {vm.owner}; use a volume of its own"
+                raise VirtbusError(Code.DENIED, "not_owner", message)
+        refs = {disk: ref_of(record) for disk, record in found.items()}
+        return Resolved(refs, home_of(found.values()))
+
+    async def writes(self, before: VmRecord | None, after: VmRecord | None) -> list[Write]:
+        """Return the writes of volumes that belong to a change of a VM's record.
+
+        Each expects the revision that was read. So the batch fails if any volume changes meanwhile.
+        """
+        old = before.volume_refs if before is not None else {}
+        new = after.volume_refs if after is not None else {}
+        if not old and not new:
+            return []
+        kept = {ref.folder for ref in new.values()}
+        found = []
+        if before is not None:
+            gone = [ref for ref in old.values() if ref.folder not in kept]
+            found += [await self._free(ref, before.uid) for ref in gone]
+        if after is not None:
+            found += [await self._hold(ref, after) for ref in _taken(before, after)]
+        return [one for one in found if one is not None]
+
+    async def _free(self, ref: VolumeRef, vm: str) -> Write | None:
+        there = await self._read(ref.namespace, ref.name)
+        record = freed(there, ref, vm)
+        return None if record is None or there is None else _write(record, there.revision)
+
+    async def _hold(self, ref: VolumeRef, vm: VmRecord) -> Write | None:
+        there = await self._read(ref.namespace, ref.name)
+        record = held(there, ref, vm, self._bus.sources.time_ns())
+        return None if there is None else _write(record, there.revision)
+
+    async def _read(self, namespace: str, name: str) -> StoredVolume | None:
+        return volume_of(await self._bus.get(subjects.volume_record(namespace, name)))
+
+
+def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
+    """Return the volumes that the VM begins to hold, or that come to its new node."""
+    moved = before is not None and after.node not in {before.node, UNPLACED}
+    had = {ref.folder for ref in before.volume_refs.values()} if before is not None else set()
+    return [ref for ref in after.volume_refs.values() if moved or ref.folder not in had]
+
+
+def _write(record: VolumeRecord, revision: int) -> Write:
+    key = subjects.volume_record(record.namespace, record.name)
+    return Write(key, encode(record), expect=revision)

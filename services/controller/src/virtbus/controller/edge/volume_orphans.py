@@ -1,0 +1,108 @@
+"""Finds data of volumes that have no record, and writes such a record on a person's request."""
+
+from collections.abc import AsyncIterator
+
+from virtbus.bus.client.ports import Bus
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.volumes import Volumes
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import AuditFinding, HeldResources, HeldVolume, Inspect
+from virtbus.schemas.volume_api import VolumeAdopt
+from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.wire import validate
+
+ASK_S = 10.0
+PAGES = 100
+"""Limit of pages that are read from a node."""
+KIND = "volume"
+
+
+class VolumeOrphans:
+    """Compares the volumes on a node with their records."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+
+    async def findings(self, node: str) -> list[AuditFinding]:
+        """Return a finding for each volume of the node without a record; raises BusError.
+
+        A repair never removes data: a person adopts or deletes it by name.
+        """
+        return [
+            _finding(node, held)
+            async for held in self._held(node, "")
+            if not _recorded(self._fleet.volumes, held)
+        ]
+
+    async def find(self, want: VolumeAdopt) -> VolumeRef:
+        """Return what the requested data is, by the copy on its node.
+
+        Raises:
+            VirtbusError: 404 there is none, or no readable copy; 409 there are several, or the node
+                holds a VM that has it and whose record is lost.
+            BusError: the node does not answer.
+        """
+        start = f"{want.namespace}.{want.name}."
+        found: list[VolumeRef] = []
+        async for held in self._held(want.node, start):
+            if not held.folder.startswith(start):
+                break
+            if held.ref is not None and want.uid in {None, held.ref.uid}:
+                self._refuse_held(held)
+                found.append(held.ref)
+        if not found:
+            message = (
+                f"{want.node} has no data of {want.namespace}/{want.name} that says what it is; "
+                f"`virtbus node audit {want.node}` lists what there is"
+            )
+            raise VirtbusError(Code.NOT_FOUND, "no_volume_data", message)
+        if len(found) > 1:
+            uids = ", ".join(ref.uid for ref in found)
+            message = f"{want.node} has several volumes of that name; give the uid of one: {uids}"
+            raise VirtbusError(Code.CONFLICT, "several_volumes", message)
+        return found[0]
+
+    def _refuse_held(self, held: HeldVolume) -> None:
+        node = self._fleet.holding.node_of(held.holder)
+        if node:
+            message = (
+                f"{node} holds VM {held.holder}, which has this volume and no record; `virtbus bus "
+                "rebuild` writes back both"
+            )
+            raise VirtbusError(Code.CONFLICT, "held_on_node", message)
+
+    async def _held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
+        """Yield the volumes on a node with a folder above `after`, in order."""
+        subject = subjects.rpc(node, "imaged", "inspect")
+        for _ in range(PAGES):
+            ask = Inspect(volumes_after=after)
+            page = validate(HeldResources, await self._bus.request(subject, ask, timeout_s=ASK_S))
+            for held in page.volumes:
+                yield _checked(held)
+            if not page.more or not page.volumes:
+                return
+            after = page.volumes[-1].folder
+
+
+def _checked(held: HeldVolume) -> HeldVolume:
+    """Return the volume without a copy that names another folder."""
+    if held.ref is not None and held.ref.folder != held.folder:
+        return HeldVolume(folder=held.folder)
+    return held
+
+
+def _recorded(volumes: Volumes, held: HeldVolume) -> bool:
+    namespace, _, rest = held.folder.partition(".")
+    name, _, uid = rest.partition(".")
+    known = volumes.get(namespace, name)
+    return known is not None and known.record.uid == uid
+
+
+def _finding(node: str, held: HeldVolume) -> AuditFinding:
+    namespace, name, uid = held.folder.split(".")
+    what = f"data of the volume {namespace}/{name} without a record"
+    if held.ref is not None:
+        what += f": virtbus volume adopt {name} -n {namespace} --node {node}"
+    return AuditFinding(kind=KIND, uid=uid, what=what)

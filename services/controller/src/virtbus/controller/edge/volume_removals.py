@@ -1,0 +1,82 @@
+"""Removes the data of deleted volumes from their nodes, then their records: run by the leader."""
+
+import asyncio
+import logging
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_changes import has_data
+from virtbus.controller.core.volume_holds import ref_of
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.node_rpc import VolumeRelease, VolumeReleased
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 5.0
+SETTLE_S = 0.2
+"""Delay after `wake`, so that one round handles concurrent changes."""
+ASK_S = 5.0
+AT_ONCE = 16
+"""Number of concurrent removals. A node that does not answer occupies one for ASK_S."""
+
+
+class VolumeRemovals:
+    """Completes deletes of volumes. A crash at any point leaves a `deleting` volume, as before."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._events = events
+        self._writes = VolumeWrites(bus)
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Start a round: there may be a deleted volume."""
+        if self._fleet.volumes.deleting:
+            self._wake.set()
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Remove while the lease is held."""
+        while True:
+            due = sorted(self._fleet.volumes.deleting)
+            for first in range(0, len(due), AT_ONCE):
+                tenure.check()
+                async with asyncio.TaskGroup() as group:
+                    for key in due[first : first + AT_ONCE]:
+                        group.create_task(self._remove(key))
+            if await wait_for_event(self._wake, ROUND_S):
+                await asyncio.sleep(SETTLE_S)
+            self._wake.clear()
+
+    async def _remove(self, key: str) -> None:
+        held = self._fleet.volumes.at(key)
+        if held is None or not held.record.deleting:
+            return
+        try:
+            await self._release(held)
+            revision = await self._writes.end(held)
+        except ConflictError:
+            return  # another controller was first
+        except (BusError, VirtbusError) as error:
+            extra = {"code": "volume_remains", "uid": held.record.uid}
+            log.info("removal of %s will be retried: %s", held.record.name, error, extra=extra)
+            return
+        self._events.volume(EventKind.VOLUME_DELETED, held.record, revision, "")
+        extra = {"code": "volume_deleted", "uid": held.record.uid}
+        log.info("deleted volume %s", held.record.name, extra=extra)
+
+    async def _release(self, held: StoredVolume) -> None:
+        """Let the node remove the data; raises BusError if it does not answer."""
+        if has_data(held.record):
+            subject = subjects.rpc(held.record.node, "imaged", "volume-release")
+            ask = VolumeRelease(ref=ref_of(held.record))
+            validate(VolumeReleased, await self._bus.request(subject, ask, timeout_s=ASK_S))

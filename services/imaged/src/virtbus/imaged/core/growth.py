@@ -1,0 +1,44 @@
+"""Computes the header of a qcow2 disk that becomes larger.
+
+A disk of `overlay.build` has at least one cluster for its L1 table: 4 TiB of disk. Growth within
+these clusters changes two fields of the header, which are in one sector. QEMU (qcow2-cluster.c,
+`qcow2_grow_l1_table`) moves the table only for a larger one.
+"""
+
+import struct
+
+from virtbus.imaged.core import qcow2
+from virtbus.imaged.core.overlay import read_overlay
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.quantity import format_bytes
+
+SIZE_AT = 24
+_SIZES = struct.Struct(">QII")
+"""The fields from the size on: size, crypt method, L1 entries."""
+
+
+def grown(head: bytes, size_bytes: int) -> tuple[int, bytes]:
+    """Return offset and bytes of the change that makes a disk of `size_bytes`, in sectors.
+
+    Raises:
+        VirtbusError: 409 `disk_damaged`; 422 `cannot_grow`: it would shrink, has snapshots, or its
+            L1 table would need more clusters.
+    """
+    read_overlay(head)
+    fields = qcow2.read_fields(head)
+    size = -(-size_bytes // 512) * 512
+    covers_bytes = fields.cluster_bytes * (fields.cluster_bytes // 8)
+    entries = -(-size // covers_bytes)
+    most = max(1, -(-fields.l1_size * 8 // fields.cluster_bytes)) * fields.cluster_bytes // 8
+    if size < fields.size:
+        raise _refused(f"it has {format_bytes(fields.size)}, and a disk never shrinks")
+    if fields.nb_snapshots:
+        raise _refused("it has internal snapshots")
+    if entries > most:
+        raise _refused(f"its tables reach {format_bytes(most * covers_bytes)}")
+    return SIZE_AT, _SIZES.pack(size, fields.crypt_method, max(entries, fields.l1_size))
+
+
+def _refused(why: str) -> VirtbusError:
+    message = f"the volume's disk cannot grow: {why}; copy its files to a larger volume"
+    return VirtbusError(Code.UNSUPPORTED, "cannot_grow", message)

@@ -1,0 +1,153 @@
+"""Makes, grows and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
+
+A folder is named by `VolumeRef.folder`. It is below the directory of the disks, because a sandbox
+may mount sibling directories separately. Only an explicit release removes it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from virtbus.imaged.core.growth import grown
+from virtbus.imaged.core.overlay import HEAD_BYTES
+from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, DiskFolders, read_disk
+from virtbus.imaged.edge.partial_download import store_error
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import Uid
+from virtbus.schemas.model import LenientModel
+from virtbus.schemas.node_rpc import HeldResources, HeldVolume
+from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.wire import decode, encode_json, validate
+
+FOLDER = "volumes"
+DISK = "disk"
+RECORD = "record.json"
+"""The host's copy of the volume's identity, from which a lost bus is rebuilt."""
+MAX_NOTE_BYTES = 16 * 1024
+PAGE = 200
+"""Number of volumes in one answer."""
+_NAME = r"[a-z0-9][a-z0-9-]{0,62}"
+_VOLUME = re.compile(rf"^{_NAME}\.{_NAME}\.[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}$")
+
+
+class VolumeNote(LenientModel):
+    """The file `record.json` next to a volume's data: the host's own copy of what it is.
+
+    `holder` is the VM whose disks were made last, under `epoch`. `digest` is of the image.
+    """
+
+    ref: VolumeRef
+    holder: Uid
+    epoch: int
+    digest: str = ""
+
+
+class VolumeFolders(DiskFolders):
+    """The folders of volumes. All methods block on the disk."""
+
+    _folder = _VOLUME
+
+    def __init__(self, disks: Path) -> None:  # the root exists only while there are volumes
+        self.root = disks / FOLDER
+        self._notes = os.geteuid() != 0
+
+    @contextlib.contextmanager
+    def _open_root(self) -> Iterator[int]:
+        with openat2.opened_directory(self.root) as root:
+            yield root
+
+    def _folders(self) -> list[str]:
+        try:
+            return super()._folders()
+        except FileNotFoundError:
+            return []
+
+    def remove(self, folder: str) -> bool:
+        """Remove a volume; return False if there was none; errors as `DiskFolders.remove`."""
+        found = super().remove(folder)
+        with contextlib.suppress(OSError):  # there are others
+            self.root.rmdir()
+        return found
+
+    def note(self, note: VolumeNote) -> None:
+        """Write the copy of a volume's identity, unless it is there; make its folder if needed.
+
+        Raises:
+            VirtbusError: 503 `disk_full`, `store_error`.
+        """
+        body = encode_json(note)
+        try:
+            folder = self._checked(note.ref.folder)
+            openat2.make_passable(self.root)
+            with self._open_root() as root:
+                os.close(openat2.open_directory(folder, root, openat2.PASSABLE))
+                os.fsync(root)
+            with self._open(folder) as directory:
+                if _small(RECORD, directory) != body:
+                    openat2.replace(RECORD, body, directory)
+                    os.fsync(directory)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def page(self, after: str) -> HeldResources:
+        """Return the first volumes with a folder above `after`."""
+        names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
+        found = tuple(self._held(one) for one in names[:PAGE])
+        return HeldResources(volumes=found, more=len(names) > PAGE)
+
+    def _held(self, folder: str) -> HeldVolume:
+        try:
+            with self._open(folder) as directory:
+                note = validate(VolumeNote, decode(_small(RECORD, directory)))
+        except (OSError, VirtbusError):
+            return HeldVolume(folder=folder)
+        return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
+
+    def grow(self, folder: str, size_bytes: int) -> None:
+        """Make a volume's disk larger. No program may have it open.
+
+        Raises:
+            VirtbusError: 409 `disk_damaged`, 422 `cannot_grow`, 503 `store_error`.
+        """
+        try:
+            with self._open(folder) as directory:
+                descriptor = openat2.open_file(DISK + SUFFIX, directory, os.O_RDWR)
+                try:
+                    offset, data = grown(os.pread(descriptor, HEAD_BYTES, 0), size_bytes)
+                    os.pwrite(descriptor, data, offset)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                if self._notes:
+                    self._note_size(directory, size_bytes)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def _note_size(self, directory: int, size_bytes: int) -> None:
+        made = read_disk(DISK, directory)
+        note = dataclasses.asdict(dataclasses.replace(made, virtual_size_bytes=size_bytes))
+        openat2.replace(DISK + NOTE_SUFFIX, encode_json(note), directory)
+
+    def refuse_used(self, folder: str) -> None:
+        """Raise 409 if a VM of this host still has the disk: the agent's link is a second name."""
+        try:
+            with self._open(folder) as directory:
+                found = os.stat(DISK + SUFFIX, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise store_error(error) from error
+        if found.st_nlink > 1:
+            message = f"a VM of this node still has the volume {folder}; delete that VM first"
+            raise VirtbusError(Code.CONFLICT, "volume_in_use", message, after_ms=5000)
+
+
+def _small(name: str, directory: int) -> bytes:
+    try:
+        return openat2.read_small(name, directory, MAX_NOTE_BYTES)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,87 @@
+"""A volume's data outlives its VM, and only a delete of the volume removes it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.e2e.platform import Platform, Refused, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+WRITE = """#!/bin/sh
+echo kept-by-one | dd of=/dev/vdb conv=fsync 2>/dev/null
+echo ALL-WRITTEN > /dev/ttyS0
+"""
+READ = """#!/bin/sh
+echo "TOLD $(cat /sys/block/vdc/size) $(head -n 1 /dev/vdc) ALL-TOLD" > /dev/ttyS0
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "user-data"
+    path.write_text(text)
+    return str(path)
+
+
+def said(platform: Platform, name: str, what: str) -> str:
+    until(lambda: what in platform.console_log(name), lambda: platform.console_log(name)[-2000:])
+    return platform.console_log(name)
+
+
+def test_a_guest_finds_what_the_guest_of_a_deleted_vm_wrote(
+    platform: Platform, tmp_path: Path
+) -> None:
+    platform.cli("volume", "create", "data-1", "--size", "64MiB")
+    use = ("--image", "tiny", "--memory", "128MiB", "--volume", "data-1", "--user-data")
+    platform.create("one", *use, script(tmp_path, WRITE), wait="ready")
+    said(platform, "one", "ALL-WRITTEN")
+    for command, reason in (
+        (("vm", "create", "two", *use, script(tmp_path, READ)), "volume_in_use"),
+        (("volume", "delete", "data-1"), "volume_in_use"),
+        (("volume", "update", "data-1", "--size", "1GiB"), "volume_in_use"),
+        (("vm", "move", "one", "--discard-local-disks"), "volumes_stay"),
+    ):
+        with pytest.raises(Refused) as refused:
+            platform.cli(*command, "-o", "json")
+        assert refused.value.error["reason"] == reason, refused.value.text
+    platform.delete("one")
+
+    volume = json.loads(platform.cli("volume", "update", "data-1", "--size", "96MiB", "-o", "json"))
+    assert (volume["state"], volume["holder"]) == ("Bound", "")
+    file = tmp_path / "two.json"
+    two = {"image": "tiny", "memory": "128MiB", "user_data": READ}
+    file.write_text(json.dumps(two | {"spec": {"run_strategy": "Halted"}}), encoding="utf-8")
+    platform.create("two", "-f", str(file), wait="")
+    until(lambda: platform.get("two")["state"] == "Stopped", "two is off")
+    platform.cli("volume", "attach", "data-1", "two")
+    platform.cli("vm", "start", "two")
+    assert f"TOLD {96 * 2**20 // 512} kept-by-one ALL-TOLD" in said(platform, "two", "ALL-TOLD")
+    with pytest.raises(Refused) as refused:
+        platform.cli("volume", "detach", "data-1", "-o", "json")
+    assert refused.value.error["reason"] == "not_off"
+    platform.cli("vm", "stop", "two", "--grace", "0")
+    until(lambda: platform.get("two")["state"] == "Stopped", "two is off again")
+    platform.cli("volume", "detach", "data-1")
+
+    (folder,) = (platform.state_dir / "disks" / "volumes").iterdir()
+    assert {path.name for path in folder.iterdir()} >= {"disk.qcow2", "record.json"}
+    platform.cli("volume", "delete", "data-1")  # refused by imaged while two has its link
+    assert not folder.exists()
+    platform.nothing_left()
+
+
+def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: Path) -> None:
+    platform.cli("volume", "create", "root-1", "--size", "256MiB", "--image", "tiny")
+    file = tmp_path / "vm.json"
+    memory = {"memory": {"guest": "128MiB"}}
+    file.write_text(
+        json.dumps({"spec": {"domain": memory, "volumes": [_root("root-1")]}}), encoding="utf-8"
+    )
+    platform.create("boots", "-f", str(file), wait="ready")
+    platform.delete("boots")
+    platform.cli("volume", "delete", "root-1")
+    platform.nothing_left()
+
+
+def _root(volume: str) -> dict[str, object]:
+    return {"name": "root", "volume": {"name": volume}}

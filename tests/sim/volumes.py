@@ -1,0 +1,121 @@
+"""Observes volumes: one holder, on the node of the data, until an explicit delete."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tests.sim.machine import Host
+
+from virtbus.bus.client.ports import Entry, EntryKind
+from virtbus.controller.core.volume_holds import ref_of
+from virtbus.schemas.records import read_volume
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume import VolumeRecord
+
+if TYPE_CHECKING:
+    from tests.sim.observer import Observer
+
+
+class VolumeObserver:
+    """The volumes on the bus and on the hosts."""
+
+    def __init__(self, observer: "Observer") -> None:
+        self._observer = observer
+        self.records: dict[str, VolumeRecord] = {}
+        """By folder: the volume's record on the bus."""
+        self.delete_asked: set[str] = set()
+        self._keys: dict[str, str] = {}
+        self._refs: dict[str, set[str]] = {}
+        """By uid of a VM: the folders of its volumes, also after its end."""
+
+    def wrote(self, entry: Entry) -> None:
+        """A volume was written or purged."""
+        if entry.kind is EntryKind.PURGE:
+            self._purged(self._keys.pop(entry.key, ""))
+            return
+        record = read_volume(entry.key, entry.value)
+        folder = ref_of(record).folder
+        old = self.records.get(folder)
+        if self._keys.get(entry.key, folder) != folder:
+            self._wrong("I3", f"{entry.key} is replaced by {record.uid} without a delete")
+        if record.deleting and record.uid not in self.delete_asked:
+            self._wrong("I2", f"{folder} is being deleted, and nobody asked")
+        if old is not None and old.deleting and not record.deleting:
+            self._wrong("I3", f"{folder}: a delete that was stored is undone")
+        if old is not None and old.bound and old.node != record.node:
+            self._wrong("I2", f"{folder} moves from {old.node} to {record.node} without its data")
+        if old is not None and old.holder and record.holder not in {old.holder, ""}:
+            self._wrong("I1", f"{folder}: {record.holder} takes it from {old.holder}")
+        self.records[folder], self._keys[entry.key] = record, folder
+
+    def _purged(self, folder: str) -> None:
+        record = self.records.pop(folder, None)
+        if record is None:
+            return
+        if record.holder or not record.deleting:
+            self._wrong("I2", f"{folder} is purged while it is held or not being deleted")
+        for host in self._hosts():
+            if folder in host.disk.volumes:
+                self._wrong("I5", f"{folder} is purged, and {host.name} has its data")
+
+    # --- hosts ----------------------------------------------------------------------------
+    def started(self, host: Host, uid: str) -> None:
+        """A guest starts: it holds its volumes, and no other guest has them."""
+        seen = self._observer.vms[uid]
+        if seen.record is not None:
+            self._refs[uid] = {ref.folder for ref in seen.record.volume_refs.values()}
+        for folder in self._refs.get(uid, ()):
+            if folder not in host.disk.volumes:
+                self._wrong("I1", f"{uid} starts on {host.name} without its volume {folder}")
+            record = self.records.get(folder)
+            if record is None or record.holder != uid:
+                self._wrong("I1", f"{uid} starts on {host.name} and does not hold {folder}")
+            for other, there in self._users(folder):
+                if other != uid:
+                    self._wrong("I1", f"{uid} and {other} on {there} have {folder}")
+
+    def removed(self, host: Host, folder: str) -> None:
+        """The data of a volume is removed: only by a delete, and under no guest."""
+        self._observer.note(host.name, "volume removed", folder)
+        record = self.records.get(folder)
+        if record is not None and not record.deleting:
+            self._wrong("I2", f"{host.name} removes {folder}, and nobody asked")
+        for uid, there in self._users(folder):
+            self._wrong("I1", f"{host.name} removes {folder} under {uid} on {there}")
+
+    def _users(self, folder: str) -> Iterator[tuple[str, str]]:
+        """Yield the guests that have a volume, with their hosts."""
+        for host in self._hosts():
+            for uid, domain in host.domains.items():
+                if domain.active and folder in self._refs.get(uid, ()):
+                    yield uid, host.name
+
+    def _hosts(self) -> list[Host]:
+        return [host for host in self._observer.hosts.values() if not host.copied]
+
+    # --- settled --------------------------------------------------------------------------
+    def home(self, vm: VmRecord) -> str:
+        """Return the node of a VM's volumes; empty if they have none."""
+        found = [self.records.get(ref.folder) for ref in vm.volume_refs.values()]
+        return next((one.node for one in found if one is not None and one.node), "")
+
+    def at_rest(self) -> Iterator[tuple[str, str]]:
+        """Yield volumes without their holders, data without a volume, and the reverse."""
+        records = [seen.record for seen in self._observer.vms.values() if seen.record is not None]
+        holders = {
+            ref.folder: record.uid for record in records for ref in record.volume_refs.values()
+        }
+        for folder, one in self.records.items():
+            if one.holder != holders.pop(folder, ""):
+                yield "I5", f"{folder} is held by {one.holder or 'nobody'}, and its VM differs"
+            if one.deleting:
+                yield "I8", f"{folder} is still being deleted"
+        for folder, uid in holders.items():
+            yield "I2", f"{uid} has lost its volume {folder}"
+        for host in self._hosts():
+            for folder in host.disk.volumes:
+                there = self.records.get(folder)
+                if there is None or there.node != host.node:
+                    yield "I5", f"{host.name} has the data of {folder}, which is not there"
+
+    def _wrong(self, invariant: str, what: str) -> None:
+        self._observer.wrong(invariant, what)
