@@ -1,5 +1,6 @@
 """A backup holds desired state, and restores it only to an empty bus."""
 
+import itertools
 import json
 
 import pytest
@@ -17,6 +18,7 @@ CLAIM = subjects.name_claim("default", "web")
 SECRET = subjects.vm_secret("n1", A)
 WISH = subjects.node_spec("n1")
 VOLUME = subjects.volume_record("default", "data")
+IMAGE_NAME = subjects.image_name("default", "debian/12")
 
 
 @pytest.fixture
@@ -38,6 +40,7 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(subjects.vm_secret("n1", D), b"\x80")
     await bus.put(WISH, encode({"cordoned": True}))
     await bus.put(VOLUME, encode({"uid": C, "name": "data"}))
+    await bus.put(IMAGE_NAME, encode({"uid": C, "name": "debian/12"}))
 
 
 async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
@@ -45,7 +48,8 @@ async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
 ) -> None:
     await fill(bus)
     taken = await take(bus)
-    assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH, VOLUME}
+    records = {RECORD, subjects.vm_record("_", B)}
+    assert set(taken.values) == {*records, CLAIM, SECRET, WISH, VOLUME, IMAGE_NAME}
     assert taken.marked == {subjects.vm_record("n1", C)}
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 
@@ -102,16 +106,28 @@ async def test_a_bus_with_another_holder_of_a_volume_is_refused(bus: MemoryBus) 
         await put_back(bus, taken)
 
 
-async def test_a_volume_that_this_bus_has_deleted_is_not_restored(bus: MemoryBus) -> None:
+async def test_a_volume_or_image_name_that_this_bus_has_deleted_is_not_restored(
+    bus: MemoryBus,
+) -> None:
     await fill(bus)
     taken = await take(bus)
-    for deleted, kind in ((C, EntryKind.PURGE), (D, EntryKind.PUT)):
+    cases = itertools.product((VOLUME, IMAGE_NAME), ((C, EntryKind.PURGE), (D, EntryKind.PUT)))
+    for key, (deleted, kind) in cases:
         empty = MemoryBus(MemoryServer())
-        await empty.purge(VOLUME, why=deleted.encode())
+        await empty.purge(key, why=deleted.encode())
         done = await put_back(empty, taken)
-        entry = await empty.get(VOLUME)
+        entry = await empty.get(key)
         assert entry is not None
         assert (entry.kind, done.deleted) == (kind, [C] if kind is EntryKind.PURGE else [])
+
+
+async def test_a_bus_with_another_meaning_of_an_image_name_is_refused(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    assert (await put_back(bus, taken)).written == 0
+    await bus.put(IMAGE_NAME, encode({"uid": D, "name": "debian/12"}))
+    with pytest.raises(BackupError, match="image name"):
+        await put_back(bus, taken)
 
 
 @pytest.mark.parametrize(

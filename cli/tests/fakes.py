@@ -44,6 +44,7 @@ VERBS = [
         ("volume", verb)
         for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
     ),
+    *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
     ("bus", "status"),
     ("bus", "rebuild"),
 ]

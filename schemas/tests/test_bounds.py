@@ -20,6 +20,7 @@ KEYS = {
     subjects.vm_record("_", UID): bounds.RECORD,
     subjects.name_claim("default", "web"): bounds.SMALL,
     subjects.volume_record("default", "data"): bounds.VOLUME,
+    subjects.image_name("default", "debian/12"): bounds.SMALL,
     subjects.join_nonce("n1"): bounds.SMALL,
     subjects.node_spec("n1"): bounds.SMALL,
     subjects.node_reserved("n1"): bounds.SMALL,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from virtbus.schemas.api import VmCreate, VmDelete, VmList, VmRef, VmStop, VmUpdate
 from virtbus.schemas.errors import Code, ErrorBody, Retry, VirtbusError
 from virtbus.schemas.history import EventList
-from virtbus.schemas.image import check_image_ref, parse_image_ref
+from virtbus.schemas.image import ImageSource, check_image_ref, parse_image_ref
 from virtbus.schemas.network import check_mac
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import Cpu, Disk, Firmware, VmSpec
@@ -202,7 +202,7 @@ def test_a_mac_that_is_not_unicast_is_refused(text: str) -> None:
     ],
 )
 def test_image_references(text: str, locator: str, digest: str | None) -> None:
-    assert parse_image_ref(text) == (locator, digest)
+    assert parse_image_ref(text) == ImageSource(locator, digest)
     assert check_image_ref(text) == text
 
 

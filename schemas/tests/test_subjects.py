@@ -81,6 +81,8 @@ def test_each_argument_is_checked(make: Callable[..., str], hostile: str) -> Non
     for name in names:
         if (name, hostile) in {("kind", "a.b"), ("uid", "")} and make is not subjects.vm_record:
             continue
+        if (make, name, hostile) == (subjects.image_name, "name", "a.b"):
+            continue  # a dot is part of an image's name, and base32 hides it
         values = {one: GOOD.get(one, "b") for one in names} | {name: hostile}
         with pytest.raises(ValueError, match="must be"):
             make(**values)
@@ -90,6 +92,7 @@ def test_a_record_filter_never_meets_a_claim() -> None:
     filter_tokens = len(subjects.vm_anywhere(UUID).split("."))
     assert len(subjects.name_claim("default", "web").split(".")) == filter_tokens + 1
     assert len(subjects.volume_record("default", "web").split(".")) == filter_tokens + 1
+    assert len(subjects.image_name("_", "debian/12.5").split(".")) == filter_tokens + 1
 
 
 def test_a_volume_and_a_vm_of_one_name_have_different_keys() -> None:

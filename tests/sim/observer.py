@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.sim.image_names import ImageNameObserver
 from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
 from tests.sim.volumes import VolumeObserver
@@ -93,6 +94,7 @@ class Observer(Watcher):
         self.vms: dict[str, Seen] = {}
         self.wanted: dict[str, Wanted] = {}
         self.volumes = VolumeObserver(self)
+        self.image_names = ImageNameObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.count = 0
@@ -140,6 +142,9 @@ class Observer(Watcher):
         if entry.key.startswith(subjects.VOLUME_KEYS):
             self.volumes.wrote(entry)
             return
+        if entry.key.startswith(subjects.IMAGE_NAME_KEYS):
+            self.image_names.wrote(entry)
+            return
         tokens = entry.key.split(".")
         if len(tokens) != 4 or tokens[3].startswith("_"):
             return
@@ -186,6 +191,7 @@ class Observer(Watcher):
 
     def _recorded(self, record: VmRecord, seen: Seen) -> None:
         uid = record.uid
+        self.image_names.recorded(record)
         if seen.purged:
             self.wrong("I3", f"{uid}: a record of a deleted VM is written")
         if record.epoch < seen.epoch:

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.sim.run import run
+from tests.sim.users import Plan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -15,3 +16,10 @@ def test_without_faults_no_invariant_is_violated() -> None:
 @pytest.mark.parametrize("seed", [1, 4])
 def test_the_same_seed_twice_is_the_same_run(seed: int) -> None:
     assert run(seed).trace_hash == run(seed).trace_hash
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_vm_keeps_one_meaning_of_its_image_under_faults(seed: int) -> None:
+    verdict = run(seed, plan=Plan(image_names=3), keep_all=True)
+    assert verdict.violations == []
+    assert sum("$KV.vm._img." in line for line in verdict.lines) > 20

@@ -19,6 +19,7 @@ STRATEGIES = ("Always", "Always", "Always", "RerunOnFailure", "Manual", "Halted"
 TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
 USES_VOLUME = 0.25
+USES_IMAGE_NAME = 0.5
 EXPLAINED = frozenset(
     {
         *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
@@ -36,6 +37,7 @@ class Plan:
 
     vms: int = 20
     volumes: int = 0
+    image_names: int = 0
     begin_s: float = 2.0
     creates_until_s: float = 120.0
     changes_until_s: float = 200.0
@@ -121,6 +123,8 @@ class User:
         if self._plan.volumes and self._rng.random() < USES_VOLUME:
             name = f"vol-{self._rng.randrange(self._plan.volumes)}"
             data["spec"]["volumes"] = [{"name": "data", "volume": {"name": name}}]
+        if self._plan.image_names and self._rng.random() < USES_IMAGE_NAME:
+            data["image"] = f"name-{self._rng.randrange(self._plan.image_names)}"
         if wanted.secret:
             data["user_data"] = USER_DATA
         while True:
@@ -297,6 +301,30 @@ class VolumeUser(User):
             return None
 
 
+class ImageNameUser(User):
+    """The life of one image name: it is set, changed, deleted and set again."""
+
+    async def run(self) -> None:
+        """Run until the users make no more changes."""
+        rng, about = self._rng, {"name": f"name-{self._number}"}
+        try:
+            while self._left_s() > 0:
+                spec = {"url": f"https://images.example/{rng.randrange(100)}"}
+                await self._ask("set", about | {"spec": spec}, "imagename")
+                await asyncio.sleep(rng.uniform(1.0, 20.0))
+                if rng.random() < 0.2:
+                    await self._delete(about)
+        except GaveUpError:
+            return
+
+    async def _delete(self, about: dict[str, Any]) -> None:
+        try:
+            await self._ask("delete", about, "imagename")
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:  # an earlier attempt of ours had succeeded
+                raise
+
+
 def begin(world: World, plan: Plan) -> None:
     """Start the users, all on one connection that is never cut."""
     process, bus = world.process("users", client_role(), lambda: 0)
@@ -310,6 +338,9 @@ def begin(world: World, plan: Plan) -> None:
             for number in range(plan.volumes):
                 owner = VolumeUser(bus, world.observer, plan, number)
                 group.create_task(_guarded(owner, world))
+            for number in range(plan.image_names):
+                namer = ImageNameUser(bus, world.observer, plan, number)
+                group.create_task(_guarded(namer, world))
 
     process.start(body)
 

@@ -1,6 +1,7 @@
 """Records of VMs as the controller writes them."""
 
 from virtbus.schemas.ids import check_uid
+from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.vm import EmptyDisk, ImageVolume, VmRecord, VmSpec, Volume
 from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 
@@ -37,6 +38,7 @@ def record(
     generation: int = 1,
     deleting: bool = False,
     refs: dict[str, VolumeRef] | None = None,
+    targets: dict[str, ImageTarget] | None = None,
 ) -> VmRecord:
     return VmRecord(
         uid=uid,
@@ -50,4 +52,5 @@ def record(
         created_ns=1,
         deleting=deleting,
         volume_refs=refs or {},
+        image_targets=targets or {},
     )

@@ -15,6 +15,7 @@ _HERE = "virtbus.cli"
         "vm": (f"{_HERE}.vm.group", "Create, list, watch, enter and delete virtual machines."),
         "volume": (f"{_HERE}.volume", "Make, list, grow and delete volumes."),
         "image": (f"{_HERE}.image", "List and pull disk images."),
+        "imagename": (f"{_HERE}.imagename", "Say what image names stand for."),
         "network": (f"{_HERE}.network", "List networks."),
         "node": (f"{_HERE}.node", "List the hosts that run VMs."),
         "bus": (f"{_HERE}.bus.group", "Set up, back up, restore and rebuild the bus."),

@@ -68,6 +68,11 @@ images = _completer(
     "virtbus.api.v1.image.list",
     lambda image: [(str(name), str(image.get("format", ""))) for name in image.get("names") or ()],
 )
+image_names = _completer(
+    "virtbus.api.v1.imagename.list",
+    lambda one: [(str(one["name"]), str((one.get("spec") or {}).get("url", "")))],
+    of_namespace=True,
+)
 networks = _completer(
     "virtbus.api.v1.network.list",
     lambda network: [(str(network["name"]), str(network.get("kind", "")))],

@@ -1,5 +1,6 @@
 """Implements `virtbus image`."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,8 +61,17 @@ def listing(invocation: Invocation) -> None:
     help="Only onto this node.  [default: every ready one]",
 )
 @click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="Time limit.")
+@click.option(
+    "-n",
+    "--namespace",
+    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
+    metavar="NS",
+    help="Of the image name REF.  [default: default] [env: VIRTBUS_NAMESPACE]",
+)
 @verb
-def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) -> None:
+def pull(
+    invocation: Invocation, *, ref: str, node: str | None, timeout: float, namespace: str | None
+) -> None:
     """Pull the image REF (a name or URL, may end in @sha256:<digest>) onto nodes.
 
     A docker:// URL names a container image with a disk in its folder /disk. Append `#/path/in/it`
@@ -72,6 +82,7 @@ def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) 
     reports = _Reports(steps)
     invocation.session.subscribe(f"virtbus.node.*.progress.{job}.*", reports.receive)
     query: dict[str, Any] = {"ref": ref, "job": job} | ({"node": node} if node else {})
+    query |= {"namespace": namespace} if namespace else {}
     try:
         answer = invocation.call("image", "pull", query, timeout_s=timeout)
     finally:

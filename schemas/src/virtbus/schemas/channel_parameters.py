@@ -24,8 +24,8 @@ SAMPLES = {
 }
 PARAMETERS = {
     "uid": "the VM's UUID",
-    "name": "lower-case base32 of the VM's or volume's name, without padding",
-    "namespace": "the namespace of a VM or volume",
+    "name": "lower-case base32 of the name of a VM, volume or image, without padding",
+    "namespace": "the namespace of a VM, volume or image name",
     "node": "a node's id; `_` for VMs without a node",
     "service": "netd, imaged or nodeagent; of a dead letter, the service that wrote it",
     "part": "`image` or `net`",

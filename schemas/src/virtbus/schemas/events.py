@@ -1,4 +1,4 @@
-"""Events of VMs and volumes on `virtbus.evt.<node>.<uid>.<kind>`; the uid `_`: of the node."""
+"""Events on `virtbus.evt.<node>.<uid>.<kind>`: of VMs, volumes, image names and nodes (uid `_`)."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class EventKind(StrEnum):
-    """The kinds of events of VMs, nodes and volumes."""
+    """The kinds of events of VMs, nodes, volumes and image names."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
@@ -56,6 +56,8 @@ class EventKind(StrEnum):
     VOLUME_UPDATED = "volume.updated"
     VOLUME_DELETING = "volume.deleting"
     VOLUME_DELETED = "volume.deleted"
+    IMAGE_NAME_SET = "imagename.set"
+    IMAGE_NAME_DELETED = "imagename.deleted"
     SPAN = "trace.span"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, Field, StringConstraints
 
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
-from virtbus.schemas.container import parse_locator
+from virtbus.schemas.container import ImagePullPolicy, parse_locator
 from virtbus.schemas.model import LenientModel
 
 _NAME = re.compile(
@@ -27,10 +27,13 @@ class ImageSource(NamedTuple):
 
     For a container image (`docker://…`) the digest is that of the manifest, otherwise that of the
     image file.
+
+    `target` is the meaning of the name `locator` on the bus, None if the bus does not have it.
     """
 
     locator: str
     digest: str | None
+    target: "ImageTarget | None" = None
 
     @property
     def is_url(self) -> bool:
@@ -41,9 +44,21 @@ class ImageSource(NamedTuple):
         return self.locator.startswith(CONTAINER_SCHEME)
 
     @property
+    def file_digest(self) -> str | None:
+        """Return the pinned digest of the image file; None for a container's."""
+        if self.is_container or (self.target is not None and self.target.is_container):
+            return None
+        return self.digest or (self.target.digest if self.target is not None else None)
+
+    @property
     def name(self) -> str:
-        """Return the image's name in a store. If a digest is pinned, it omits the URL's query."""
+        """Return the image's name in a store. If a digest is pinned, it omits the URL's query.
+
+        A name with a target contains the target's key, so a changed name is another one.
+        """
         locator = self.locator.partition("?")[0] if self.digest else self.locator
+        if self.target is not None:
+            locator = f"{locator}#{self.target.key}"
         return self._replace(locator=locator).ref
 
     @property
@@ -158,6 +173,45 @@ class ImageFormat(StrEnum):
 
     QCOW2 = "qcow2"
     RAW = "raw"
+
+
+def check_url(text: str) -> str:
+    """Return the URL of an image without a digest; raise ValueError for anything else."""
+    source = parse_image_ref(text)
+    if not source.is_url or source.digest:
+        msg = "must be an http(s)://, docker:// or file:// URL; a digest belongs into digest"
+        raise ValueError(msg)
+    return source.locator
+
+
+ImageUrl = Annotated[str, StringConstraints(max_length=MAX_REF_CHARS), AfterValidator(check_url)]
+ImageDigest = Annotated[str, StringConstraints(pattern=_DIGEST.pattern)]
+
+
+class ImageTarget(LenientModel):
+    """The meaning of an image name on the bus at a VM's create (ADR 0046).
+
+    Controllers write it into the VM's record, because nodes read only their own keys.
+    """
+
+    url: ImageUrl
+    digest: ImageDigest | None = None
+    transport: str = ""
+    """A transport in `images.d` of the node; empty: none."""
+    pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
+    namespace: str = ""
+    """The namespace of the image name, `_` for a name of the whole fleet."""
+    generation: int = 1
+
+    @property
+    def is_container(self) -> bool:
+        return self.url.startswith(CONTAINER_SCHEME)
+
+    @property
+    def key(self) -> str:
+        """Return 16 hex digits: equal for the same URL, digest and transport."""
+        whole = f"{self.url}\n{self.digest or ''}\n{self.transport}"
+        return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class ImageInfo(LenientModel):

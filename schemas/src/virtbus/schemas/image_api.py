@@ -24,6 +24,8 @@ class ImagePull(StrictModel):
     ref: ImageRef
     node: Id | None = None
     job: Uid | None = None
+    namespace: Id = "default"
+    """Of the image name, if `ref` is one."""
 
 
 class ImageDelete(StrictModel):

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from virtbus.schemas.errors import ErrorBody
-from virtbus.schemas.image import ImageFormat, ImageInfo, ImageKeys
+from virtbus.schemas.image import ImageFormat, ImageInfo, ImageKeys, ImageTarget
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
@@ -185,10 +185,14 @@ class HeldImages(LenientModel):
 
 
 class PullImage(LenientModel):
-    """`rpc.imaged.pull`: fetch the image `ref`. `job` is the UUID in the progress subject."""
+    """`rpc.imaged.pull`: fetch the image `ref`. `job` is the UUID in the progress subject.
+
+    `target` is the meaning of the name in `ref`, if the bus has that name.
+    """
 
     ref: str
     job: str
+    target: ImageTarget | None = None
 
 
 class ForgetImage(LenientModel):

@@ -6,7 +6,8 @@ from pydantic import BaseModel
 
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.subjects import volume_record
+from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.subjects import image_name, volume_record
 from virtbus.schemas.version import check_version
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
@@ -63,6 +64,14 @@ def read_volume(key: str, value: bytes) -> VolumeRecord:
     """Return the volume at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(VolumeRecord, key, value)
     if key != volume_record(record.namespace, record.name):
+        raise _foreign(key)
+    return record
+
+
+def read_image_name(key: str, value: bytes) -> ImageNameRecord:
+    """Return the image name at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(ImageNameRecord, key, value)
+    if key != image_name(record.namespace, record.name):
         raise _foreign(key)
     return record
 

@@ -4,6 +4,7 @@ They check every token, so an id can neither add tokens nor match other subjects
 """
 
 from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token
+from virtbus.schemas.image_name import check_image_name, check_scope
 
 PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
@@ -19,6 +20,9 @@ RESERVED = "_reserved"
 VOLUMES = "_vol"
 VOLUME_KEYS = f"$KV.vm.{VOLUMES}."
 """The prefix of the keys of all volumes."""
+IMAGE_NAMES = "_img"
+IMAGE_NAME_KEYS = f"$KV.vm.{IMAGE_NAMES}."
+"""The prefix of the keys of all image names."""
 
 
 def _node(node: str) -> str:
@@ -41,7 +45,7 @@ def vm_anywhere(uid: str) -> str:
 
 
 def vm_all() -> str:
-    """Filter over every record, tombstone, join nonce, claim and volume."""
+    """Filter over every record, tombstone, join nonce, claim, volume and image name."""
     return "$KV.vm.>"
 
 
@@ -53,6 +57,12 @@ def name_claim(namespace: str, name: str) -> str:
 def volume_record(namespace: str, name: str) -> str:
     """`$KV.vm._vol.<namespace>.<base32(name)>`: a volume, and the claim of its name."""
     return f"$KV.vm.{VOLUMES}.{check_id(namespace)}.{name_token(check_id(name))}"
+
+
+def image_name(namespace: str, name: str) -> str:
+    """`$KV.vm._img.<namespace>.<base32(name)>`: an image name; the namespace `_` is the fleet."""
+    token = name_token(check_image_name(name))
+    return f"$KV.vm.{IMAGE_NAMES}.{check_scope(namespace)}.{token}"
 
 
 def join_nonce(node: str) -> str:

@@ -18,7 +18,7 @@ from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.disk import IoThreads
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.ignition import Ignition
-from virtbus.schemas.image import ImageRef, sealed_ref
+from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.network import Mac
 from virtbus.schemas.quantity import Bytes, Count
@@ -290,6 +290,8 @@ class VmRecord(LenientModel):
     sec_digest: str | None = None
     volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)
     """The volumes that it holds, by the name in its spec."""
+    image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
+    """The meanings of image names on the bus at its create, by the plain names in its spec."""
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 
@@ -302,6 +304,13 @@ class VmRecord(LenientModel):
         """Return the image of a volume of the spec, empty if it has none."""
         ref = self.volume_refs.get(volume.name)
         return ref.image if ref is not None else volume.image_ref
+
+    def target_of(self, volume: Volume) -> ImageTarget | None:
+        """Return the meaning of the name of that image; None if the bus did not have the name."""
+        ref = self.volume_refs.get(volume.name)
+        if ref is not None:
+            return ref.target
+        return self.image_targets.get(volume.image_ref.partition("@")[0])
 
 
 class Tombstone(LenientModel):

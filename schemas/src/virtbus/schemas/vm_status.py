@@ -6,6 +6,7 @@ from pydantic import Field
 
 from virtbus.schemas.guest_end import GuestExit
 from virtbus.schemas.ids import Uid
+from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
@@ -111,5 +112,7 @@ class VmView(LenientModel):
     started_ns: int | None = None
     observed_generation: int = 0
     spec: VmSpec
+    image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
+    """The meanings of image names on the bus at its create, by the plain names in its spec."""
     cut: tuple[str, ...] = ()
     """Fields that were omitted because the view was too large for one message."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageRef
+from virtbus.schemas.image import ImageRef, ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN
@@ -73,6 +73,8 @@ class VolumeRecord(LenientModel):
     """The uid of the VM that may write to it; empty if there is none."""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
+    target: ImageTarget | None = None
+    """The meaning of its image's name at its create, if the bus had that name."""
     deleting: bool = False
     generation: int = 1
     """Rises with every change of the spec."""

@@ -1,6 +1,7 @@
 """References to volumes: by name in a VM's spec, and resolved in its record (ADR 0045)."""
 
 from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 
 
@@ -19,6 +20,8 @@ class VolumeRef(LenientModel):
     size_bytes: int
     image: str = ""
     """The image of its first content; empty: it begins empty."""
+    target: ImageTarget | None = None
+    """The meaning of the name `image` at the volume's create, if the bus had that name."""
 
     @property
     def folder(self) -> str:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.image import ImageFormat, ImageInfo, parse_image_ref
+from virtbus.schemas.image import ImageFormat, ImageInfo, ImageTarget, parse_image_ref
 from virtbus.schemas.node_rpc import ForgottenImage, MadeDisk, VolumeRelease, VolumeReleased
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
@@ -21,13 +21,15 @@ class SimulatedImages:
         self._volumes: set[str] = set()
         """The folders of volumes."""
 
-    def pull(self, ref: str) -> ImageInfo:
+    def pull(self, ref: str, target: ImageTarget | None = None) -> ImageInfo:
         """Add an image and return it; raise VirtbusError 400 for an invalid reference."""
-        return self._info(self._add(ref))
+        return self._info(self._add(ref, target))
 
-    def _add(self, ref: str) -> str:
+    def _add(self, ref: str, target: ImageTarget | None) -> str:
         """Add an image; return its digest."""
         locator, digest = _parsed(ref)
+        if target is not None:
+            digest = target.digest or _parsed(target.url)[1]
         self._digests[locator] = digest
         return digest
 
@@ -41,7 +43,7 @@ class SimulatedImages:
         for volume in record.spec.volumes:
             if not volume.is_iso:
                 image = record.image_of(volume)
-                digest = self._add(image) if image else ""
+                digest = self._add(image, record.target_of(volume)) if image else ""
                 image_format = ImageFormat.QCOW2 if digest else None
                 made[volume.name] = MadeDisk(
                     virtual_size_bytes=0, digest=digest, image_format=image_format
@@ -92,7 +94,7 @@ class SimulatedImages:
 def _parsed(ref: str) -> tuple[str, str]:
     """Return the name or URL of an image, and its digest."""
     try:
-        locator, digest = parse_image_ref(ref)
+        locator, digest, _ = parse_image_ref(ref)
     except ValueError as error:
         raise invalid((Detail(path="ref", message=str(error)),)) from None
     return locator, digest or f"sha256:{hashlib.sha256(locator.encode()).hexdigest()}"

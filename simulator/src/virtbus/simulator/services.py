@@ -80,7 +80,7 @@ class SimulatedNode:
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
             "quarantine": (QuarantineWork, self.quarantine),
-            "pull": (PullImage, lambda want: self.images.pull(want.ref)),
+            "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "delete": (ForgetImage, lambda want: self.images.forget(want.ref)),
             "list": (ListImages, self._list),
         }

@@ -1,8 +1,8 @@
 """Copies the desired state of a bus to a backup file, and restores it.
 
-A backup has records, claims, volumes, purge markers of deleted VMs, node specs and secrets. It also
-has the keys by which controllers sign records, and each node's host record. So a restored bus
-trusts its own records and no other host.
+A backup has records, claims, volumes, image names, purge markers of deleted VMs, node specs and
+secrets. It also has the keys by which controllers sign records, and each node's host record. So a
+restored bus trusts its own records and no other host.
 
 It excludes observed state (statuses, liveness), join records, tombstones and events. Values are
 copied as bytes, so a backup depends on key names only.
@@ -23,12 +23,21 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.records import plain_stored
-from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, SIGNING, VOLUME_KEYS, vm_anywhere
+from virtbus.schemas.subjects import (
+    HOSTS_KEY,
+    IMAGE_NAME_KEYS,
+    JOIN_KEY,
+    SIGNING,
+    VOLUME_KEYS,
+    vm_anywhere,
+)
 from virtbus.schemas.version import check_version
 
 QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
+
+_NAMED = (VOLUME_KEYS, IMAGE_NAME_KEYS)
 
 
 class BackupError(Exception):
@@ -117,7 +126,8 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
     act on them.
 
     Raises:
-        BackupError: the bus has other VMs or volumes, or other versions of the backup's.
+        BackupError: the bus has other VMs, volumes or image names, or other versions of those of
+            the backup.
         BusError: the connection was lost, or a key changed meanwhile; repeat the call.
     """
     there = await _listed(bus, "$KV.vm.>")
@@ -133,10 +143,10 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
         if entry.kind is EntryKind.PURGE and _is_record(key)
     }
     gone -= {_uid(key) for key, entry in there.items() if _is_record(key) and _lasts(entry)}
-    volumes = _deleted_volumes(backup, there)
-    done.deleted = sorted(gone & {_uid(key) for key in backup.records}) + sorted(volumes.values())
+    named = _deleted_by_name(backup, there)
+    done.deleted = sorted(gone & {_uid(key) for key in backup.records}) + sorted(named.values())
     for key in sorted(backup.values, key=_order):
-        if key in volumes or _uid(key) in done.deleted:
+        if key in named or _uid(key) in done.deleted:
             continue
         if await _put(bus, key, backup.values[key]):
             done.written += 1
@@ -147,15 +157,15 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
     return done
 
 
-def _deleted_volumes(backup: Backup, there: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the uids of the backup's volumes that this bus has as deleted, by key.
+def _deleted_by_name(backup: Backup, there: Mapping[str, Entry]) -> dict[str, str]:
+    """Return the uids of the backup's volumes and image names that this bus has deleted, by key.
 
-    The purge marker of a volume has its uid. Another volume of that name was not deleted.
+    The purge marker has the uid. Another volume or image name at that key was not deleted.
     """
     return {
         key: entry.why.decode(errors="replace")
         for key, entry in there.items()
-        if key.startswith(VOLUME_KEYS) and entry.kind is EntryKind.PURGE
+        if key.startswith(_NAMED) and entry.kind is EntryKind.PURGE
         if entry.why and entry.why in backup.values.get(key, b"")
     }
 
@@ -164,15 +174,15 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
     others = [
         key
         for key, entry in there.items()
-        if (_is_record(key) or key.startswith(VOLUME_KEYS))
+        if (_is_record(key) or key.startswith(_NAMED))
         and _lasts(entry)
         and backup.values.get(key) != entry.value
     ]
     if others:
         message = (
-            f"the bus has {len(others)} VM(s) or volume(s) that the backup has not, the first is "
-            f"{_uid(others[0])}; restore only into an empty bus. To give a bus back what it lost, "
-            "while the hosts live: virtbus bus rebuild"
+            f"the bus has {len(others)} VM(s), volume(s) or image name(s) that the backup has not, "
+            f"the first is {_uid(others[0])}; restore only into an empty bus. To give a bus back "
+            "what it lost, while the hosts live: virtbus bus rebuild"
         )
         raise BackupError(message)
 

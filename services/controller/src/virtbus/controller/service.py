@@ -22,6 +22,7 @@ from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.hold_sweep import HoldSweep
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
+from virtbus.controller.edge.image_name_api import ImageNameApi, ImageNameQuota
 from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
@@ -55,6 +56,7 @@ READS_AT_ONCE = {
     ("image", "list"): 4,
     ("network", "list"): 8,
     ("volume", "list"): 8,
+    ("imagename", "list"): 8,
     ("bus", "status"): 4,
 }
 """Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
@@ -100,8 +102,15 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
-        quota = VolumeQuota(settings.volumes_per_namespace, settings.volumes_in_all)
-        self._volumes = VolumeApi(bus, self._fleet, events, self._storage, quota)
+        volumes = VolumeQuota(settings.volumes_per_namespace, settings.volumes_in_all)
+        self._volumes = VolumeApi(bus, self._fleet, events, self._storage, volumes)
+        self._image_names = ImageNameApi(
+            bus,
+            self._fleet,
+            events,
+            self._storage,
+            ImageNameQuota(settings.image_names_per_namespace, settings.image_names_in_all),
+        )
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
@@ -114,9 +123,8 @@ class ControllerService:
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
-        self._feeds.listeners.append(self._placing.wake)
         self._removals = VolumeRemovals(bus, self._fleet, events)
-        self._feeds.listeners.append(self._removals.wake)
+        self._feeds.listeners += [self._placing.wake, self._removals.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
@@ -185,6 +193,7 @@ class ControllerService:
         vms, nodes, about = self._vms, self._nodes, self._about
         power, commands, volumes = self._power, self._commands, self._volumes
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
+        names = self._image_names
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -223,6 +232,10 @@ class ControllerService:
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,
+            ("imagename", "set"): names.set,
+            ("imagename", "get"): names.get,
+            ("imagename", "list"): names.list,
+            ("imagename", "delete"): names.delete,
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,

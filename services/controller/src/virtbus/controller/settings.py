@@ -36,6 +36,16 @@ class Settings(ServiceSettings):
         20_000, ge=1, description="volumes of all namespaces at most, as volumes_per_namespace"
     )
 
+    image_names_per_namespace: int = Field(
+        1000,
+        ge=1,
+        description="image names of a namespace, or of the whole fleet, at most; as "
+        "volumes_per_namespace",
+    )
+    image_names_in_all: int = Field(
+        10_000, ge=1, description="image names on the bus at most, as volumes_per_namespace"
+    )
+
     fence_command: tuple[str, ...] = Field(
         (),
         max_length=64,

@@ -236,8 +236,7 @@ class Disks:
         if path.parent != self._store.data_dir or found.backing_format not in set(ImageFormat):
             raise mismatch(disk.volume, "it rests on a file outside the image store")
         digest = f"sha256:{path.name}"
-        # A container's digest is that of its manifest.
-        pin = None if disk.source.is_container else disk.source.digest
+        pin = disk.source.file_digest
         if pin is not None and not self._store.may_be(pin, digest):
             raise mismatch(disk.volume, f"it was made of {digest}")
         return digest

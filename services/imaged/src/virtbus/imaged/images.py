@@ -30,6 +30,7 @@ from virtbus.imaged.single_flight import Asker, Flight, Flights
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import is_id
 from virtbus.schemas.image import ImageInfo, ImageSource, is_sealed, sealed_ref
 from virtbus.schemas.node_rpc import HeldImages
 from virtbus.schemas.wire import spec_hash
@@ -88,8 +89,8 @@ class Images:
         The call counts as a use of the name and so delays its expiry.
         """
         self._store.used(source.name)
-        if source.digest is not None and not source.is_container:
-            return self._store.pinned(source.digest)
+        if source.file_digest is not None:
+            return self._store.pinned(source.file_digest)
         link = self._store.link(source.name)
         return self._store.cached(link.digest) if link is not None else None
 
@@ -114,16 +115,17 @@ class Images:
                 Code.NOT_FOUND,
                 "image_not_present",
                 f"{shown(source.ref)} is not on this node and the pull policy is Never; fetch it "
-                f"with 'virtbus image pull {source.ref}', or use IfNotPresent",
+                f"with 'virtbus image pull {source.ref}{_namespace_flag(source)}', or use "
+                "IfNotPresent",
             )
         return image or await self.refresh(source, asker)
 
     async def restore(self, source: ImageSource, digest: str, asker: Asker) -> None:
         """Fetch the image `digest` of an existing disk again; errors as `refresh`."""
         target = await self._resolve(source)
-        url, pin = target.source
+        url, pin, _ = target.source
         if not target.source.is_container and pin in {None, digest}:
-            await self.ensure(ImageSource(source.locator, digest), asker)
+            await self.ensure(source._replace(digest=digest), asker)
             return
         link = self._store.link(source.name)
         if pin is None and link is not None and link.digest == digest:
@@ -188,7 +190,10 @@ class Images:
     async def _resolve(self, source: ImageSource) -> Target:
         if source.is_url:
             return Target(source)
-        target = await self._threads.run(self._names.resolve, source.locator)
+        if source.target is not None:
+            target = await self._threads.run(self._names.of_bus, source.locator, source.target)
+        else:
+            target = await self._threads.run(self._names.resolve, source.locator)
         rule = target.source
         if source.digest and rule.is_container:
             raise VirtbusError(
@@ -282,6 +287,11 @@ class Images:
             "image_lost",
             f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it",
         )
+
+
+def _namespace_flag(source: ImageSource) -> str:
+    namespace = source.target.namespace if source.target is not None else ""
+    return f" -n {namespace}" if is_id(namespace) and namespace != "default" else ""
 
 
 def _host_of(url: str) -> str:

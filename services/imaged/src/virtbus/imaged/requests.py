@@ -5,6 +5,7 @@ import logging
 
 from virtbus.bus.client.ports import Request
 from virtbus.bus.client.record_worker import RecordWorker
+from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
@@ -134,15 +135,16 @@ class Requests:
         want = validate(PullImage, request.data)
         try:
             ref, query = sealed_ref(want.ref)
-            source = parse_image_ref(ref)
+            source = parse_image_ref(ref)._replace(target=want.target)
         except ValueError as error:
             raise invalid((Detail(path="ref", message=str(error)),)) from None
-        task = self._pulling.get(want.ref)
+        key = f"{want.ref}\n{source.name}"
+        task = self._pulling.get(key)
         if task is None:
             job = valid_uid(want.job)
             asker = Asker(self._reporter.progress(job), job, pull_secret=query)
-            task = self._group.create_task(self._pull(want.ref, source, asker))
-            self._pulling[want.ref] = task
+            task = self._group.create_task(self._pull(key, source, asker))
+            self._pulling[key] = task
         await asyncio.wait({task}, timeout=_left_s(request))
         if not task.done():
             raise VirtbusError(
@@ -163,14 +165,14 @@ class Requests:
         freed_bytes, used_by = await self._disks.discard_unused(digests)
         log.info(
             "image %s removed, %d bytes freed",
-            _shown(want.ref),
+            shown_name(want.ref),
             freed_bytes,
             extra={"code": "image_removed"},
         )
-        shown = tuple(sorted({_shown(name) for name in names}))
+        shown = tuple(sorted({shown_name(name) for name in names}))
         return ForgottenImage(names=shown, freed_bytes=freed_bytes, used_by=used_by)
 
-    async def _pull(self, ref: str, source: ImageSource, asker: Asker) -> ImageInfo | VirtbusError:
+    async def _pull(self, key: str, source: ImageSource, asker: Asker) -> ImageInfo | VirtbusError:
         try:
             return await self._images.refresh(source, asker)
         except VirtbusError as error:
@@ -180,12 +182,7 @@ class Requests:
             log.exception("pulling an image failed", extra={"code": "internal"})
             return VirtbusError(Code.INTERNAL, "internal", "the pull failed; see imaged's log")
         finally:
-            del self._pulling[ref]
-
-
-def _shown(ref: str) -> str:
-    """Return a name or URL without its query, which may be a secret signature."""
-    return ref.partition("?")[0]
+            del self._pulling[key]
 
 
 def _left_s(request: Request) -> float:

@@ -1,8 +1,12 @@
-"""Caches the images that each node reports, as keys of references and digests, for placement."""
+"""Caches the images that each node reports, as keys of references and digests, for placement.
+
+It also holds the cache of the image names on the bus.
+"""
 
 from hashlib import sha256
 from typing import NamedTuple
 
+from virtbus.controller.core.image_names import ImageNames
 from virtbus.controller.core.vm_keys import refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import is_id
@@ -22,9 +26,10 @@ _NONE = HasImages()
 
 
 class KnownImages:
-    """The last report of each node."""
+    """The last report of each node; `names` are the image names on the bus."""
 
     def __init__(self) -> None:
+        self.names = ImageNames()
         self._of: dict[str, HasImages] = {}
 
     def of(self, node: str) -> HasImages:

@@ -26,10 +26,13 @@ def refuse_large(
     The limit leaves space for what later writes add. `spec_bytes` is the size of the spec's
     canonical JSON; with it, a small record need not be encoded to find its size.
     """
-    small = size_estimate(record, spec_bytes) < RECORD_ACCEPTED_BYTES // 2
+    resolved = (*record.image_targets.values(), *record.volume_refs.values())
+    most = size_estimate(record, spec_bytes) + sum(len(encode(one)) for one in resolved)
+    small = most < RECORD_ACCEPTED_BYTES // 2
     size = 0 if small else len(encode(record))
     if size > RECORD_ACCEPTED_BYTES:
-        given = record.model_dump(exclude_defaults=True, include={"labels", "annotations", "spec"})
+        shown = {"labels", "annotations", "spec", "image_targets"}
+        given = record.model_dump(exclude_defaults=True, include=shown)
         raise _too_large("record", size, RECORD_ACCEPTED_BYTES, largest(given))
     if secrets is None:
         return

@@ -62,6 +62,7 @@ def view(
         generation=record.generation,
         revision=revision,
         created_ns=record.created_ns,
+        image_targets=record.image_targets,
         state=visible_state(record, status, node),
         reason=reason,
         message=message,

@@ -1,13 +1,16 @@
-"""Decodes values of the bucket `vm`: records, tombstones, name claims, node states, volumes."""
+"""Decodes values of the bucket `vm`: records, claims, node states, volumes, image names."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.records import read_record, read_stored, read_volume
+from virtbus.schemas.records import read_image_name, read_record, read_stored, read_volume
 from virtbus.schemas.subjects import (
     HOST_KEY,
     HOSTS_KEY,
+    IMAGE_NAME_KEYS,
     JOIN_KEY,
     NODE_SPEC_KEY,
     RESERVED,
@@ -16,7 +19,13 @@ from virtbus.schemas.subjects import (
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | VolumeRecord
+VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | VolumeRecord | ImageNameRecord
+
+
+_BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], VolumeRecord | ImageNameRecord]], ...] = (
+    (VOLUME_KEYS, read_volume),
+    (IMAGE_NAME_KEYS, read_image_name),
+)
 
 
 class StoredVm(NamedTuple):
@@ -61,8 +70,9 @@ def read_vm_key(key: str, value: bytes) -> VmKey | None:
         return None
     if tokens[-1] == NODE_SPEC_KEY:
         return read_stored(NodeSpec, key, value)
-    if key.startswith(VOLUME_KEYS):
-        return read_volume(key, value)
+    for prefix, read in _BY_PREFIX:
+        if key.startswith(prefix):
+            return read(key, value)
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
         return read_stored(NameClaim, key, value)
     return read_record(key, value)

@@ -163,6 +163,7 @@ def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
         spec=validate(VolumeSpec, plain),
         node=node,
         bound=True,
+        target=ref.target,
         created_ns=now_ns,
     )
 

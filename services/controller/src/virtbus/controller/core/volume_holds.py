@@ -21,6 +21,7 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
         name=record.name,
         size_bytes=record.spec.size,
         image=record.spec.source.image or "",
+        target=record.target,
     )
 
 
@@ -38,6 +39,7 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
         bound=vm.node != UNPLACED,
         holder=vm.uid,
         held_since_ns=now_ns,
+        target=ref.target,
         created_ns=now_ns,
         owner=vm.owner,
     )

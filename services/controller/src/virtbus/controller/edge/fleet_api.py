@@ -16,6 +16,7 @@ from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.controller.edge.bus_storage import BusStorageGuard
+from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.pace import Pace
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
@@ -62,6 +63,7 @@ class FleetApi:
         self._bus = bus
         self._storage = storage
         self._fleet = fleet
+        self._image_names = ImageNameReads(bus, fleet)
         self._pace = Pace()
         """Pages of events are read one at a time, so that many readers do not block the loop."""
 
@@ -98,7 +100,9 @@ class FleetApi:
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
         nodes = self._named(want.node)
-        ask = PullImage(ref=want.ref, job=want.job or self._bus.sources.uuid7())
+        target = await self._image_names.of_ref(want.ref, want.namespace)
+        job = want.job or self._bus.sources.uuid7()
+        ask = PullImage(ref=want.ref, job=job, target=target)
         images, errors = await self._ask(nodes, "pull", ask, _left_s(request), ImageInfo)
         late = [error for error in errors.values() if error.code == Code.DEADLINE]
         if late or (errors and not images):

@@ -1,10 +1,11 @@
-"""Emits events of VMs, nodes and volumes on `virtbus.evt` after each change, without waiting."""
+"""Emits the controller's events on `virtbus.evt` after each change, without waiting."""
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus
 from virtbus.schemas import subjects
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
@@ -14,7 +15,7 @@ record's creation."""
 
 
 class FleetEvents:
-    """The controller's events of VMs, nodes and volumes."""
+    """The controller's events of VMs, nodes, volumes and image names."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -33,6 +34,21 @@ class FleetEvents:
             kind,
             uid=record.uid,
             node=record.node or UNPLACED,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            message=message,
+        )
+        self._events.emit(event, f"{record.uid}:{revision}:{kind}")
+
+    def image_name(
+        self, kind: EventKind, record: ImageNameRecord, revision: int, message: str
+    ) -> None:
+        """Emit an event of an image name; `revision` is that of the change or of the end."""
+        event = self._events.event(
+            kind,
+            uid=record.uid,
+            node=UNPLACED,
             generation=record.generation,
             namespace=record.namespace,
             name=record.name,

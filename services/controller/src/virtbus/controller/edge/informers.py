@@ -136,6 +136,8 @@ class Informers:
             fleet.purge_images(key)
         elif key.startswith(subjects.VOLUME_KEYS):
             fleet.volumes.forget(key)
+        elif key.startswith(subjects.IMAGE_NAME_KEYS):
+            fleet.images.names.forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 
@@ -152,15 +154,12 @@ class Informers:
             *node_specs,
             *(subjects.node_host(node) for node in fleet.hosts.records),
             *fleet.volumes.keys(),
+            *fleet.images.names.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
-        if entry.key.startswith(subjects.VOLUME_KEYS):
-            volumes = self._fleet.volumes
-            if entry.kind is EntryKind.PURGE:
-                volumes.purge(entry.key, entry.revision)
-            else:
-                volumes.put(entry.key, entry.value, entry.revision)
+        if entry.key.startswith((subjects.VOLUME_KEYS, subjects.IMAGE_NAME_KEYS)):
+            _take_named(self._fleet, entry)
             return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             self._node_spec(entry)
@@ -228,6 +227,16 @@ class Informers:
         else:
             now_s = asyncio.get_running_loop().time()
             self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())
+
+
+def _take_named(fleet: Fleet, entry: Entry) -> None:
+    """Process a volume or an image name."""
+    of_volume = entry.key.startswith(subjects.VOLUME_KEYS)
+    cache = fleet.volumes if of_volume else fleet.images.names
+    if entry.kind is EntryKind.PURGE:
+        cache.purge(entry.key, entry.revision)
+    else:
+        cache.put(entry.key, entry.value, entry.revision)
 
 
 def _name(key: str) -> str:

@@ -19,6 +19,7 @@ from virtbus.controller.core.volume_placement import Home, near, place_near
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.commit import Commits, Committed
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.watch_server import WatchServer
@@ -53,13 +54,15 @@ class VmCreates:
         self._sources = bus.sources
         self._storage = storage
         self._volumes = VolumeHolders(bus)
+        self._images = ImageNameReads(bus, fleet)
         self._all_strict = strict
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
         """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
         admitted = admit(request.data, self._sources.uuid7())
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
-            record, home = await self._with_volumes(self._record(admitted, request.account))
+            record = await self._with_images(self._record(admitted, request.account))
+            record, home = await self._with_volumes(record)
             refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
@@ -76,6 +79,11 @@ class VmCreates:
                 self._watches.changed(committed.held.record.uid)
             self._tell_created(committed, why)
         return committed, admitted.warnings
+
+    async def _with_images(self, record: VmRecord) -> VmRecord:
+        """Return the record with what its image names stand for now."""
+        targets = await self._images.of_spec(record.spec, record.namespace)
+        return record.model_copy(update={"image_targets": targets}) if targets else record
 
     async def _with_volumes(self, record: VmRecord) -> tuple[VmRecord, Home | None]:
         """Return the record with the volumes that its spec names, and their node."""

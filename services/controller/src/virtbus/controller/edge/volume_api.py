@@ -16,11 +16,13 @@ from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
 from virtbus.controller.edge.volume_writes import ATTEMPTS, VolumeWrites, contended
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import (
     VolumeAdopt,
@@ -62,6 +64,7 @@ class VolumeApi:
         self._quota = quota
         self._writes = VolumeWrites(bus)
         self._orphans = VolumeOrphans(bus, fleet)
+        self._images = ImageNameReads(bus, fleet)
         self._sources = bus.sources
 
     async def create(self, request: Request) -> VolumeCreated:
@@ -73,6 +76,7 @@ class VolumeApi:
             labels=dict(want.labels),
             spec=want.spec,
             node=self._node(want.node),
+            target=await self._target(want),
             created_ns=self._sources.time_ns(),
             owner=owner_of(request.account),
         )
@@ -104,6 +108,11 @@ class VolumeApi:
             held, _ = await self._writes.create(record)
         self.tell(EventKind.VOLUME_CREATED, held, f"adopted from {node}")
         return self.show(held)
+
+    async def _target(self, want: VolumeCreate) -> ImageTarget | None:
+        """Return what the name of the volume's image stands for, if the bus has that name."""
+        ref = want.spec.source.image
+        return await self._images.of_ref(ref, want.namespace) if ref else None
 
     def _node(self, node: str | None) -> str:
         """Return the requested node, empty if there is none; raise 404 if nobody knows it."""

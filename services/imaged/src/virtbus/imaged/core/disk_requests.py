@@ -37,8 +37,9 @@ def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest,
             wanted.append(_named(record, volume))
         elif volume.image is not None:
             ref, query = sealed_ref(volume.image.ref)
-            source = parse_image_ref(ref)
-            wanted.append(DiskRequest(volume.name, source, volume.image.size, query=query))
+            source = parse_image_ref(ref)._replace(target=record.target_of(volume))
+            size, policy = volume.image.size, _policy(source)
+            wanted.append(DiskRequest(volume.name, source, size, policy, query))
         elif volume.container_disk is not None:
             container = volume.container_disk
             wanted.append(
@@ -76,14 +77,27 @@ def _named(record: VmRecord, volume: Volume) -> DiskRequest:
     if ref is None:
         message = f"the record of {record.name} does not say which volume {volume.name} is"
         raise VirtbusError(Code.CONFLICT, "volume_unknown", message)
-    source = parse_image_ref(ref.image) if ref.image else None
-    return DiskRequest(volume.name, source, ref.size_bytes, ref=ref)
+    if not ref.image:
+        return DiskRequest(volume.name, None, ref.size_bytes, ref=ref)
+    source = parse_image_ref(ref.image)._replace(target=ref.target)
+    policy = _policy(source)
+    return DiskRequest(volume.name, source, ref.size_bytes, policy, ref=ref)
+
+
+def _policy(source: ImageSource) -> ImagePullPolicy:
+    """Return the pull policy of an image name of the bus; other names have IfNotPresent."""
+    return source.target.pull_policy if source.target else ImagePullPolicy.IF_NOT_PRESENT
 
 
 def refs_of(record: VmRecord) -> frozenset[str]:
     """Return the references of all images of a record, as the store names them."""
-    refs = (record.image_of(volume) for volume in record.spec.volumes)
-    return frozenset(parse_image_ref(sealed_ref(ref)[0]).name for ref in refs if ref)
+    found = ((record.image_of(volume), volume) for volume in record.spec.volumes)
+    sources = (
+        parse_image_ref(sealed_ref(ref)[0])._replace(target=record.target_of(volume))
+        for ref, volume in found
+        if ref
+    )
+    return frozenset(source.name for source in sources)
 
 
 def brings_secret(spec: VmSpec) -> bool:

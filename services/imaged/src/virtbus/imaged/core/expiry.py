@@ -17,8 +17,13 @@ class NameUse(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return True for a name of `images.d`, which is not a URL."""
-        return "://" not in self.name
+        """Return True for a name of `images.d`: no URL, and no image name of the bus."""
+        return is_plain(self.name)
+
+
+def is_plain(name: str) -> bool:
+    """Return True for a name of `images.d`: no URL, and no image name of the bus."""
+    return "://" not in name and "#" not in name
 
 
 class ExpiryLimits(NamedTuple):

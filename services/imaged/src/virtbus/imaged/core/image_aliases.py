@@ -4,16 +4,17 @@ Rules have a fixed order, so a name always has the same URL. Exact names precede
 expressions. Of exact rules for one name, a file precedes the settings, and those virtbus' own
 images; then the longest prefix wins. Of regular expressions, the longest prefix wins, then the
 first file by name, then the first entry. Two rules that this order does not distinguish are a
-problem, and their names are refused.
+problem, and their names are refused. Names that the bus has are not translated here: controllers
+put their URLs into the VMs' records (ADR 0046), and this table only has their transports.
 """
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from virtbus.imaged.core.name_rules import NameRule, RuleFile
-from virtbus.imaged.core.transports import PLAIN, Transport
+from virtbus.imaged.core.name_rules import KnownTransport, NameRule, RuleFile
+from virtbus.imaged.core.transports import PLAIN, Transport, refusal
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, parse_image_ref
 
@@ -40,6 +41,30 @@ class ImageAliases:
     patterns: tuple[NameRule, ...]
     """In order of precedence."""
     problems: tuple[Detail, ...] = ()
+    transports: Mapping[str, KnownTransport] = field(default_factory=dict)
+    """Those of all files, by name."""
+
+    def transport(self, name: str, url: str) -> KnownTransport:
+        """Return a transport for an image name of the bus.
+
+        Raises:
+            VirtbusError: 503 `image_transport_invalid`: no file has it, or two have, or it has a
+                problem, or it does not permit the server of `url`.
+        """
+        found = self.transports.get(name)
+        if found is None:
+            problem = f"no file in images.d of this node has the transport {name!r}"
+        elif found.problem:
+            problem = f"{found.where}: {found.problem}"
+        else:
+            problem = refusal(found.transport, url, found.where)
+        if found is None or problem:
+            raise VirtbusError(
+                Code.UNAVAILABLE,
+                "image_transport_invalid",
+                f"{problem}; mend images.d, which is read again for each pull, or the image name",
+            )
+        return found
 
     def resolve(self, name: str) -> Target:
         """Return what `name` stands for.
@@ -104,16 +129,22 @@ def table_of(files: Iterable[RuleFile]) -> ImageAliases:
     """Return the table of files, in the order of their names, then of the other layers."""
     problems: list[Detail] = []
     exact: dict[str, NameRule] = {}
+    transports: dict[str, KnownTransport] = {}
     patterns: dict[tuple[str, str], NameRule] = {}
     for file in files:
         problems += file.problems
+        for name, known in file.transports.items():
+            other = transports.setdefault(name, known)
+            if other is not known:
+                why = f"is ambiguous: {other.where} has the same name"
+                transports[name] = replace(known, problem=why)
         for rule in file.rules:
             if rule.pattern is None:
                 problems += _set_exact(exact, rule)
             else:
                 problems += _set_pattern(patterns, rule)
     ordered = sorted(patterns.values(), key=lambda rule: -len(rule.prefix))
-    return ImageAliases(exact, tuple(ordered), tuple(problems))
+    return ImageAliases(exact, tuple(ordered), tuple(problems), transports)
 
 
 def _set_exact(exact: dict[str, NameRule], rule: NameRule) -> list[Detail]:

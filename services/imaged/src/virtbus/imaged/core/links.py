@@ -28,11 +28,21 @@ class NameLink(LenientModel):
     """The digest of the fetched bytes, if the stored file is their content."""
 
     @property
+    def shown(self) -> str:
+        """Return the name for people."""
+        return shown_name(self.name)
+
+    @property
     def refs(self) -> frozenset[str]:
         """The references by which a request may mean this name."""
         unpinned = self.name.rpartition("@")[0]
-        bare = (self.name.partition("?")[0], self.url.partition("?")[0])
+        bare = (self.shown, self.url.partition("?")[0])
         return frozenset({self.name, unpinned, self.url, self.digest, *bare})
+
+
+def shown_name(name: str) -> str:
+    """Return a name for people: without a URL's query, or the key of a name of the bus."""
+    return name.partition("?" if "://" in name else "#")[0]
 
 
 class PartNote(LenientModel):

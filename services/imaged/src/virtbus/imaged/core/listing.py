@@ -13,10 +13,10 @@ _IMAGE_BYTES = 256
 
 
 def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple[ImageInfo, ...]:
-    """Return the images with their sorted names, ordered by digest; names omit URL queries."""
+    """Return the images with their sorted names, ordered by digest; as people see them."""
     names: dict[str, set[str]] = {}
     for link in links:
-        names.setdefault(link.digest, set()).add(link.name.partition("?")[0])
+        names.setdefault(link.digest, set()).add(link.shown)
     return tuple(
         image.model_copy(update={"names": tuple(sorted(names.get(digest, ())))})
         for digest, image in sorted(images.items())
@@ -52,7 +52,9 @@ def keys_of(
     keys: dict[str, None] = {}
     for link in by_use:
         if link.digest in digests:
-            keys |= dict.fromkeys((image_key(link.name), image_key(link.digest)))
+            # a create by an image name of the bus is judged by its plain name
+            name = link.name if "://" in link.name else link.shown
+            keys |= dict.fromkeys((image_key(name), image_key(link.digest)))
         if len(keys) >= MAX_IMAGE_KEYS:
             break
     return tuple(sorted(list(keys)[:MAX_IMAGE_KEYS]))

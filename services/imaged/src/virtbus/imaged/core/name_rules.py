@@ -143,12 +143,24 @@ class NameRule:
         return name[len(start) :] if name.startswith(start) else None
 
 
+@dataclass(frozen=True, slots=True)
+class KnownTransport:
+    """A transport of a file, for image names of the bus."""
+
+    where: str
+    """The file and the table, for people."""
+    transport: Transport = PLAIN
+    problem: str = ""
+    """The reason why it is unusable."""
+
+
 @dataclass(slots=True)
 class RuleFile:
-    """The rules of a file, in its order, and its problems."""
+    """The rules of a file, in its order, its transports, and its problems."""
 
     rules: list[NameRule] = field(default_factory=list)
     problems: list[Detail] = field(default_factory=list)
+    transports: dict[str, KnownTransport] = field(default_factory=dict)
 
 
 def read_rules(text: str, origin: str) -> RuleFile:
@@ -210,11 +222,13 @@ def _transports(value: object, origin: str, found: RuleFile) -> Mapping[str, Tra
     transports: dict[str, Transport | None] = {}
     for name, fields in value.items():
         transports[name] = None
+        where = f"{origin}: transports.{name}"
         try:
-            transports[name] = Transport.model_validate(fields)
+            transports[name] = transport = Transport.model_validate(fields)
+            found.transports[name] = KnownTransport(where, transport)
         except ValidationError as error:
-            where = f"{origin}: transports.{name}"
             found.problems += problems(error, where, model=Transport)
+            found.transports[name] = KnownTransport(where, problem="has problems")
     return transports
 
 

@@ -35,6 +35,27 @@ def _check_host(text: str) -> str:
     return text
 
 
+def _check_server(text: str) -> str:
+    if not text or server_of(text) != text.lower():
+        msg = "must be https://host[:port], http://host[:port] or docker://host[:port]"
+        raise ValueError(msg)
+    return text.lower()
+
+
+def server_of(url: str) -> str:
+    """Return scheme, host and port of a URL in lower case; empty if it has no valid ones."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return ""
+    if parts.scheme not in {"http", "https", "docker"} or not parts.hostname or "@" in parts.netloc:
+        return ""
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{host}" + (f":{port}" if port not in {None, usual} else "")
+
+
 File = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 """A path; a relative one begins at the folder of the rules."""
 
@@ -72,6 +93,14 @@ class Transport(StrictModel):
         None, description="file with `user:password` for the server of the URL only (Basic)"
     )
 
+    image_name_servers: tuple[Annotated[str, AfterValidator(_check_server)], ...] = Field(
+        (),
+        strict=False,  # TOML has lists
+        max_length=100,
+        description="servers (`https://host[:port]`, `docker://host[:port]`) of which image names "
+        "on the bus may use this transport, with its login and certificate; without it none",
+    )
+
     @model_validator(mode="after")
     def _pairs(self) -> "Transport":
         for given, needs in (
@@ -82,6 +111,19 @@ class Transport(StrictModel):
                 msg = f"{given} needs {needs}"
                 raise ValueError(msg)
         return self
+
+
+def refusal(transport: Transport, url: str, where: str) -> str:
+    """Return why an image name on the bus with this URL may not use a transport; empty: it may.
+
+    Users choose the URL, so a transport's login goes only to servers that its operator named.
+    """
+    if url.startswith("docker://") and transport.login_file:
+        return f"{where}: logins of registries are in registry_auth_file, not in login_file"
+    server = server_of(url)
+    if server and server in transport.image_name_servers:
+        return ""
+    return f"{where}: image_name_servers does not have {server or 'the server of the URL'}"
 
 
 PLAIN = Transport()

@@ -9,6 +9,7 @@ from pathlib import Path
 from virtbus.imaged.core.image_aliases import ImageAliases, Target, table_of
 from virtbus.imaged.core.name_rules import RuleFile, read_rules, rules_of
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.image import ImageSource, ImageTarget
 
 MAX_FILE_BYTES = 1024**2
 MAX_FILES = 200
@@ -44,6 +45,17 @@ class AliasFiles:
     def resolve(self, name: str) -> Target:
         """Return what a name stands for now. Blocks on the disk; errors as the table's."""
         return self.read().resolve(name)
+
+    def of_bus(self, name: str, target: ImageTarget) -> Target:
+        """Return the target of an image name of the bus, with the transport of a file.
+
+        Blocks on the disk; errors as `ImageAliases.transport`.
+        """
+        source, where = ImageSource(target.url, target.digest), f"image name {name} of the bus"
+        if not target.transport:
+            return Target(source, where=where)
+        known = self.read().transport(target.transport, target.url)
+        return Target(source, known.transport, where=known.where)
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of plain names that their rules keep on the node. Blocks on the disk."""

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from virtbus.imaged.core.expiry import NameUse
+from virtbus.imaged.core.expiry import NameUse, is_plain
 from virtbus.imaged.core.header import inspect
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.core.links import MAX_LINK_BYTES, NameLink, file_name, hex_of, is_hex_digest
@@ -359,7 +359,7 @@ class ImageStore:
 
     def plain_names(self) -> tuple[str, ...]:
         """Return the names of `images.d`."""
-        return tuple(name for name in list(self._links) if "://" not in name)
+        return tuple(filter(is_plain, list(self._links)))
 
     def busy(self, since_ns: int) -> frozenset[str]:
         """Return the images that leases, ending transfers, or uses since then need."""

@@ -1,0 +1,76 @@
+"""Image names on the bus: the URL of a name such as debian/12, and how to fetch it (ADR 0046)."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from virtbus.schemas.container import ImagePullPolicy
+from virtbus.schemas.ids import UNPLACED, Uid, check_id
+from virtbus.schemas.image import ImageDigest, ImageUrl, parse_image_ref
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
+
+FLEET = UNPLACED
+"""The namespace of names for the whole fleet. No VM is in it."""
+MAX_NAME_CHARS = 128
+
+
+def check_image_name(text: str) -> str:
+    """Return a plain image name; raise ValueError for a URL, a digest or anything else."""
+    source = parse_image_ref(text)
+    if source.is_url or source.digest:
+        msg = "must be a plain name such as debian/12, without a URL and a digest"
+        raise ValueError(msg)
+    if len(text) > MAX_NAME_CHARS:
+        msg = f"must be at most {MAX_NAME_CHARS} characters"
+        raise ValueError(msg)
+    return source.locator
+
+
+def check_scope(text: str) -> str:
+    """Return a namespace or FLEET; raise ValueError for anything else."""
+    return text if text == FLEET else check_id(text)
+
+
+def check_no_query(url: str) -> str:
+    """Return a URL without a query; raise ValueError if it has one.
+
+    A query may be a signature, and an image name has no secrets.
+    """
+    if "?" in url:
+        msg = "must have no query: it may be a secret, which an image name cannot keep"
+        raise ValueError(msg)
+    return url
+
+
+ImageName = Annotated[str, AfterValidator(check_image_name)]
+Scope = Annotated[str, StringConstraints(max_length=63), AfterValidator(check_scope)]
+PlainUrl = Annotated[ImageUrl, AfterValidator(check_no_query)]
+TransportName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+class ImageNameSpec(StrictModel):
+    """The meaning of an image name."""
+
+    url: PlainUrl
+    digest: ImageDigest | None = None
+    """Of the image file; of the manifest, for a `docker://` URL."""
+    transport: TransportName | None = None
+    """A transport that `images.d` of each node has, and that it permits for the URL's server."""
+    pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
+    """The rule for a VM's create: fetch always, only if the node lacks the image, or never."""
+
+
+class ImageNameRecord(LenientModel):
+    """`$KV.vm._img.<namespace>.<token>`: an image name. Its key is derived from its name."""
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+    namespace: Scope
+    name: ImageName
+    spec: ImageNameSpec
+    generation: int = Field(1, ge=1)
+    """Rises with every change of the spec."""
+    created_ns: int
+    changed_ns: int
+    requests: tuple[str, ...] = ()
+    """Ids of the last requests that changed it. A repeat changes nothing."""

@@ -1,0 +1,91 @@
+"""Decides about changes of image names, and shows them (ADR 0046)."""
+
+from virtbus.controller.core.image_names import StoredImageName
+from virtbus.controller.core.mutations import remembered
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageTarget
+from virtbus.schemas.image_name import FLEET, ImageNameRecord
+from virtbus.schemas.image_name_api import ImageNameAsk, ImageNameSet, ImageNameView
+
+_ADMINS = frozenset({"", "ctl"})
+"""The accounts, in lower case, that may change the names of the whole fleet."""
+
+
+def refuse_fleet(want: ImageNameAsk, account: str) -> None:
+    """Raise 403 if the account may not change the names of this namespace."""
+    if want.namespace == FLEET and account.lower() not in _ADMINS:
+        message = (
+            f"the name {want.name} of the whole fleet needs the credentials admin; use a namespace"
+        )
+        raise VirtbusError(Code.DENIED, "admin_only", message)
+
+
+def changed(
+    there: StoredImageName | None, want: ImageNameSet, new: ImageNameRecord
+) -> ImageNameRecord:
+    """Return the record after a request; `new` is that of a new name.
+
+    Raises:
+        VirtbusError: 409 `stale_revision`.
+    """
+    revision = there.revision if there is not None else 0
+    if want.revision not in {None, revision}:
+        message = (
+            f"{want.name} has revision {revision}, not {want.revision}; get it again and repeat "
+            "the change"
+        )
+        raise VirtbusError(Code.CONFLICT, "stale_revision", message)
+    if there is None:
+        return new
+    if there.record.spec == want.spec:
+        return there.record
+    return there.record.model_copy(
+        update={
+            "spec": want.spec,
+            "generation": there.record.generation + 1,
+            "changed_ns": new.changed_ns,
+        }
+    )
+
+
+def asked(record: ImageNameRecord, request_id: str) -> ImageNameRecord:
+    """Return the record with the request's id."""
+    return record.model_copy(update={"requests": remembered(record.requests, request_id)})
+
+
+def target_of(record: ImageNameRecord) -> ImageTarget:
+    """Return the present meaning of the name, for the record of a VM."""
+    spec = record.spec
+    return ImageTarget(
+        url=spec.url,
+        digest=spec.digest,
+        transport=spec.transport or "",
+        pull_policy=spec.pull_policy,
+        namespace=record.namespace,
+        generation=record.generation,
+    )
+
+
+def not_found(want: ImageNameAsk) -> VirtbusError:
+    """Return 404 with the requested name."""
+    where = "the whole fleet" if want.namespace == FLEET else f"namespace {want.namespace}"
+    message = (
+        f"there is no image name {want.name} of {where} on the bus; `virtbus imagename list` shows "
+        "what there is, and names in images.d of nodes are not on the bus"
+    )
+    return VirtbusError(Code.NOT_FOUND, "image_name_not_found", message)
+
+
+def shown(held: StoredImageName) -> ImageNameView:
+    """Return the name as the API shows it."""
+    record = held.record
+    return ImageNameView(
+        uid=record.uid,
+        namespace=record.namespace,
+        name=record.name,
+        spec=record.spec,
+        generation=record.generation,
+        revision=held.revision,
+        created_ns=record.created_ns,
+        changed_ns=record.changed_ns,
+    )

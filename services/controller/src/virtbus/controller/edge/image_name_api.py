@@ -1,0 +1,180 @@
+"""Handles `virtbus.api.v1.imagename.*`, the requests about image names."""
+
+import logging
+from typing import NamedTuple
+
+from virtbus.bus.client.endpoints import refuse_late
+from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core import image_name_changes, pages
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.image_names import StoredImageName
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.image_names import image_name_of
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.image_name_api import (
+    ImageNameAsk,
+    ImageNameDelete,
+    ImageNameDeleted,
+    ImageNameList,
+    ImageNamePage,
+    ImageNameSet,
+    ImageNameView,
+)
+from virtbus.schemas.subjects import image_name
+from virtbus.schemas.wire import encode, validate
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 8
+"""Limit of attempts. In each lost race another writer won."""
+MARKER_TTL_S = 86_400.0
+"""Time that a deleted uid is remembered, so that a restore of a backup does not bring it back."""
+
+
+class ImageNameQuota(NamedTuple):
+    """The largest number of image names of a namespace, and of all namespaces."""
+
+    per_namespace: int
+    in_all: int
+
+
+class ImageNameApi:
+    """The handlers of `imagename.*`; each takes a Request and returns the answer's model."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        events: FleetEvents,
+        storage: BusStorageGuard,
+        quota: ImageNameQuota,
+    ) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._events = events
+        self._storage = storage
+        self._quota = quota
+
+    # --- read -----------------------------------------------------------------------------
+    async def get(self, request: Request) -> ImageNameView:
+        want = validate(ImageNameAsk, request.data)
+        held = image_name_of(await self._bus.get(image_name(want.namespace, want.name)))
+        if held is None:
+            raise image_name_changes.not_found(want)
+        return image_name_changes.shown(held)
+
+    async def list(self, request: Request) -> pages.Plain:
+        want = validate(ImageNameList, request.data)
+        # a name may contain "/", a namespace never does
+        after = tuple(pages.key_of(want.continue_).split("/", 1))
+        found = (
+            ("/".join(held.order()), image_name_changes.shown(held))
+            for held in self._fleet.images.names.listed(want.namespace)
+            if held.order() > after
+        )
+        return pages.answer(ImageNamePage, found, request, most=want.limit)
+
+    # --- change ---------------------------------------------------------------------------
+    async def set(self, request: Request) -> ImageNameView:
+        """Make a name or replace its spec; a repeat of a request changes nothing.
+
+        A value that cannot be read is replaced.
+        """
+        want = validate(ImageNameSet, request.data)
+        image_name_changes.refuse_fleet(want, request.account)
+        key = image_name(want.namespace, want.name)
+        for _ in range(ATTEMPTS):
+            entry, held = await self._look(key)
+            if held is not None and request.id in held.record.requests:
+                return image_name_changes.shown(held)
+            record = image_name_changes.changed(held, want, self._new(want))
+            if held is not None and record == held.record:
+                return image_name_changes.shown(held)
+            if held is None:
+                self._refuse_more(want.namespace)
+            refuse_late(request.deadline_s)
+            record = image_name_changes.asked(record, request.id)
+            try:
+                revision = await self._bus.put(
+                    key, encode(record), expect=entry.revision if entry is not None else 0
+                )
+            except ConflictError:
+                continue
+            held = StoredImageName(record, revision)
+            self._fleet.images.names.apply(held)
+            self._told(EventKind.IMAGE_NAME_SET, held, want.spec.url)
+            return image_name_changes.shown(held)
+        raise _contended(want.name)
+
+    async def delete(self, request: Request) -> ImageNameDeleted:
+        """Remove a name, also one that cannot be read. VMs and images stay."""
+        want = validate(ImageNameDelete, request.data)
+        image_name_changes.refuse_fleet(want, request.account)
+        key = image_name(want.namespace, want.name)
+        for _ in range(ATTEMPTS):
+            entry, held = await self._look(key)
+            if entry is None or entry.kind is EntryKind.PURGE:
+                raise image_name_changes.not_found(want)
+            uid = held.record.uid if held is not None else ""
+            refuse_late(request.deadline_s)
+            try:
+                revision = await self._bus.purge(
+                    key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S, why=uid.encode()
+                )
+            except ConflictError:
+                continue
+            self._fleet.images.names.purge(key, revision)
+            if held is not None:
+                held = held._replace(revision=revision)
+                self._told(EventKind.IMAGE_NAME_DELETED, held, "")
+            return ImageNameDeleted(namespace=want.namespace, name=want.name, uid=uid)
+        raise _contended(want.name)
+
+    # --- shared ---------------------------------------------------------------------------
+    async def _look(self, key: str) -> tuple[Entry | None, StoredImageName | None]:
+        """Return the last message of a key, and its name if it can be read."""
+        entry = await self._bus.get(key)
+        try:
+            return entry, image_name_of(entry)
+        except UnreadableValueError as error:
+            log.warning("%s", error, extra={"code": "bad_record"})
+            return entry, None
+
+    def _new(self, want: ImageNameSet) -> ImageNameRecord:
+        now_ns = self._bus.sources.time_ns()
+        return ImageNameRecord(
+            uid=self._bus.sources.uuid7(),
+            namespace=want.namespace,
+            name=want.name,
+            spec=want.spec,
+            created_ns=now_ns,
+            changed_ns=now_ns,
+        )
+
+    def _refuse_more(self, namespace: str) -> None:
+        """Raise 429 if a new name exceeds a quota, or needs the space that VMs need."""
+        self._storage.refuse_create("image names", VOLUMES_UNTIL_FULL)
+        names, quota = self._fleet.images.names, self._quota
+        for count, most, where in (
+            (names.count(namespace), quota.per_namespace, f"namespace {namespace}"),
+            (names.count(), quota.in_all, "the bus"),
+        ):
+            if count >= most:
+                message = f"{where} has {count} image names of {most} at most; delete some"
+                raise VirtbusError(Code.EXHAUSTED, "image_name_quota", message, after_ms=10_000)
+
+    def _told(self, kind: EventKind, held: StoredImageName, message: str) -> None:
+        self._events.image_name(kind, held.record, held.revision, message)
+        extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
+        log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
+
+
+def _contended(name: str) -> VirtbusError:
+    """Return 503: each attempt lost a race."""
+    message = f"the image name {name} keeps changing; repeat the request with the same id"
+    return VirtbusError(Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200)

@@ -1,0 +1,66 @@
+"""Reads image names from the stream's leader, and resolves the names in a VM's spec by them."""
+
+from collections.abc import Iterable
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.image_name_changes import target_of
+from virtbus.controller.core.image_names import StoredImageName
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.edge.key_states import unreadable
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.image import ImageTarget, parse_image_ref
+from virtbus.schemas.image_name import FLEET, MAX_NAME_CHARS
+from virtbus.schemas.records import read_image_name
+from virtbus.schemas.subjects import image_name
+from virtbus.schemas.vm import VmSpec
+
+
+def image_name_of(entry: Entry | None) -> StoredImageName | None:
+    """Return the image name in an entry, None if there is none; raises UnreadableValueError."""
+    if entry is None or entry.kind is EntryKind.PURGE:
+        return None
+    try:
+        return StoredImageName(read_image_name(entry.key, entry.value), entry.revision)
+    except VirtbusError as error:
+        raise UnreadableValueError(unreadable(entry, error)) from error
+
+
+class ImageNameReads:
+    """Finds the meanings of names: a namespace's own names precede those of the fleet."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+
+    async def of_spec(self, spec: VmSpec, namespace: str) -> dict[str, ImageTarget]:
+        """Return the targets of the image names in a spec, by plain name.
+
+        Names that the bus does not have are left to the files of the node.
+
+        Raises:
+            VirtbusError: 422 `unreadable`.
+        """
+        refs = (volume.image.ref for volume in spec.volumes if volume.image is not None)
+        return await self._all(refs, namespace)
+
+    async def of_ref(self, ref: str, namespace: str) -> ImageTarget | None:
+        """Return the target of the name in a reference; None for a URL; errors as `of_spec`."""
+        return next(iter((await self._all((ref,), namespace)).values()), None)
+
+    async def _all(self, refs: Iterable[str], namespace: str) -> dict[str, ImageTarget]:
+        names = {parse_image_ref(ref).locator for ref in refs if "://" not in ref}
+        found = {name: await self._find(name, namespace) for name in sorted(names)}
+        return {name: target for name, target in found.items() if target is not None}
+
+    async def _find(self, name: str, namespace: str) -> ImageTarget | None:
+        if len(name) > MAX_NAME_CHARS:
+            return None
+        for scope in (namespace, FLEET):
+            key = image_name(scope, name)
+            # most names are not on the bus: only a name that the cache has costs a round trip
+            if self._fleet.images.names.has(key) or self._fleet.damaged.has(key):
+                held = image_name_of(await self._bus.get(key))
+                if held is not None:
+                    return target_of(held.record)
+        return None
