@@ -87,7 +87,8 @@ class Imaged:
                 store = await self._threads.run(self._open_store)
                 files = DiskFolders(self._settings.state_dir / "disks")
                 with contextlib.closing(store), contextlib.closing(files):
-                    await self._work(group, store, files)
+                    async with asyncio.TaskGroup() as work:  # it ends before the store is closed
+                        await self._work(work, store, files)
         finally:
             self._threads.close()
 
