@@ -25,6 +25,10 @@ _SHORT = len("sha256:") + 12
         "list": ("virtbus.cli.image:listing", "List the images in the nodes' stores."),
         "delete": ("virtbus.cli.image:delete", "Remove an image from the nodes' stores."),
         "pull": ("virtbus.cli.image:pull", "Fetch an image in advance."),
+        "prefetch": (
+            "virtbus.cli.image_prefetch",
+            "Fetch an image onto nodes, with the progress of each.",
+        ),
         "upload": ("virtbus.cli.image_upload", "Store a local file as an image on nodes."),
     },
 )
