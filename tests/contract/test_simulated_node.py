@@ -8,6 +8,7 @@ from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.imaged.service import VERBS
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image_upload import UploadImage
 from virtbus.simulator.images import SimulatedImages
 from virtbus.simulator.services import SimulatedNode
 
@@ -34,6 +35,15 @@ def test_a_pulled_image_is_listed_until_it_is_deleted() -> None:
     with pytest.raises(VirtbusError) as refused:
         images.forget("tiny")
     assert refused.value.code == Code.NOT_FOUND
+
+
+def test_an_uploaded_image_is_listed_under_its_name() -> None:
+    images = SimulatedImages()
+    first = UploadImage(name="mine", digest=PINNED, size_bytes=8, data=b"half")
+    assert images.upload(first).image is None
+    done = images.upload(first.model_copy(update={"at": 4}))
+    assert done.image is not None
+    assert (done.image.digest, done.image.names) == (PINNED, ("mine",))
 
 
 def test_an_invalid_image_reference_is_refused() -> None:

@@ -4,6 +4,8 @@ Each yields a user, a subject and a message. The schedule drops subjects that a 
 publish, so a removed right needs no change here.
 """
 
+import gzip
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -120,6 +122,20 @@ def consoles(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
         yield "client", subject, _said("abandoned", data, times=rng.choice((1, 16)))
 
 
+def uploads(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
+    """Uploads that lie about their digest or size, leave gaps, or never end."""
+    bodies = (b"QFI\xfb" + b"\xff" * 5000, gzip.compress(bytes(10**7)), rng.randbytes(70_000))
+    data = rng.choice(bodies)
+    digest = hashlib.sha256(rng.choice((data, b""))).hexdigest()
+    size = rng.choice((len(data), 2 * len(data), 2**40, 1))
+    whole = {"name": pool.name(rng), "digest": f"sha256:{digest}", "size_bytes": size}
+    subject = f"virtbus.node.{NODE}.rpc.imaged.upload"
+    for at in (0, rng.choice((0, 1, 2**30))):
+        piece = whole | {"at": at, "data": data}
+        yield "client", subject, _said("a piece", piece, times=rng.choice((1, 16, 200)))
+    yield "client", subject, _said("the end of an upload", whole | {"at": size})
+
+
 def statuses(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
     """A node that reports too much about its VMs, and about VMs of other nodes."""
     size = rng.choice((1000, 400_000, 1_000_000))
@@ -189,6 +205,7 @@ AIMED: tuple[Callable[[random.Random, Pool], Iterator[Aimed]], ...] = (
         wide_refusals,
         watches,
         consoles,
+        uploads,
         statuses,
     ),
     *(filled_buckets, heartbeats, ready_events, rebuilds, tidied, tidied),

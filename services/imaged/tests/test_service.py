@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,6 +283,27 @@ async def test_a_delete_ends_the_pull_and_its_bytes(desk: Desk, server: Web) -> 
     async with asyncio.timeout(10):
         while list(parts.iterdir()):
             await asyncio.sleep(0.01)
+
+
+async def test_a_stop_keeps_the_bytes_of_a_pull(tmp_path: Path, server: Web) -> None:
+    data = qcow2_image()
+
+    async def half(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"ETag": '"1"', "Content-Length": str(len(data))})
+        await response.prepare(request)
+        await response.write(data[: 2 * MIB])
+        await asyncio.Event().wait()
+        return response
+
+    server.handlers["a"] = half
+    async with serving(tmp_path, MemoryServer()) as desk:
+        await desk.put(record(volume(server.url("a"))))
+        parts = desk.state / "images" / "part"
+        async with asyncio.timeout(10):
+            while not any(path.stat().st_size for path in parts.iterdir()):
+                await asyncio.sleep(0.01)
+    (note,) = parts.glob("*.json")
+    assert json.loads(note.read_text())["done_bytes"] >= MIB
 
 
 async def test_pull_and_list(desk: Desk, tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ _SHORT = len("sha256:") + 12
         "list": ("virtbus.cli.image:listing", "List the images in the nodes' stores."),
         "delete": ("virtbus.cli.image:delete", "Remove an image from the nodes' stores."),
         "pull": ("virtbus.cli.image:pull", "Fetch an image in advance."),
+        "prefetch": (
+            "virtbus.cli.image_prefetch",
+            "Fetch an image onto nodes, with the progress of each.",
+        ),
+        "upload": ("virtbus.cli.image_upload", "Store a local file as an image on nodes."),
     },
 )
 def command() -> None:
@@ -40,7 +45,7 @@ def listing(invocation: Invocation) -> None:
     """List images, and the nodes that have them."""
     items = invocation.listed("image")["items"]
     items.sort(key=lambda item: (item.get("names") or [], item["digest"]))
-    invocation.show({"items": items}, lambda: output.table(HEADER, [_row(i) for i in items]))
+    invocation.show({"items": items}, lambda: output.table(HEADER, [row(i) for i in items]))
 
 
 @click.command(
@@ -89,9 +94,9 @@ def pull(
         steps.close()
     images: Mapping[str, Mapping[str, Any]] = answer.get("images") or {}
     if images or not answer.get("errors"):
-        by_digest = [_row({**image, "nodes": [name]}) for name, image in images.items()]
+        by_digest = [row({**image, "nodes": [name]}) for name, image in images.items()]
         invocation.show(answer, lambda: output.table(HEADER, by_digest))
-    _raise_partial(answer, "pull_failed", f"{ref} could not be fetched by")
+    raise_partial(answer, "pull_failed", f"{ref} could not be fetched by")
 
 
 @click.command(
@@ -131,7 +136,7 @@ def delete(invocation: Invocation, *, ref: str, node: str | None) -> None:
     ]
     header = ("NODE", "NAMES REMOVED", "FREED", "VMS THAT STILL USE IT")
     invocation.show(answer, lambda: output.table(header, rows))
-    _raise_partial(answer, "delete_failed", f"{ref} could not be removed from")
+    raise_partial(answer, "delete_failed", f"{ref} could not be removed from")
 
 
 class _Reports:
@@ -156,7 +161,7 @@ class _Reports:
         self._steps.transfer(f"pull to {', '.join(sorted(self._by_node))}", done, known)
 
 
-def _raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
+def raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
     """Raise CliError with the error of each node that failed, if there is one."""
     errors: Mapping[str, str] = answer.get("errors") or {}
     if errors:
@@ -168,7 +173,8 @@ def _raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
         )
 
 
-def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
+def row(item: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the row of HEADER for an image with its `nodes`."""
     names = ", ".join(item.get("names") or ()) or "-"
     more = item.get("more_names")
     return (

@@ -26,6 +26,7 @@ from virtbus.schemas import (
     volume,
     volume_api,
 )
+from virtbus.schemas import image_upload as up
 from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel import Channel as Channel
 from virtbus.schemas.channel import Plane as Plane
@@ -267,6 +268,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Disk files on the host."),
     _rpc("imaged", "list", node_rpc.ListImages, node_rpc.HeldImages, "Images of the node."),
     _rpc("imaged", "pull", node_rpc.PullImage, image.ImageInfo, "Fetch an image."),
+    _rpc("imaged", "upload", up.UploadImage, up.UploadedImage, "Store a piece of an image."),
     _rpc("imaged", "delete", node_rpc.ForgetImage, node_rpc.ForgottenImage, "Remove an image."),
     _rpc("imaged", "quarantine", qt.QuarantineWork, qt.Quarantine, "Disks without a record."),
     _rpc(

@@ -5,6 +5,7 @@ import hashlib
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageTarget, parse_image_ref
+from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import ForgottenImage, MadeDisk, VolumeRelease, VolumeReleased
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
@@ -24,6 +25,14 @@ class SimulatedImages:
     def pull(self, ref: str, target: ImageTarget | None = None) -> ImageInfo:
         """Add an image and return it; raise VirtbusError 400 for an invalid reference."""
         return self._info(self._add(ref, target))
+
+    def upload(self, want: UploadImage) -> UploadedImage:
+        """Drop a piece of an image; the last one adds the image under its name."""
+        offset_bytes = want.at + len(want.data)
+        if offset_bytes < want.size_bytes:
+            return UploadedImage(offset_bytes=offset_bytes)
+        self._digests[want.name] = want.digest
+        return UploadedImage(offset_bytes=offset_bytes, image=self._info(want.digest))
 
     def _add(self, ref: str, target: ImageTarget | None) -> str:
         """Add an image; return its digest."""

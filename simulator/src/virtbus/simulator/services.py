@@ -14,6 +14,7 @@ from typing import Any
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
@@ -81,6 +82,7 @@ class SimulatedNode:
             "volume-release": (VolumeRelease, self.images.release_volume),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
+            "upload": (UploadImage, self.images.upload),
             "delete": (ForgetImage, lambda want: self.images.forget(want.ref)),
             "list": (ListImages, self._list),
         }

@@ -154,7 +154,7 @@ def bridge(cluster: str = "") -> Role:
 
 
 def client() -> Role:
-    """Return the user for people and the CLI: the API, consoles, logs, guests, and all events.
+    """Return the user for people and the CLI: the API, consoles, guests, uploads, and all events.
 
     Its inbox prefix is NATS' default, so that `nats req` works without options.
     """

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from virtbus.bus.client.connection import connect
 from virtbus.bus.client.flow_control import CHUNK_BYTES
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.client.streams import ByteStream, carry, opening
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.tasks import Background
-from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.bus_client import connected
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamOpen
 
@@ -44,17 +43,9 @@ class ForwardTarget(NamedTuple):
 async def reaching(
     settings: BusSettings, subject: str, uid: str, owner: str
 ) -> AsyncIterator[ForwardTarget]:
-    """Connect to the bus while the context is open.
-
-    An error of the bus or of a service becomes CliError, also if the context's body raises it.
-    """
-    try:
-        async with connect(settings, name="virtbus-cli") as bus:
-            yield ForwardTarget(bus, subject, uid, owner)
-    except VirtbusError as error:
-        raise CliError.answered(error.body.model_dump(mode="json")) from None
-    except BusError as error:
-        raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from None
+    """Connect to the bus while the context is open; errors as `connected`."""
+    async with connected(settings) as bus:
+        yield ForwardTarget(bus, subject, uid, owner)
 
 
 async def listen_tcp(

@@ -149,7 +149,36 @@ class Images:
                 503 `image_names_invalid`, `image_transport_invalid`; the errors of `contents`,
                 `edge.download`, `edge.local_files` and `edge.containers`.
         """
-        return await self._pull(source, await self._resolve(source), asker)
+        try:
+            target = await self._resolve(source)
+        except VirtbusError as error:
+            uploaded = self._uploaded(source) if error.reason == "image_unknown" else None
+            if uploaded is None:
+                raise
+            return uploaded
+        return await self._pull(source, target, asker)
+
+    def _uploaded(self, source: ImageSource) -> ImageInfo | None:
+        """Return the image that was uploaded under a name: it has no source to ask."""
+        link = self._store.link(source.locator)
+        if link is None or not link.uploaded_by:
+            return None
+        here = source.digest in {None, link.digest, link.fetched}
+        return self._store.cached(link.digest) if here else None
+
+    async def received(self, what: str, key: str, part: PartialDownload) -> ImageInfo:
+        """Make the image of bytes that a client sent, and store it without a name.
+
+        Raises the errors of `contents`.
+        """
+        flight = Flight()
+
+        async def in_turn(seat: Seat) -> ImageInfo:
+            seat.settle()
+            async with self._contents.of(flight, what, key, part) as content:
+                return await self._adopt(what, (None, ""), content)
+
+        return await self._turns.run("", flight, in_turn, self._http.http.limits.total_timeout_s)
 
     async def _pull(self, source: ImageSource, target: Target, asker: Asker) -> ImageInfo:
         """Fetch `target` under the name of `source`."""

@@ -10,8 +10,10 @@ from virtbus.imaged.disks import Disks
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
+from virtbus.imaged.uploads import Uploads
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
+from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import (
     Ensure,
     ForgetImage,
@@ -48,12 +50,14 @@ class Requests:
         work: RecordWorker[ImageReady],
         disks: Disks,
         images: Images,
+        uploads: Uploads,
         reporter: DiskReporter,
     ) -> None:
         self._group = group
         self._work = work
         self._disks = disks
         self._images = images
+        self._uploads = uploads
         self._reporter = reporter
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
@@ -157,6 +161,11 @@ class Requests:
         if isinstance(outcome, VirtbusError):
             raise outcome
         return outcome
+
+    async def upload(self, request: Request) -> UploadedImage:
+        """Store a piece of an image; errors as `Uploads.take`."""
+        want = validate(UploadImage, request.data)
+        return await self._uploads.take(want, request.account, _left_s(request))
 
     async def delete(self, request: Request) -> ForgottenImage:
         """Remove an image's names, and its bytes if no disk uses it."""

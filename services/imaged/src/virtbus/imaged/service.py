@@ -23,10 +23,12 @@ from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.local_files import LocalFiles
 from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.edge.uploaded_names import uploaded_names
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests
 from virtbus.imaged.settings import Settings
+from virtbus.imaged.uploads import Uploads
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState, ServiceState
@@ -40,6 +42,9 @@ VERBS["volume-release"] = 64
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
+VERBS["upload"] = 16
+WAITING = {"upload": 48}
+"""Requests that may wait for a slot, of verbs with large requests."""
 CROWDED = 1.1
 """Factor of the setting `max_names`. With more names, some are removed without waiting for
 GC_INTERVAL_S."""
@@ -87,7 +92,8 @@ class Imaged:
                 store = await self._threads.run(self._open_store)
                 files = DiskFolders(self._settings.state_dir / "disks")
                 with contextlib.closing(store), contextlib.closing(files):
-                    await self._work(group, store, files)
+                    async with asyncio.TaskGroup() as work:  # it ends before the store is closed
+                        await self._work(work, store, files)
         finally:
             self._threads.close()
 
@@ -119,13 +125,14 @@ class Imaged:
             return frozenset[str]().union(*step.refs.values()) if work.synced else None
 
         def pinned() -> Awaitable[frozenset[str]]:
-            return threads.run(lambda: names.pinned(store.plain_names()))
+            return threads.run(lambda: names.pinned(store.plain_names()) | uploaded_names(store))
 
         eviction = Eviction(store, disks, names, wanted, self._changed.set)
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
-        self._requests = Requests(group, work, disks, images, reporter)
+        uploads = self._uploads(group, store, names, images)
+        self._requests = Requests(group, work, disks, images, uploads, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
         process.notify("READY=1")
@@ -137,6 +144,20 @@ class Imaged:
                 await work.follow(watch, node)
         finally:
             images.stop()
+
+    def _uploads(
+        self, group: asyncio.TaskGroup, store: ImageStore, names: AliasFiles, images: Images
+    ) -> Uploads:
+        return Uploads(
+            group,
+            store=store,
+            threads=self._threads,
+            names=names,
+            images=images,
+            limits=self._settings.limits,
+            uploads=self._settings.uploads,
+            changed=self._images_changed,
+        )
 
     def _registries(self) -> Registries:
         return Registries(
@@ -156,7 +177,13 @@ class Imaged:
     def _endpoints(self) -> list[Endpoint]:
         node = self._settings.node
         return [
-            Endpoint(verb, subjects.rpc(node, "imaged", verb), self._handler(verb), limit=limit)
+            Endpoint(
+                verb,
+                subjects.rpc(node, "imaged", verb),
+                self._handler(verb),
+                limit=limit,
+                backlog=WAITING.get(verb, 1024),
+            )
             for verb, limit in VERBS.items()
         ]
 
@@ -233,6 +260,8 @@ class Imaged:
                 if refs is not None:
                     await self._expire_names(disks, refs | await pinned())
                 digests = await disks.collect_garbage(GC_GRACE_S)
+                if self._store is not None:
+                    await self._threads.run(self._store.space.drop_old_uploads)
             except OSError as error:
                 log.warning("garbage collection failed: %s", error, extra={"code": "gc_failed"})
                 continue

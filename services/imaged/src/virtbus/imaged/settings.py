@@ -7,6 +7,7 @@ from pydantic import Field, IPvAnyNetwork
 
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
+from virtbus.imaged.core.uploads import UploadLimits
 from virtbus.schemas.quantity import Bytes
 
 GIB = 1024**3
@@ -70,7 +71,15 @@ class Settings(ServiceSettings):
             "registries (docker.io), each with the mirror (host[:port]) that is asked instead"
         ),
     )
-    max_pulls: int = Field(4, ge=1, le=64, description="images fetched at once; SHA-256 needs CPU")
+    max_pulls: int = Field(
+        4, ge=1, le=64, description="images fetched, and received, at once; SHA-256 needs CPU"
+    )
+    max_uploads: int = Field(
+        64,
+        ge=1,
+        description="images that one account may have uploaded to this node, with its unfinished "
+        "uploads",
+    )
     pull_timeout_s: float = Field(
         _LIMITS.total_timeout_s, gt=0, description="seconds after which a pull fails"
     )
@@ -109,6 +118,11 @@ class Settings(ServiceSettings):
     def space(self) -> SpaceLimits:
         """Return the limits of the store's disk."""
         return SpaceLimits(self.min_free_bytes, self.min_free_ratio, self.quota_bytes)
+
+    @property
+    def uploads(self) -> UploadLimits:
+        """Return the limits of uploads."""
+        return UploadLimits(self.max_pulls, self.max_uploads)
 
     @property
     def limits(self) -> TransferLimits:

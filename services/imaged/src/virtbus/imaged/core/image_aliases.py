@@ -107,8 +107,8 @@ class ImageAliases:
             "image_unknown",
             f"no image is named {name!r} on this node; "
             + (f"known names: {', '.join(near)}; " if near else "")
-            + "give an http(s)://, docker:// or file:// URL, or add the name to "
-            "/etc/virtbus/images.d/*.toml",
+            + "give an http(s)://, docker:// or file:// URL, upload a file with 'virtbus image "
+            "upload', or add the name to /etc/virtbus/images.d/*.toml",
         )
 
 

@@ -26,6 +26,8 @@ class NameLink(LenientModel):
     last_modified: str = ""
     fetched: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
     """The digest of the fetched bytes, if the stored file is their content."""
+    uploaded_by: str = ""
+    """The account that uploaded the image under this name; empty if it was fetched."""
 
     @property
     def shown(self) -> str:
@@ -46,7 +48,7 @@ def shown_name(name: str) -> str:
 
 
 class PartNote(LenientModel):
-    """A partial download: the URL and version of its bytes, so that the download can resume."""
+    """A partial download or upload: the source and version of its bytes, so that it can resume."""
 
     schema_version: int = SCHEMA_VERSION
     url: str
@@ -55,6 +57,8 @@ class PartNote(LenientModel):
     total_bytes: int | None = None
     done_bytes: int = 0
     """Number of durable bytes; later ones are not trusted after a crash."""
+    owner: str = ""
+    """The account that uploads the bytes; empty for a download."""
 
 
 def file_name(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 from virtbus.imaged.core.eviction import StoredImage, evicted
 from virtbus.imaged.core.expiry import NameUse
 from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.edge.uploaded_names import uploaded_names
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Eviction:
                 )
                 return
             sizes = self._store.space.image_sizes()
-            pins = self._names.pinned(self._store.plain_names())
+            pins = self._names.pinned(self._store.plain_names()) | uploaded_names(self._store)
             result: Future[tuple[str, ...]] = Future()
 
             def decide() -> None:

@@ -10,11 +10,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from virtbus.imaged.core.limits import SpaceLimits
-from virtbus.imaged.core.links import is_hex_digest
+from virtbus.imaged.core.links import PartNote, is_hex_digest
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.partial_download import NOTE_SUFFIX, disk_full, read_note
 from virtbus.schemas.errors import Code, VirtbusError
@@ -107,9 +107,10 @@ class StoreSpace:
                 Code.UNAVAILABLE,
                 "image_quota",
                 f"{format_bytes(more_bytes)} more do not fit into the {format_bytes(quota)} that "
-                "images of this node may use (setting quota_bytes), and disks, pulls, records of "
-                f"VMs or pins use the {format_bytes(self.used_bytes())} that are there; delete VMs "
-                "that are not needed, remove pins, or raise the quota",
+                "images of this node may use (setting quota_bytes), and disks, transfers, uploaded "
+                "images, records of VMs or pins use the "
+                f"{format_bytes(self.used_bytes())} that are there; delete VMs and uploads that "
+                "are not needed, remove pins, or raise the quota",
             )
         free_bytes, floor_bytes = self._free_and_floor_bytes()
         if free_bytes - more_bytes < floor_bytes:
@@ -132,13 +133,37 @@ class StoreSpace:
         for name in names - keep:
             openat2.remove(name, self._parts_fd)
 
+    def uploads_of(self, owner: str) -> frozenset[str]:
+        """Return the parts of an account's unfinished uploads."""
+        return frozenset(name for name, note in _notes(self._parts_fd) if note.owner == owner)
+
+    def drop_old_uploads(self) -> int:
+        """Remove uploads that got no byte for MAX_PART_AGE_S; return their number."""
+        oldest = time.time() - MAX_PART_AGE_S
+        dropped = 0
+        with self._lock:  # so that none is opened meanwhile
+            for name, note in _notes(self._parts_fd):
+                if (
+                    note.owner
+                    and name not in self._open
+                    and _changed_s(name, self._parts_fd) < oldest
+                ):
+                    _drop(name, self._parts_fd)
+                    dropped += 1
+        return dropped
+
+    def drop(self, part: str) -> None:
+        """Remove a part that is not needed any more, unless a transfer uses it."""
+        with self._lock:
+            if part not in self._open:
+                _drop(part, self._parts_fd)
+
     def _drop_idle_parts(self) -> None:
         """Remove parts that wait for another attempt: their transfers start again."""
         with self._lock:  # so that none is opened meanwhile
             for name in set(openat2.names(self._parts_fd)) - set(self._open):
                 if is_hex_digest(name):  # others are notes, and notes that are being written
-                    openat2.remove(name + NOTE_SUFFIX, self._parts_fd)
-                    openat2.remove(name, self._parts_fd)
+                    _drop(name, self._parts_fd)
 
     def _missing_bytes(self, part: str, more_bytes: int) -> int:
         free_bytes, floor_bytes = self._free_and_floor_bytes()
@@ -204,6 +229,23 @@ def lock_store(root_fd: int, root: Path) -> None:
             f"another virtbus-imaged has the image store {root} open; stop it first, "
             "or give this one another state_dir",
         ) from None
+
+
+def _notes(parts_fd: int) -> Iterator[tuple[str, PartNote]]:
+    """Yield the parts that can resume."""
+    for name in openat2.names(parts_fd):
+        note = read_note(name, parts_fd) if is_hex_digest(name) else None
+        if note is not None:
+            yield name, note
+
+
+def _changed_s(part: str, parts_fd: int) -> float:
+    return os.stat(part, dir_fd=parts_fd, follow_symlinks=False).st_mtime
+
+
+def _drop(part: str, parts_fd: int) -> None:
+    openat2.remove(part + NOTE_SUFFIX, parts_fd)
+    openat2.remove(part, parts_fd)
 
 
 def _sizes(directory: int) -> dict[str, int]:

@@ -1,0 +1,26 @@
+"""Connects with the services' bus client, for verbs that need an event loop."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from virtbus.bus.client.connection import connect
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.bus_settings import BusSettings
+from virtbus.cli.failures import CliError, Exit
+from virtbus.schemas.errors import VirtbusError
+
+
+@asynccontextmanager
+async def connected(settings: BusSettings) -> AsyncIterator[Bus]:
+    """Connect to the bus while the context is open.
+
+    An error of the bus or of a service becomes CliError, also if the context's body raises it.
+    """
+    try:
+        async with connect(settings, name="virtbus-cli") as bus:
+            yield bus
+    except VirtbusError as error:
+        raise CliError.answered(error.body.model_dump(mode="json")) from None
+    except BusError as error:
+        raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from None

@@ -1,0 +1,61 @@
+"""Messages by which a client uploads an image to a node, piece by piece (ADR 0050)."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StringConstraints, field_validator
+
+from virtbus.schemas.base64_text import decode_base64
+from virtbus.schemas.image import ImageInfo, parse_image_ref
+from virtbus.schemas.model import LenientModel
+
+PIECE_BYTES = 128 * 1024
+"""Most bytes in one message. Other messages on the connection wait briefly for it."""
+WINDOW_BYTES = 8 * PIECE_BYTES
+"""Bytes that a client may have on the way: the memory of an upload in imaged."""
+MAX_NAME_CHARS = 256
+
+
+def check_image_name(text: str) -> str:
+    """Return a plain image name; raise ValueError for a URL, a digest or anything else."""
+    source = parse_image_ref(text)
+    if source.is_url or source.digest:
+        msg = "must be a name such as web/2026-11, without a URL's scheme and without a digest"
+        raise ValueError(msg)
+    return source.locator
+
+
+ImageName = Annotated[
+    str, StringConstraints(max_length=MAX_NAME_CHARS), AfterValidator(check_image_name)
+]
+
+
+class UploadImage(LenientModel):
+    """`rpc.imaged.upload`: a piece of a file that becomes the image `name`.
+
+    `digest` is the SHA-256 of the whole file, `at` the position of `data` in it. Without `data` the
+    request asks how many bytes are stored; with `at` = `size_bytes` it waits for the image.
+    """
+
+    name: ImageName
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=1, le=2**62)
+    at: int = Field(0, ge=0)
+    data: bytes = Field(b"", max_length=PIECE_BYTES)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        """Decode base64, the form of bytes in JSON."""
+        return decode_base64(value) if isinstance(value, str) else value
+
+
+class UploadedImage(LenientModel):
+    """The answer: the node has the first `offset_bytes` of the file, or the image.
+
+    A piece that does not begin at `offset_bytes` is not stored; the client continues there. It may
+    have `window_bytes` on the way.
+    """
+
+    offset_bytes: int = Field(ge=0)
+    window_bytes: int = Field(WINDOW_BYTES, ge=0)
+    image: ImageInfo | None = None

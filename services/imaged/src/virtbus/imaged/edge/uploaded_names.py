@@ -1,0 +1,11 @@
+"""Lists the image names that clients uploaded; nothing but a request removes them (ADR 0050)."""
+
+from virtbus.imaged.edge.store import ImageStore
+
+
+def uploaded_names(store: ImageStore, owner: str = "") -> frozenset[str]:
+    """Return the names that were uploaded by `owner`, or by anybody."""
+    links = filter(None, map(store.link, store.plain_names()))
+    return frozenset(
+        link.name for link in links if link.uploaded_by and owner in {"", link.uploaded_by}
+    )
