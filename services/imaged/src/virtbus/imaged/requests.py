@@ -7,6 +7,7 @@ from virtbus.bus.client.ports import Request
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.exports import Exports
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
@@ -14,6 +15,8 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.node_rpc import (
     Ensure,
+    ExportState,
+    ExportWork,
     ForgetImage,
     ForgottenImage,
     HeldImages,
@@ -49,12 +52,14 @@ class Requests:
         disks: Disks,
         images: Images,
         reporter: DiskReporter,
+        exports: Exports,
     ) -> None:
         self._group = group
         self._work = work
         self._disks = disks
         self._images = images
         self._reporter = reporter
+        self._exports = exports
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
@@ -91,6 +96,10 @@ class Requests:
         if found:
             log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})
         return VolumeReleased(found=found)
+
+    async def export(self, request: Request) -> ExportState:
+        """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
+        return await self._exports.do(validate(ExportWork, request.data))
 
     async def quarantine(self, request: Request) -> Quarantine:
         """List, get, restore or purge entries of the quarantine. Each may be repeated."""
