@@ -41,6 +41,7 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(WISH, encode({"cordoned": True}))
     await bus.put(VOLUME, encode({"uid": C, "name": "data"}))
     await bus.put(IMAGE_NAME, encode({"uid": C, "name": "debian/12"}))
+    await bus.put(subjects.operation_record("n1", D), encode({"id": D}))  # a result
 
 
 async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(

@@ -45,6 +45,7 @@ VERBS = [
         for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
     ),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
+    *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),
     ("bus", "status"),
     ("bus", "rebuild"),
 ]

@@ -21,6 +21,8 @@ KEYS = {
     subjects.name_claim("default", "web"): bounds.SMALL,
     subjects.volume_record("default", "data"): bounds.VOLUME,
     subjects.image_name("default", "debian/12"): bounds.SMALL,
+    subjects.operation_record("n1", UID): bounds.SMALL,
+    subjects.operation_status("n1", UID): bounds.SMALL,
     subjects.join_nonce("n1"): bounds.SMALL,
     subjects.node_spec("n1"): bounds.SMALL,
     subjects.node_reserved("n1"): bounds.SMALL,

@@ -30,6 +30,8 @@ from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Ensure,
+    ExportState,
+    ExportWork,
     HeldResources,
     ImageReady,
     MadeDisk,
@@ -41,18 +43,23 @@ from virtbus.schemas.node_rpc import (
     VolumeRelease,
     VolumeReleased,
 )
+from virtbus.schemas.operation import ExportResult
 from virtbus.schemas.quarantine import (
     Quarantine,
     QuarantineEntry,
     QuarantineRequest,
     QuarantineWork,
 )
+from virtbus.schemas.records import of_operation
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import read, validate
 
 TELL_S = 4.0
 RECOVERY_S = (0.05, 1.0)
+EXPORTED = ExportState(
+    state="done", result=ExportResult(path="/x", size_bytes=1, digest=f"sha256:{'1' * 64}")
+)
 
 
 class Hand:
@@ -68,6 +75,7 @@ class Hand:
         self._threads = Threads(host, process)
         self._jobs: dict[str, tuple[VmRecord, asyncio.Task[ImageReady | NetReady]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._exports: dict[str, asyncio.Task[None]] = {}
         self._released_epochs: dict[str, int] = {}
         self._gone_volumes: set[str] = set()
         self._listed: set[str] = set()
@@ -93,6 +101,8 @@ class Hand:
         if self._kind == "imaged":
             subject = subjects.rpc(self._host.node, "imaged", "volume-release")
             endpoints.append(Endpoint("volume-release", subject, self._volume_release))
+            subject = subjects.rpc(self._host.node, "imaged", "export")
+            endpoints.append(Endpoint("export", subject, self._export))
         info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
         async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
             self._group.create_task(self._tell())
@@ -107,6 +117,8 @@ class Hand:
 
     def _see(self, entry: Entry) -> None:
         uid = entry.key.rpartition(".")[2]
+        if of_operation(entry.key):
+            return
         if uid.startswith("_"):  # the join nonce, the node's desired state
             return
         record = read(VmRecord, entry.value) if entry.kind is EntryKind.PUT else None
@@ -252,6 +264,28 @@ class Hand:
         self._host.watcher.volume_removed(self._host, folder)
         del self._host.disk.volumes[folder]
         return VolumeReleased(found=True)
+
+    async def _export(self, request: Request) -> ExportState:
+        self._ready()
+        want, disk = validate(ExportWork, request.data), self._host.disk
+        if want.do != "ensure":
+            if (task := self._exports.pop(want.id, None)) is not None:
+                task.cancel()
+            if want.do == "cancel" and want.id in disk.exports:
+                return EXPORTED
+            disk.exports.pop(want.id, None)
+            return ExportState(state="none")
+        if want.id in disk.exports:
+            return EXPORTED
+        if want.id not in self._exports:
+            assert self._group is not None
+            self._exports[want.id] = self._group.create_task(self._exporting(want))
+        return ExportState(state="working", step="convert")
+
+    async def _exporting(self, want: ExportWork) -> None:
+        async with self._one(want.uid):
+            await asyncio.sleep(self._host.rng.uniform(0.1, 15.0))
+            self._host.disk.exports[want.id] = want.uid
 
     async def _quarantine(self, request: Request) -> Quarantine:
         self._ready()

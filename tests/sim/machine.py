@@ -82,6 +82,8 @@ class Disk:
     """uid → epoch it was made for."""
     volumes: dict[str, str] = field(default_factory=dict)
     """Folder of a volume → the VM whose disks were made last."""
+    exports: dict[str, str] = field(default_factory=dict)
+    """Operation → the uid of the VM whose disk was exported."""
     written: set[str] = field(default_factory=set)
     """Uids whose guest ran, so that their overlays contain its writes."""
     quarantine: dict[str, QuarantineRequest] = field(default_factory=dict)

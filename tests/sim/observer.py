@@ -12,6 +12,7 @@ from typing import Any
 from tests.sim.image_names import ImageNameObserver
 from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
+from tests.sim.operations import OperationObserver
 from tests.sim.volumes import VolumeObserver
 from tests.sim.wire import SimServer
 
@@ -22,6 +23,7 @@ from virtbus.nodeagent.edge.ledger import LedgerEntry as LedgerEntry
 from virtbus.nodeagent.vm.observation import ONCE_ONLY
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeSpec
+from virtbus.schemas.records import of_operation
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmStatus
@@ -95,6 +97,7 @@ class Observer(Watcher):
         self.wanted: dict[str, Wanted] = {}
         self.volumes = VolumeObserver(self)
         self.image_names = ImageNameObserver(self)
+        self.operations = OperationObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.count = 0
@@ -133,7 +136,9 @@ class Observer(Watcher):
             return
         digest = hashlib.blake2b(entry.value, digest_size=4).hexdigest() if entry.value else "-"
         self.note(entry.key, entry.revision, entry.kind, digest)
-        if stream == "KV_vm":
+        if of_operation(entry.key):
+            self.operations.wrote(stream, entry)
+        elif stream == "KV_vm":
             self._vm_written(entry)
         elif stream == "KV_st" and entry.kind is EntryKind.PUT and "._" not in entry.key:
             self._status_written(read(VmStatus, entry.value), entry.key)

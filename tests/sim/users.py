@@ -27,6 +27,10 @@ EXPLAINED = frozenset(
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
+UNEXPORTED = frozenset(
+    {"vm_runs", "unplaced", "deleting", "no_disk", "vm_not_found", "operation_ended"}
+)
+"""Refusals of exports and cancels that other changes explain."""
 RIVALS = 0.3
 """The probability that another user changes the VM at the same time."""
 
@@ -38,6 +42,8 @@ class Plan:
     vms: int = 20
     volumes: int = 0
     image_names: int = 0
+    exports: bool = False
+    """True: users export disks, and cancel some of the exports."""
     begin_s: float = 2.0
     creates_until_s: float = 120.0
     changes_until_s: float = 200.0
@@ -152,6 +158,7 @@ class User:
         steps: list[Callable[[Wanted], Any]] = [
             *(self.stop, self.start, self.update, self.move),
             *(self.restart, self.pause, self.unpause, self.press),
+            *((self.export,) * 4 if self._plan.exports else ()),
         ]
         for _ in range(rng.randrange(0, 4)):
             await asyncio.sleep(rng.uniform(0.0, 25.0))
@@ -246,6 +253,23 @@ class User:
         except VirtbusError as error:
             wanted.in_doubt = False
             self._observer.note("user", self._number, "not moved", error.reason)
+
+    async def export(self, wanted: Wanted) -> None:
+        """Stop the VM, and export its disk; possibly cancel that, or start the VM meanwhile."""
+        rng = self._rng
+        await self.stop(wanted)
+        await asyncio.sleep(rng.uniform(0.0, 8.0))
+        asked = {"vm": wanted.name, "id": self._bus.sources.uuid7()}
+        try:
+            await self._ask("export", asked, "operation")
+            await asyncio.sleep(rng.uniform(0.0, 12.0))
+            if rng.random() < 0.4:
+                await self._ask("cancel", {"id": asked["id"]}, "operation")
+        except VirtbusError as error:
+            if error.reason not in UNEXPORTED:
+                raise
+        if rng.random() < 0.5:
+            await self.start(wanted)
 
     async def delete(self, wanted: Wanted) -> None:
         wanted.delete_asked = True

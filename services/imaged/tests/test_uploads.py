@@ -1,4 +1,4 @@
-"""Images that clients upload: resumed, verified, named, bounded; IMG-26, IMG-27 (ADR 0050)."""
+"""Images that clients upload: resumed, verified, named, bounded; IMG-26, IMG-27 (ADR 0047)."""
 
 import asyncio
 import gzip

@@ -31,6 +31,7 @@ POLL_S = 0.5
         "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
         "attach": (f"{_HERE}:attach", "Add a volume to a VM that is off."),
         "detach": (f"{_HERE}:detach", "Take a volume from its VM, which is off."),
+        "export": ("virtbus.cli.export:of_volume", "Write a volume to a file on its node."),
         "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
     },
     epilog=examples(

@@ -40,7 +40,7 @@ HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 heartbeats fit in the 16 MiB of the bucket `node`."""
 SMALL = Bound("small value", 20 * KIB, 32 * KIB)
 """Name claims, join records, desired states of nodes, reserved sums, leases, image keys of a
-node.
+node, operations.
 """
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 """Writes after admission add the node, the holder and request ids: less than 2 of the 4 KiB."""
@@ -85,6 +85,8 @@ def bound_of(subject: str) -> Bound:
         return HOSTS
     if tokens[1:3] == ["vm", "_vol"]:
         return VOLUME
+    if tokens[3:4] == ["_op"]:
+        return SMALL
     bound = _BY_PLACE.get(".".join(tokens[:2]), OTHER)
     of_a_vm = len(tokens) == 4 and not tokens[3].startswith("_")
     return bound if of_a_vm or bound not in {RECORD, STATUS} else SMALL

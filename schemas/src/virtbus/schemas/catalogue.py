@@ -18,6 +18,7 @@ from virtbus.schemas import (
     lease,
     node,
     node_rpc,
+    operation,
     paging,
     storage,
     streams,
@@ -27,6 +28,7 @@ from virtbus.schemas import (
     volume_api,
 )
 from virtbus.schemas import image_upload as up
+from virtbus.schemas import operation_api as op
 from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel import Channel as Channel
 from virtbus.schemas.channel import Plane as Plane
@@ -118,6 +120,11 @@ CHANNELS: tuple[Channel, ...] = (
         image_name_api.ImageNameDeleted,
         "Remove an image name; VMs and images stay.",
     ),
+    _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
+    _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),
+    _api("operation", "list", op.OperationList, op.OperationPage, "Operations, in pages."),
+    _api("operation", "cancel", op.OperationAsk, op.OperationView, "End it without effect."),
+    _api("operation", "delete", op.OperationAsk, op.OperationView, "Remove it and its file."),
     _api("network", "list", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Restore records from hosts."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
@@ -162,6 +169,20 @@ CHANNELS: tuple[Channel, ...] = (
         image_name.ImageNameRecord,
         "controller → controller",
         "The URL, digest, transport and pull policy of an image name.",
+    ),
+    _said(
+        subjects.operation_record,
+        Plane.RECORD,
+        operation.OperationRecord,
+        "controller → nodeagent",
+        "Long work on a VM or volume of the node, such as an export.",
+    ),
+    _said(
+        subjects.operation_status,
+        Plane.RECORD,
+        operation.OperationStatus,
+        "nodeagent, controller → controller",
+        "The progress and the end of an operation.",
     ),
     _said(
         subjects.join_nonce,
@@ -278,6 +299,7 @@ CHANNELS: tuple[Channel, ...] = (
         node_rpc.VolumeReleased,
         "Remove the data of a volume.",
     ),
+    _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.ExportState, "Write or end an export."),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
     _rpc("netd", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Networks on the host."),
@@ -291,6 +313,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "freeze", node_rpc.GuestFreeze, api.Empty, "Freeze or thaw a guest."),
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),
     _rpc("agent", "logs", streams.LogsRead, streams.StreamData, "A console's log."),
+    _rpc("agent", "export", streams.ExportRead, streams.StreamData, "The file of an export."),
     _rpc("agent", "port", streams.PortOpen, streams.StreamData, "A port of a guest."),
     _rpc("agent", "vnc", streams.StreamOpen, streams.StreamData, "A display, as RFB."),
     _rpc("agent", "screenshot", streams.StreamOpen, streams.StreamData, "A display, as PNG."),
@@ -361,8 +384,9 @@ FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
     (
         template(subjects.vm_all),
-        "every record, tombstone, join nonce, claim, volume and image name",
+        "every record, tombstone, join nonce, claim, volume, image name and operation",
     ),
+    (template(subjects.operation_anywhere), "one operation on any node"),
     (template(subjects.signing_keys), "the keys that sign records"),
     (template(subjects.watch_renewals), "renewals of a controller's watches"),
     (template(subjects.hosts_all), "the addresses of hosts, one key per node"),

@@ -23,7 +23,7 @@ SAMPLES = {
     "key": "sample-key",
 }
 PARAMETERS = {
-    "uid": "the VM's UUID",
+    "uid": "the UUID of the VM, the volume or the operation",
     "name": "lower-case base32 of the name of a VM, volume or image, without padding",
     "namespace": "the namespace of a VM, volume or image name",
     "node": "a node's id; `_` for VMs without a node",

@@ -58,6 +58,10 @@ class EventKind(StrEnum):
     VOLUME_DELETED = "volume.deleted"
     IMAGE_NAME_SET = "imagename.set"
     IMAGE_NAME_DELETED = "imagename.deleted"
+    OPERATION_ACCEPTED = "operation.accepted"
+    OPERATION_SUCCEEDED = "operation.succeeded"
+    OPERATION_FAILED = "operation.failed"
+    OPERATION_CANCELLED = "operation.cancelled"
     SPAN = "trace.span"
 
 

@@ -1,4 +1,4 @@
-"""Messages by which a client uploads an image to a node, piece by piece (ADR 0050)."""
+"""Messages by which a client uploads an image to a node, piece by piece (ADR 0047)."""
 
 from typing import Annotated, Any
 

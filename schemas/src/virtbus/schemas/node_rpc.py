@@ -6,10 +6,12 @@ from typing import Literal
 from pydantic import Field
 
 from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageKeys, ImageTarget
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
+from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -59,6 +61,32 @@ class VolumeReleased(LenientModel):
     """Nothing of the volume is left; `found`: there was something."""
 
     found: bool = False
+
+
+class ExportWork(LenientModel):
+    """`rpc.imaged.export`: ensure the exported file of operation `id`, or end the export.
+
+    A cancel comes too late for a file that is published; `remove` removes it. The disk is the
+    volume `ref`; without it, the `disk` of the VM `uid`. No guest may use it. There is no field for
+    a path: imaged derives the paths of disks and exports.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel", "remove"] = "ensure"
+    uid: Uid
+    disk: Id | None = None
+    ref: VolumeRef | None = None
+    format: ExportFormat = ExportFormat.QCOW2
+
+
+class ExportState(LenientModel):
+    """The progress of an export. After a cancel, `done` means that the cancel came too late."""
+
+    state: Literal["none", "working", "done"]
+    step: str = ""
+    done_bytes: int = Field(0, ge=0)
+    total_bytes: int = Field(0, ge=0)
+    result: ExportResult | None = None
 
 
 class GuestCommand(LenientModel):

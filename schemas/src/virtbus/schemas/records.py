@@ -7,7 +7,14 @@ from pydantic import BaseModel
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
-from virtbus.schemas.subjects import image_name, volume_record
+from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.subjects import (
+    OPERATIONS,
+    image_name,
+    operation_record,
+    operation_status,
+    volume_record,
+)
 from virtbus.schemas.version import check_version
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
@@ -74,6 +81,28 @@ def read_image_name(key: str, value: bytes) -> ImageNameRecord:
     if key != image_name(record.namespace, record.name):
         raise _foreign(key)
     return record
+
+
+def of_operation(key: str) -> bool:
+    """Return True for the key of an operation or of its status."""
+    tokens = key.split(".")
+    return len(tokens) == 5 and tokens[3] == OPERATIONS
+
+
+def read_operation(key: str, value: bytes) -> OperationRecord:
+    """Return the operation at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(OperationRecord, key, value)
+    if key != operation_record(record.node, record.id):
+        raise _foreign(key)
+    return record
+
+
+def read_operation_status(key: str, value: bytes) -> OperationStatus:
+    """Return the status of an operation at `key`; raises VirtbusError as `read_record`."""
+    status = read_stored(OperationStatus, key, value)
+    if key != operation_status(status.node, status.id):
+        raise _foreign(key)
+    return status
 
 
 def _foreign(key: str) -> VirtbusError:

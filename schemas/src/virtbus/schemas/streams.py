@@ -57,6 +57,15 @@ class PortOpen(StreamOpen):
     protocol: Literal["tcp", "udp"] = "tcp"
 
 
+class ExportRead(StreamOpen):
+    """`rpc.agent.export`: read the file of the export `uid` (the operation's id).
+
+    The bytes begin at `offset`. The operation's result has the size and the digest.
+    """
+
+    offset: int = Field(0, ge=0)
+
+
 class StreamData(LenientModel):
     """A piece of a stream, in either direction; without `data` it is a keep-alive.
 

@@ -17,6 +17,7 @@ RIVAL_KEY = "_rival"
 IMAGES_KEY = "_images"
 HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
+OPERATIONS = "_op"
 VOLUMES = "_vol"
 VOLUME_KEYS = f"$KV.vm.{VOLUMES}."
 """The prefix of the keys of all volumes."""
@@ -45,7 +46,7 @@ def vm_anywhere(uid: str) -> str:
 
 
 def vm_all() -> str:
-    """Filter over every record, tombstone, join nonce, claim, volume and image name."""
+    """Filter over every record, tombstone, join nonce, claim, volume, image name and operation."""
     return "$KV.vm.>"
 
 
@@ -63,6 +64,21 @@ def image_name(namespace: str, name: str) -> str:
     """`$KV.vm._img.<namespace>.<base32(name)>`: an image name; the namespace `_` is the fleet."""
     token = name_token(check_image_name(name))
     return f"$KV.vm.{IMAGE_NAMES}.{check_scope(namespace)}.{token}"
+
+
+def operation_record(node: str, uid: str) -> str:
+    """`$KV.vm.<node>._op.<id>`: an operation of a VM or volume of the node."""
+    return f"$KV.vm.{check_id(node)}.{OPERATIONS}.{check_uid(uid)}"
+
+
+def operation_anywhere(uid: str) -> str:
+    """Filter over one operation on every node."""
+    return f"$KV.vm.*.{OPERATIONS}.{check_uid(uid)}"
+
+
+def operation_status(node: str, uid: str) -> str:
+    """`$KV.st.<node>._op.<id>`: the progress and the end of an operation."""
+    return f"$KV.st.{check_id(node)}.{OPERATIONS}.{check_uid(uid)}"
 
 
 def join_nonce(node: str) -> str:

@@ -6,7 +6,15 @@ import hashlib
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageTarget, parse_image_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
-from virtbus.schemas.node_rpc import ForgottenImage, MadeDisk, VolumeRelease, VolumeReleased
+from virtbus.schemas.node_rpc import (
+    ExportState,
+    ExportWork,
+    ForgottenImage,
+    MadeDisk,
+    VolumeRelease,
+    VolumeReleased,
+)
+from virtbus.schemas.operation import ExportResult
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 
@@ -21,6 +29,8 @@ class SimulatedImages:
         """The digests of the images that a VM's disks use, by uid."""
         self._volumes: set[str] = set()
         """The folders of volumes."""
+        self._exports: dict[str, bool] = {}
+        """By operation: True if the export is published."""
 
     def pull(self, ref: str, target: ImageTarget | None = None) -> ImageInfo:
         """Add an image and return it; raise VirtbusError 400 for an invalid reference."""
@@ -66,6 +76,19 @@ class SimulatedImages:
         found = want.ref.folder in self._volumes
         self._volumes.discard(want.ref.folder)
         return VolumeReleased(found=found)
+
+    def export(self, want: ExportWork) -> ExportState:
+        """Export a disk as an empty file, in two requests."""
+        if want.do == "remove" or (want.do == "cancel" and not self._exports.get(want.id)):
+            self._exports.pop(want.id, None)
+            return ExportState(state="none")
+        if want.id not in self._exports:
+            self._exports[want.id] = False
+            return ExportState(state="working", step="convert")
+        self._exports[want.id] = True
+        digest = f"sha256:{hashlib.sha256().hexdigest()}"
+        result = ExportResult(path=f"/{want.id}/disk.{want.format}", size_bytes=0, digest=digest)
+        return ExportState(state="done", result=result)
 
     def release(self, uid: str) -> None:
         """Remove a VM's disks."""

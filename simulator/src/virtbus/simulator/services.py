@@ -21,6 +21,7 @@ from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     Arm,
     Ensure,
+    ExportWork,
     ForgetImage,
     HeldImages,
     HeldResources,
@@ -80,6 +81,7 @@ class SimulatedNode:
             "release": (Release, self.release_disks),
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
+            "export": (ExportWork, self.images.export),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "upload": (UploadImage, self.images.upload),

@@ -15,7 +15,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node_rpc import ANY_EPOCH, ImageReady, NetReady, Release
-from virtbus.schemas.records import read_record
+from virtbus.schemas.records import of_operation, read_record
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import valid_uid
 
@@ -133,6 +133,8 @@ class RecordWorker(Generic[Ready]):
 
     def _see(self, entry: Entry, node: str, of_node: Callable[[Entry], None]) -> None:
         uid = entry.key.rpartition(".")[2]
+        if of_operation(entry.key):
+            return  # a key for the agent
         if not is_id(uid):
             of_node(entry)
             return

@@ -22,7 +22,7 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
-from virtbus.schemas.records import plain_stored
+from virtbus.schemas.records import of_operation, plain_stored
 from virtbus.schemas.subjects import (
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
@@ -295,9 +295,11 @@ def _signs(key: str) -> bool:
 def _lasts(entry: Entry) -> bool:
     """Return False for purge markers and for keys that only concern this bus.
 
-    These are join records, tombstones and addresses of hosts.
+    These are join records, tombstones, addresses of hosts and operations.
     """
     if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
+        return False
+    if of_operation(entry.key):
         return False
     try:
         value = plain_stored(entry.key, entry.value) if _is_record(entry.key) else {}

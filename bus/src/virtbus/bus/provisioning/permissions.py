@@ -12,7 +12,7 @@ from virtbus.bus.client.consumers import node_consumer
 from virtbus.bus.client.owners import BRIDGE
 from virtbus.bus.provisioning.stream_setup import WATCHING_SERVICES
 from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
-from virtbus.schemas.subjects import api, node_instance
+from virtbus.schemas.subjects import OPERATIONS, api, node_instance
 
 ADMIN = "admin"
 CONTROLLER = "controller"
@@ -241,6 +241,7 @@ def agent(node: str) -> Role:
             *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{node}.>" for kv in ("vm", "sec", "st")),
             f"$JS.API.DIRECT.GET.KV_node.$KV.node.{node}",
             f"$KV.st.{node}.*",
+            f"$KV.st.{node}.{OPERATIONS}.*",
             f"$KV.node.{node}",
             f"virtbus.evt.{node}.>",
             f"virtbus.node.{node}.>",

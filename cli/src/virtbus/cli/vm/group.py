@@ -26,6 +26,7 @@ _HERE = "virtbus.cli.vm"
         "eject": (f"{_HERE}.media:eject", "Eject the medium of a VM's CD-ROM drive."),
         "insert": (f"{_HERE}.media:insert", "Insert the medium of a VM's CD-ROM drive again."),
         "adopt": (f"{_HERE}.adopt", "Take an orphaned VM from its Kubernetes cluster."),
+        "export": ("virtbus.cli.export:of_vm", "Write a disk of a VM that is off to a file."),
         "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),
         "ssh": (f"{_HERE}.ssh", "Log in to a VM's guest over the bus."),

@@ -27,6 +27,8 @@ from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
 from virtbus.controller.edge.node_monitor import NodeMonitor
+from virtbus.controller.edge.operation_api import OperationApi, OperationLimits
+from virtbus.controller.edge.operation_sweep import OperationSweep
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
@@ -57,6 +59,7 @@ READS_AT_ONCE = {
     ("network", "list"): 8,
     ("volume", "list"): 8,
     ("imagename", "list"): 8,
+    ("operation", "list"): 8,
     ("bus", "status"): 4,
 }
 """Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
@@ -102,8 +105,13 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
-        volumes = VolumeQuota(settings.volumes_per_namespace, settings.volumes_in_all)
-        self._volumes = VolumeApi(bus, self._fleet, events, self._storage, volumes)
+        self._volumes = VolumeApi(
+            bus,
+            self._fleet,
+            events,
+            self._storage,
+            VolumeQuota(settings.volumes_per_namespace, settings.volumes_in_all),
+        )
         self._image_names = ImageNameApi(
             bus,
             self._fleet,
@@ -111,6 +119,7 @@ class ControllerService:
             self._storage,
             ImageNameQuota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
+        self._operations = self._operation_api(events)
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
@@ -127,6 +136,12 @@ class ControllerService:
         self._feeds.listeners += [self._placing.wake, self._removals.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
+    def _operation_api(self, events: FleetEvents) -> OperationApi:
+        """Return the handlers of requests about operations."""
+        all_, each = self._settings.operations_in_all, self._settings.operations_per_namespace
+        limits = OperationLimits(each, all_, self._settings.operation_keep_s)
+        return OperationApi(self._bus, self._fleet, events, self._storage, limits, self._vms)
+
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
@@ -142,6 +157,7 @@ class ControllerService:
             self._placing.run,
             self._removals.run,
             HoldSweep(bus, fleet, events).run,
+            OperationSweep(bus, fleet, settings.operation_keep_s).run,
             Overtaken(bus, fleet).run,
             HostDuty(bus, fleet, events).run,
         ]
@@ -190,7 +206,7 @@ class ControllerService:
         return {node for node in self._fleet.nodes if not self._fleet.silent(node, now_s)}
 
     def _endpoints(self) -> list[Endpoint]:
-        vms, nodes, about = self._vms, self._nodes, self._about
+        vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
         power, commands, volumes = self._power, self._commands, self._volumes
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         names = self._image_names
@@ -236,6 +252,11 @@ class ControllerService:
             ("imagename", "get"): names.get,
             ("imagename", "list"): names.list,
             ("imagename", "delete"): names.delete,
+            ("operation", "export"): operations.export,
+            ("operation", "get"): operations.get,
+            ("operation", "list"): operations.list,
+            ("operation", "cancel"): operations.cancel,
+            ("operation", "delete"): operations.delete,
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,

@@ -45,6 +45,22 @@ class Settings(ServiceSettings):
     image_names_in_all: int = Field(
         10_000, ge=1, description="image names on the bus at most, as volumes_per_namespace"
     )
+    operations_per_namespace: int = Field(
+        100,
+        ge=1,
+        description="operations of a namespace at most, those that ended within operation_keep_s "
+        "included",
+    )
+    operations_in_all: int = Field(
+        10_000, ge=1, description="operations of all namespaces at most, as above"
+    )
+    operation_keep_s: float = Field(
+        86_400.0,
+        ge=1,
+        le=86_400,
+        description="seconds that an operation and its file are kept after its end; the same on "
+        "every controller",
+    )
 
     fence_command: tuple[str, ...] = Field(
         (),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.bus.runtime.recent import Recent
 from virtbus.imaged.core import expiry, overlay
 from virtbus.imaged.core.disk_requests import (
@@ -21,6 +20,7 @@ from virtbus.imaged.core.disk_requests import (
 )
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
+from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
@@ -87,7 +87,7 @@ class Disks:
         """Set when the quarantine changed, and at the start, so that it is counted again."""
         self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
-        self._locks = KeyedLock()
+        self.locks = DiskLocks()
         self._epochs: Recent[str, int] = Recent(MAX_REMEMBERED)
         self._released: Recent[str, int] = Recent(MAX_REMEMBERED)
 
@@ -109,7 +109,7 @@ class Disks:
         """
         wanted = wanted_disks(record, self._max_virtual_bytes)
         self._fence(record)
-        async with self._locks.of(record.uid):
+        async with self.locks.of(record.uid):
             self._fence(record)
             asker = Asker(listener, record.uid, record.namespace)
             found = await self._all(record, wanted, asker, logins)
@@ -157,7 +157,7 @@ class Disks:
         folders = {disk.ref.folder for disk in wanted if disk.ref is not None}
         async with contextlib.AsyncExitStack() as stack:
             for folder in sorted(folders):
-                await stack.enter_async_context(self._locks.of(folder))
+                await stack.enter_async_context(self.locks.of(folder))
             return await self._threads.run(self._ensure_many, record, wanted, images)
 
     def _cached(self, disk: DiskRequest) -> ImageInfo | None:
@@ -251,7 +251,7 @@ class Disks:
         Raises:
             VirtbusError: 409 `stale_epoch`: the VM was assigned again since; 503 `store_error`.
         """
-        async with self._locks.of(uid):
+        async with self.locks.of(uid):
             if epoch < self._epochs.get(uid, 0):
                 raise stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
@@ -269,7 +269,7 @@ class Disks:
         Raises:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
         """
-        async with self._locks.of(ref.folder):
+        async with self.locks.of(ref.folder):
             await self._threads.run(self._volumes.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image
             return await self._threads.run(self._volumes.remove, ref.folder)
@@ -297,7 +297,7 @@ class Disks:
 
         Existing disks of the VM go to the quarantine, in an entry that `keep` describes.
         """
-        async with self._locks.of(uid):
+        async with self.locks.of(uid):
             instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
             await self._threads.run(self._quarantine.restore, entry, uid, instead)
             self.recount.set()

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from virtbus.bus.client.ports import Request
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.exports import Exports
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
@@ -16,6 +18,8 @@ from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, seale
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import (
     Ensure,
+    ExportState,
+    ExportWork,
     ForgetImage,
     ForgottenImage,
     HeldImages,
@@ -41,6 +45,14 @@ WAITS_S = 20.0
 Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Transfers between clients and the node's disk."""
+
+    uploads: Uploads
+    exports: Exports
+
+
 class Requests:
     """The handlers of all verbs. Each request may be repeated."""
 
@@ -50,14 +62,14 @@ class Requests:
         work: RecordWorker[ImageReady],
         disks: Disks,
         images: Images,
-        uploads: Uploads,
+        transfers: Transfers,
         reporter: DiskReporter,
     ) -> None:
         self._group = group
         self._work = work
         self._disks = disks
         self._images = images
-        self._uploads = uploads
+        self._transfers = transfers
         self._reporter = reporter
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
@@ -95,6 +107,10 @@ class Requests:
         if found:
             log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})
         return VolumeReleased(found=found)
+
+    async def export(self, request: Request) -> ExportState:
+        """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
+        return await self._transfers.exports.do(validate(ExportWork, request.data))
 
     async def quarantine(self, request: Request) -> Quarantine:
         """List, get, restore or purge entries of the quarantine. Each may be repeated."""
@@ -165,7 +181,7 @@ class Requests:
     async def upload(self, request: Request) -> UploadedImage:
         """Store a piece of an image; errors as `Uploads.take`."""
         want = validate(UploadImage, request.data)
-        return await self._uploads.take(want, request.account, _left_s(request))
+        return await self._transfers.uploads.take(want, request.account, _left_s(request))
 
     async def delete(self, request: Request) -> ForgottenImage:
         """Remove an image's names, and its bytes if no disk uses it."""

@@ -21,12 +21,14 @@ from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
+from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.local_files import LocalFiles
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
+from virtbus.imaged.exports import ExportParts, Exports
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
-from virtbus.imaged.requests import Requests
+from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
 from virtbus.imaged.uploads import Uploads
 from virtbus.schemas import subjects
@@ -38,7 +40,7 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
-VERBS["volume-release"] = 64
+VERBS |= {"volume-release": 64, "export": 64}
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -131,8 +133,10 @@ class Imaged:
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
-        uploads = self._uploads(group, store, names, images)
-        self._requests = Requests(group, work, disks, images, uploads, reporter)
+        transfers = Transfers(
+            self._uploads(group, store, names, images), self._exports(group, disks, store, files)
+        )
+        self._requests = Requests(group, work, disks, images, transfers, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
         process.notify("READY=1")
@@ -158,6 +162,17 @@ class Imaged:
             uploads=self._settings.uploads,
             changed=self._images_changed,
         )
+
+    def _exports(
+        self, group: asyncio.TaskGroup, disks: Disks, store: ImageStore, files: DiskFolders
+    ) -> Exports:
+        """Return the exports of the node; old ones expire."""
+        exported = ExportFiles(files.root, self._settings.space)
+        limits = self._settings.limits
+        parts = ExportParts(disks.locks, store, files, exported, self._threads, limits)
+        exports = Exports(group, parts)
+        group.create_task(exports.expire_forever())
+        return exports
 
     def _registries(self) -> Registries:
         return Registries(

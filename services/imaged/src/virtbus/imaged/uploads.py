@@ -1,4 +1,4 @@
-"""Receives images from clients, piece by piece, and stores them under names (ADR 0050).
+"""Receives images from clients, piece by piece, and stores them under names (ADR 0047).
 
 An upload is a partial download whose bytes a client sends. Its part is named by the account, the
 digest and the size, so it continues after a restart of the client, of imaged or of the host.

@@ -22,6 +22,7 @@ from virtbus.nodeagent.core.uid_table import (
 )
 from virtbus.nodeagent.early_events import EarlyEvents
 from virtbus.nodeagent.node_spec import OTHER_BUS, JoinCheck, NodeSpecFollower
+from virtbus.nodeagent.operation_runner import OperationRunner
 from virtbus.nodeagent.status_gc import StatusCollector
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.intent import MOVED, overtaken
@@ -30,7 +31,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.node_rpc import ImageReady, NetReady
-from virtbus.schemas.records import DELETED, read_record
+from virtbus.schemas.records import DELETED, of_operation, read_record
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,12 @@ class Assignments:
         self.join = JoinCheck(tools.files)
         self.listed = False
         """True once a list was complete since the start of the agent."""
+        self.operations = OperationRunner(
+            tools.bus,
+            tools.settings.node,
+            lambda: [actor.vm for actor in self.actors.values()],
+            lambda: self.listed and self.join.trusted,
+        )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()
         """Set when a purged record may have left orphans on this host."""
@@ -95,6 +102,7 @@ class Assignments:
         if item is WatchMark.RESET:
             self.join.nonce = ""
             self.listings.begin()
+            self.operations.list_begins()
             self._node_spec.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
@@ -106,11 +114,13 @@ class Assignments:
             except VirtbusError as error:
                 # The last readable record stays in force (MSG-16).
                 log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
-                if is_uid(uid):
+                if is_uid(uid) and not of_operation(item.key):
                     self.listings.hear(uid, "unreadable")
 
     def _take_entry(self, uid: str, entry: Entry) -> None:
-        if uid == subjects.JOIN_KEY:
+        if of_operation(entry.key):
+            self.operations.take(entry)
+        elif uid == subjects.JOIN_KEY:
             self.join.take(entry)
         elif uid == subjects.NODE_SPEC_KEY:
             self._take_wish(entry)
@@ -185,6 +195,7 @@ class Assignments:
                 actor.hold(OTHER_BUS)
         if trusted and self.listings.count(PURGED):
             self.sweep_due.set()
+        self.operations.list_ends()
         if not (trusted or self.join.nonce or self._looking or self.group is None):
             self._looking = True
             self.group.create_task(self._look_again())

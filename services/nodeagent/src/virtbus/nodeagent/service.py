@@ -14,6 +14,7 @@ from virtbus.nodeagent.commands import Commands
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.uid_table import ABSENT
 from virtbus.nodeagent.domain_events import DomainEvents
+from virtbus.nodeagent.export_stream import ExportStreams
 from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.node_spec import OTHER_BUS
 from virtbus.nodeagent.quarantine import QuarantineDesk
@@ -56,6 +57,7 @@ class NodeAgent:
             vms.group = group
             group.create_task(self._liveness.run())
             group.create_task(vms.left.run())
+            group.create_task(vms.operations.run())
             async with (
                 tools.bus.subscribe(subjects.ready_all(node)) as ready,
                 tools.hypervisor.events() as events,
@@ -92,9 +94,14 @@ class NodeAgent:
             "audit": self._auditor.answer,
             "quarantine": QuarantineDesk(tools, self._auditor, vms).answer,
         }
+        node, state_dir = tools.settings.node, tools.settings.state_dir
+        exports = ExportStreams(tools.bus, node, state_dir, vms.operations)
         return [
-            Endpoint(f"agent-{verb}", subjects.rpc(tools.settings.node, "agent", verb), handler)
-            for verb, handler in handlers.items()
+            exports.endpoint(),
+            *(
+                Endpoint(f"agent-{verb}", subjects.rpc(node, "agent", verb), handler)
+                for verb, handler in handlers.items()
+            ),
         ]
 
     async def _domains_when_up(self) -> list[DomainFacts]:

@@ -7,6 +7,7 @@ from virtbus.controller.core import vm_states
 from virtbus.nodeagent.core import uid_table
 from virtbus.nodeagent.vm import machine
 from virtbus.nodeagent.vm.status import VISIBLE
+from virtbus.schemas import operation
 
 EVERYWHERE = 8
 """An event that leads to one state from more states than this is listed, not drawn."""
@@ -17,7 +18,9 @@ Rows = list[tuple[str, str, str, str]]
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join(["# Lifecycles", "", *_of_users(), *_of_agents(), *_of_uids()])
+    return "\n".join(
+        ["# Lifecycles", "", *_of_users(), *_of_agents(), *_of_uids(), *_of_operations()]
+    )
 
 
 def _of_users() -> list[str]:
@@ -71,6 +74,26 @@ def _of_agents() -> list[str]:
         *_listed(control, ("State", "Signal", "Next", "Effects")),
         "",
     ]
+
+
+def _of_operations() -> list[str]:
+    rows: Rows = [(*key, after, "") for key, after in operation.TABLE.items()]
+    return [
+        "## An operation",
+        "",
+        f"From `TABLE` in `{operation.__name__}` (ADR 0048). The steps of each kind (`STEPS`):",
+        "",
+        *(f"- {kind}: {_steps(steps)}" for kind, steps in operation.STEPS.items()),
+        "",
+        *_drawn(rows, operation.OperationPhase.ACCEPTED),
+        "",
+        *_listed(rows, ("Phase", "Event", "Next")),
+        "",
+    ]
+
+
+def _steps(steps: Iterable[operation.Step]) -> str:
+    return ", ".join(f"{step.name} (final)" if step.final else step.name for step in steps)
 
 
 def _of_uids() -> list[str]:

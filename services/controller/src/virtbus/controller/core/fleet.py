@@ -21,6 +21,7 @@ from virtbus.controller.core.nodes import (
     brake,
     state_of,
 )
+from virtbus.controller.core.operations import Operations
 from virtbus.controller.core.placement import (
     CPU_OVERCOMMIT,
     Candidate,
@@ -72,6 +73,7 @@ class Fleet:
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
     volumes: Volumes = field(default_factory=Volumes)
+    operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""
     evacuating: set[str] = field(default_factory=set)
@@ -246,8 +248,7 @@ class Fleet:
 
     def forget_left(self, now_s: float) -> None:
         """Forget nodes that left: their heartbeat keys expire without a message."""
-        gone = [node for node, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]
-        for node in gone:
+        for node in [n for n, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]:
             self.forget_node(node)
 
     def forget_node(self, node: str) -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.records import of_operation
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import IMAGE_NAMES, IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY, VOLUMES
 from virtbus.schemas.vm import VmSpec
@@ -49,6 +50,8 @@ class Unreadable(NamedTuple):
     def kind(self) -> str:
         """Return the kind of value that the key should have."""
         _, bucket, place, *_ = self.key.split(".")
+        if of_operation(self.key):
+            return "operation" if bucket == "vm" else "operation's status"
         if self.uid.startswith("_"):
             return _NODE_WIDE.get(self.uid, "value")
         if bucket != "vm":

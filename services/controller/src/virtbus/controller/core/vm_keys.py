@@ -6,7 +6,13 @@ from typing import NamedTuple
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.records import read_image_name, read_record, read_stored, read_volume
+from virtbus.schemas.records import (
+    of_operation,
+    read_image_name,
+    read_record,
+    read_stored,
+    read_volume,
+)
 from virtbus.schemas.subjects import (
     HOST_KEY,
     HOSTS_KEY,
@@ -59,11 +65,11 @@ class StoredClaim(NamedTuple):
 def read_vm_key(key: str, value: bytes) -> VmKey | None:
     """Return the decoded value at a `$KV.vm` key; the key decides its type.
 
-    Return None for host records, host addresses, join records and reserved sums, which other
-    modules read. Raises VirtbusError if the value cannot be read.
+    Return None for host records, host addresses, join records, reserved sums and operations, which
+    other modules read. Raises VirtbusError if the value cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] in {HOST_KEY, HOSTS_KEY} or tokens[2] == RESERVED:
+    if tokens[-1] in {HOST_KEY, HOSTS_KEY} or tokens[2] == RESERVED or of_operation(key):
         return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)

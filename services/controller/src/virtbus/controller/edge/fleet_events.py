@@ -6,6 +6,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
@@ -55,6 +56,19 @@ class FleetEvents:
             message=message,
         )
         self._events.emit(event, f"{record.uid}:{revision}:{kind}")
+
+    def operation(self, record: OperationRecord, revision: int) -> None:
+        """Emit that an operation was accepted; its node emits its end."""
+        event = self._events.event(
+            EventKind.OPERATION_ACCEPTED,
+            uid=record.uid,
+            node=record.node,
+            epoch=record.epoch,
+            namespace=record.namespace,
+            name=record.name,
+            detail={"operation": record.id, "kind": record.kind},
+        )
+        self._events.emit(event, f"{record.id}:{revision}")
 
     def emit(self, kind: EventKind, record: VmRecord, message: str, *, revision: int = 0) -> None:
         """Emit an event of a VM. Repeats of a step have one message id, so they are stored once.

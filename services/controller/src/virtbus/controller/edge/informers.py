@@ -8,12 +8,14 @@ from contextlib import suppress
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.operations import Operations
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import DeadLetter
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.records import of_operation
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,11 @@ class Informers:
 
     def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
         try:
-            uid = take(entry)
+            uid = None
+            if of_operation(entry.key):
+                _take_operation(self._fleet.operations, entry)
+            else:
+                uid = take(entry)
         except VirtbusError as error:
             # One invalid value must not stop the watch; the last valid one stays (MSG-16).
             found = unreadable(entry, error)
@@ -128,7 +134,9 @@ class Informers:
         """Drop the value of a key that is not a VM's, or that was unreadable."""
         fleet = self._fleet
         fleet.damaged.discard(key)
-        if key.endswith(f".{subjects.HOST_KEY}"):
+        if of_operation(key):
+            fleet.operations.forget(key)
+        elif key.endswith(f".{subjects.HOST_KEY}"):
             node = key.split(".")[2]
             fleet.hosts.records.pop(node, None)
             fleet.offer(node)
@@ -155,6 +163,7 @@ class Informers:
             *(subjects.node_host(node) for node in fleet.hosts.records),
             *fleet.volumes.keys(),
             *fleet.images.names.keys(),
+            *fleet.operations.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
@@ -200,7 +209,9 @@ class Informers:
         self._changed(self._fleet.drop_moved(uid, revision))
 
     def _known_in_st(self) -> set[str]:
-        return {uid for _, uid in self._fleet.statuses} | self._fleet.images.known()
+        fleet = self._fleet
+        known = fleet.images.known() | fleet.operations.status_keys()
+        return {uid for _, uid in fleet.statuses} | known
 
     def _status(self, entry: Entry) -> str | None:
         last = entry.key.rpartition(".")[2]
@@ -239,8 +250,17 @@ def _take_named(fleet: Fleet, entry: Entry) -> None:
         cache.put(entry.key, entry.value, entry.revision)
 
 
+def _take_operation(operations: Operations, entry: Entry) -> None:
+    if entry.kind is EntryKind.PURGE:
+        operations.forget(entry.key)
+    else:
+        operations.put(entry.key, entry.value, entry.revision)
+
+
 def _name(key: str) -> str:
-    """Return the uid in a VM's key, or the whole key if it is a node's."""
+    """Return the uid in a VM's key, or the whole key if it is a node's or an operation's."""
+    if of_operation(key):
+        return key
     last = key.rsplit(".", maxsplit=1)[-1]
     whole = {subjects.NODE_SPEC_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY}
     return key if last in whole else last

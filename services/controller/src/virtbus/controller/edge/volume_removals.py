@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
@@ -12,6 +13,7 @@ from virtbus.controller.core.volume_changes import has_data
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -37,6 +39,7 @@ class VolumeRemovals:
         self._fleet = fleet
         self._events = events
         self._writes = VolumeWrites(bus)
+        self._operations = OperationWrites(bus)
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -62,6 +65,7 @@ class VolumeRemovals:
         if held is None or not held.record.deleting:
             return
         try:
+            await self._end_operations(held.record.uid)
             await self._release(held)
             revision = await self._writes.end(held)
         except ConflictError:
@@ -73,6 +77,13 @@ class VolumeRemovals:
         self._events.volume(EventKind.VOLUME_DELETED, held.record, revision, "")
         extra = {"code": "volume_deleted", "uid": held.record.uid}
         log.info("deleted volume %s", held.record.name, extra=extra)
+
+    async def _end_operations(self, uid: str) -> None:
+        """Cancel the operations of the volume. imaged releases it after their end."""
+        for operation in self._fleet.operations.open_of(uid):
+            if not operation.record.cancel:
+                with suppress(VirtbusError):  # it ends, or has ended
+                    await self._operations.cancel(operation.record.id)
 
     async def _release(self, held: StoredVolume) -> None:
         """Let the node remove the data; raises BusError if it does not answer."""

@@ -55,7 +55,7 @@ class Conversions:
         source, into = parts
         await self._threads.run(into.restart, None)
         cpu_s = int(self._limits.free_decode_s + source.offset / self._limits.least_decode_bytes_s)
-        with _lent(source.descriptor), _lent(into.descriptor):
+        with lent(source.descriptor), lent(into.descriptor):
             process = await self._start(foreign, source.descriptor, into.descriptor, cpu_s + 1)
             try:
                 async with asyncio.timeout(_WALL_PER_CPU * (cpu_s + 1)):
@@ -140,7 +140,7 @@ def _over(url: str, cpu_s: int) -> VirtbusError:
 
 
 @contextlib.contextmanager
-def _lent(descriptor: int) -> Iterator[None]:
+def lent(descriptor: int) -> Iterator[None]:
     """Give a file to the sandbox's user meanwhile, if this is root."""
     if os.geteuid() != 0:
         yield

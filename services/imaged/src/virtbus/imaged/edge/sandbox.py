@@ -1,9 +1,10 @@
-"""Runs one program with no rights but two open files: `python -I -S sandbox.py LIMITS -- PROGRAM…`.
+"""Runs one program with no rights but open files: `python -I -S sandbox.py LIMITS -- PROGRAM…`.
 
-Landlock takes away all files except the programs and libraries of the system and the two
-descriptors. A seccomp filter takes away sockets, processes, signals and what changes files by path.
-Both last until the program ends. It needs no privilege, no namespace and no other package; this
-file imports nothing of virtbus, so that it starts in 20 ms. ADR 0041 has the reasons.
+Landlock takes away all files except the programs and libraries of the system and the given
+descriptors, of which one is for writing. A seccomp filter takes away sockets, processes, signals
+and what changes files by path. Both last until the program ends. It needs no privilege, no
+namespace and no other package; this file imports nothing of virtbus, so that it starts in 20 ms.
+ADR 0041 has the reasons.
 """
 
 import contextlib
@@ -65,8 +66,8 @@ def landlock_version() -> int:
     return max(0, int(_LIBC.syscall(_CREATE_RULESET, None, 0, 1)))
 
 
-def restrict_files(version: int, source: int, target: int) -> None:
-    """Leave only programs and libraries, the descriptor `source`, and `target` for writing."""
+def restrict_files(version: int, sources: tuple[int, ...], target: int) -> None:
+    """Leave only programs and libraries, the descriptors `sources`, and `target` for writing."""
     rights = _FILE_RIGHTS[max(known for known in _FILE_RIGHTS if known <= version)]
     fields = [rights] + [_NET_RIGHTS] * (version >= 4) + [_SCOPES] * (version >= 6)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
@@ -76,7 +77,8 @@ def restrict_files(version: int, source: int, target: int) -> None:
     for path, allowed in READABLE.items():
         with contextlib.suppress(FileNotFoundError):
             _allow(ruleset, os.open(path, os.O_PATH | os.O_CLOEXEC), allowed)
-    _allow(ruleset, source, _READ_FILE)
+    for source in sources:
+        _allow(ruleset, source, _READ_FILE)
     _allow(ruleset, target, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & rights)
     _checked(_LIBC.syscall(_RESTRICT_SELF, ruleset, 0), "restrict itself")
     os.close(ruleset)
@@ -151,7 +153,7 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def enter(source: int, target: int, limits: tuple[int, int, int]) -> None:
+def enter(sources: tuple[int, ...], target: int, limits: tuple[int, int, int]) -> None:
     """Give all rights of this process up; `limits` are (address space, file size, CPU seconds).
 
     Raises:
@@ -165,16 +167,20 @@ def enter(source: int, target: int, limits: tuple[int, int, int]) -> None:
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "follow its parent")
     _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "set no_new_privs")
     _limit(*limits)
-    restrict_files(version, source, target)
+    restrict_files(version, sources, target)
     _restrict_calls()
 
 
 def main(argv: list[str]) -> None:
-    """Enter the sandbox, and become the program."""
-    source, target, *limits = map(int, argv[:5])
-    program = argv[6:]
+    """Enter the sandbox, and become the program.
+
+    The numbers are a descriptor to read, one to write, three limits, and more to read.
+    """
+    end = argv.index("--")
+    source, target, *numbers = map(int, argv[:end])
+    program = argv[end + 1 :]
     try:
-        enter(source, target, (limits[0], limits[1], limits[2]))
+        enter((source, *numbers[3:]), target, (numbers[0], numbers[1], numbers[2]))
         os.execve(program[0], program, {"LC_ALL": "C"})  # noqa: S606  the program of our caller
     except OSError as error:
         os.write(2, f"sandbox: {error.strerror}".encode())

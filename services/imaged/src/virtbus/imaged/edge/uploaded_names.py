@@ -1,4 +1,4 @@
-"""Lists the image names that clients uploaded; nothing but a request removes them (ADR 0050)."""
+"""Lists the image names that clients uploaded; nothing but a request removes them (ADR 0047)."""
 
 from virtbus.imaged.edge.store import ImageStore
 

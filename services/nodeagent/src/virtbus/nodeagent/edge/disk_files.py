@@ -66,12 +66,12 @@ class HostDiskFiles:
         try:
             if source.backing_path and source.backing_format is not None:
                 image = Path(source.backing_path).name
-                with _opened(self._state / IMAGES, (DATA,), image) as descriptor:
+                with opened_beneath(self._state / IMAGES, (DATA,), image) as descriptor:
                     _check_file(volume, descriptor, names=1)
                     head = os.pread(descriptor, HEAD_BYTES, 0)
                     check_image(volume, head, source.backing_format)
             *folders, name = source.place
-            with _opened(self._state / DISKS, tuple(folders), name) as descriptor:
+            with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
                 path = self._pinned(uid, volume, descriptor)
         except OSError as error:
@@ -126,7 +126,7 @@ def _same(path: Path, other: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(root: Path, folders: tuple[str, ...], name: str) -> Iterator[int]:
+def opened_beneath(root: Path, folders: tuple[str, ...], name: str) -> Iterator[int]:
     """Open the file `name` below `root`; `root` itself may be a symlink.
 
     Raises:

@@ -1,0 +1,171 @@
+"""Implements `virtbus operation list|get|watch|cancel|delete`."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from virtbus.cli import output, units
+from virtbus.cli.failures import CliError, Exit, unknown
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.progress import Steps
+
+_HERE = "virtbus.cli.operation"
+HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESSAGE")
+ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
+POLL_S = 0.5
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs={
+        "list": (f"{_HERE}:listing", "List operations."),
+        "get": (f"{_HERE}:get", "Show one operation."),
+        "watch": (f"{_HERE}:watch", "Show the progress of an operation until its end."),
+        "cancel": (f"{_HERE}:cancel", "End operations without effect."),
+        "delete": (f"{_HERE}:delete", "Remove ended operations and their files."),
+    },
+    epilog=examples(
+        """
+        virtbus operation list
+        virtbus operation watch 0192f0c1-2d3e-7abc-8def-0123456789ab
+        """
+    ),
+)
+def command() -> None:
+    """Manage operations: long work on VMs and volumes, such as exports.
+
+    An operation runs on the node of its VM or volume, one at a time for each. It needs no client:
+    it continues when this command is interrupted. It is kept for a day after its end.
+    """
+
+
+@click.command(
+    name="list",
+    epilog=examples(
+        """
+        virtbus operation list
+        virtbus operation list -o json | jq -r '.items[] | select(.phase == "Failed") | .id'
+        """
+    ),
+)
+@click.option(
+    "-n",
+    "--namespace",
+    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
+    metavar="NS",
+    help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
+)
+@verb
+def listing(invocation: Invocation, *, namespace: str | None) -> None:
+    """List operations, the oldest first."""
+    query: dict[str, Any] = {"limit": 500}
+    if namespace:
+        query["namespace"] = namespace
+    items = invocation.listed("operation", query)["items"]
+    invocation.show({"items": items}, lambda: table(items))
+
+
+@click.command(
+    epilog=examples("virtbus operation get 0192f0c1-2d3e-7abc-8def-0123456789ab -o yaml")
+)
+@click.argument("id_", metavar="ID")
+@verb
+def get(invocation: Invocation, *, id_: str) -> None:
+    """Show the operation ID."""
+    view = invocation.call("operation", "get", {"id": id_})
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(epilog=examples("virtbus operation watch 0192f0c1-2d3e-7abc-8def-0123456789ab"))
+@click.argument("id_", metavar="ID")
+@verb
+def watch(invocation: Invocation, *, id_: str) -> None:
+    """Show the progress of the operation ID until its end."""
+    view = until_ended(invocation, invocation.call("operation", "get", {"id": id_}))
+    invocation.show(view, lambda: table([view]))
+    refuse_failed(view)
+
+
+@click.command(epilog=examples("virtbus operation cancel 0192f0c1-2d3e-7abc-8def-0123456789ab"))
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@verb
+def cancel(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
+    """End operations. Their VMs and volumes stay as they were.
+
+    A cancel is refused once the final step of the operation has begun.
+    """
+    views = [invocation.call("operation", "cancel", {"id": id_}) for id_ in dict.fromkeys(ids)]
+    invocation.show({"items": views}, lambda: table(views))
+
+
+@click.command(epilog=examples("virtbus operation delete 0192f0c1-2d3e-7abc-8def-0123456789ab"))
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@verb
+def delete(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
+    """Remove operations that have ended, with the files of exports on their nodes."""
+    views = [invocation.call("operation", "delete", {"id": id_}) for id_ in dict.fromkeys(ids)]
+    items = [{"id": view.get("id"), "deleted": True} for view in views]
+    lines = "\n".join(f"{output.safe(view.get('id'))} deleted" for view in views)
+    invocation.show({"items": items}, lambda: lines)
+
+
+# --- for other verbs --------------------------------------------------------------------------
+def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
+    """Return the operation after its end; show its progress meanwhile.
+
+    Raises:
+        CliError: as `Invocation.call`; `unknown` if a person interrupts it. It continues then.
+    """
+    steps = Steps(shown=invocation.for_eyes)
+    id_ = str(view.get("id"))
+    try:
+        while view.get("phase") not in ENDED:
+            what = str(view.get("message") or view.get("step") or view.get("phase"))
+            done, total = int(view.get("done_bytes") or 0), int(view.get("total_bytes") or 0)
+            steps.transfer(output.safe(what), done, total or None)
+            time.sleep(POLL_S)
+            view = invocation.call("operation", "get", {"id": id_})
+    except KeyboardInterrupt:
+        message = f"operation {id_} continues"
+        raise unknown(message, f"`virtbus operation watch {id_}`, or `… cancel {id_}`") from None
+    finally:
+        steps.close()
+    return view
+
+
+def refuse_failed(view: Mapping[str, Any]) -> None:
+    """Raise CliError unless the operation succeeded."""
+    if view.get("phase") == "Succeeded":
+        return
+    error = view.get("error")
+    if isinstance(error, Mapping):
+        raise CliError.answered(error)
+    why = view.get("message") or "it was cancelled"
+    raise CliError(Exit.REFUSED, "cancelled", f"operation {view.get('id')}: {why}")
+
+
+def table(views: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each operation."""
+    return output.table(HEADER, [_row(view) for view in views])
+
+
+def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
+    done, total = int(view.get("done_bytes") or 0), int(view.get("total_bytes") or 0)
+    what = f"{view.get('resource')}/{view.get('name')}"
+    error = view.get("error")
+    failed = error.get("message") if isinstance(error, Mapping) else ""
+    return (
+        str(view.get("id", "")),
+        str(view.get("kind", "export")),
+        str(view.get("namespace", "")),
+        f"{what}:{view['disk']}" if view.get("disk") else what,
+        str(view.get("node") or "-"),
+        str(view.get("phase") or "Accepted"),
+        f"{min(100, 100 * done // total)} %" if total else "-",
+        units.ago(view.get("created_ns")),
+        str(failed or view.get("message") or ""),
+    )

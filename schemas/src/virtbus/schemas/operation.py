@@ -1,0 +1,141 @@
+"""Operations: durable records of long work, with their states (ADR 0048)."""
+
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.volume_ref import VolumeRef
+
+
+class OperationPhase(StrEnum):
+    """The phase of an operation. The last three are its ends."""
+
+    ACCEPTED = "Accepted"
+    """It is stored, and its node has not begun it."""
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    """It has no effect on its VM or volume."""
+    CANCELLED = "Cancelled"
+    """As Failed, by request."""
+
+
+OperationEvent = Literal["begin", "succeed", "fail", "cancel"]
+TABLE: dict[tuple[OperationPhase, OperationEvent], OperationPhase] = {
+    (OperationPhase.ACCEPTED, "begin"): OperationPhase.RUNNING,
+    (OperationPhase.ACCEPTED, "fail"): OperationPhase.FAILED,
+    (OperationPhase.ACCEPTED, "cancel"): OperationPhase.CANCELLED,
+    (OperationPhase.RUNNING, "succeed"): OperationPhase.SUCCEEDED,
+    (OperationPhase.RUNNING, "fail"): OperationPhase.FAILED,
+    (OperationPhase.RUNNING, "cancel"): OperationPhase.CANCELLED,
+}
+"""The next phase by phase and event. An event without a row changes nothing."""
+ENDED = frozenset(OperationPhase) - {OperationPhase.ACCEPTED, OperationPhase.RUNNING}
+
+
+class Step(NamedTuple):
+    """A step of an operation. Each may be repeated.
+
+    Before the `final` step, failure and cancel leave everything as it was. From it on, the
+    operation only goes forward, and a cancel is refused.
+    """
+
+    name: str
+    final: bool = False
+
+
+STEPS = {"export": (Step("convert"), Step("pack"), Step("publish", final=True))}
+"""The steps of an operation in order, by its kind."""
+
+
+class ExportFormat(StrEnum):
+    """The format of an exported disk."""
+
+    QCOW2 = "qcow2"
+    RAW = "raw"
+    RAW_GZ = "raw.gz"
+    """gzip of raw."""
+
+
+class OperationRecord(LenientModel):
+    """`$KV.vm.<node>._op.<id>`: an operation, which the node of its VM or volume carries out.
+
+    Controllers write it. A controller removes it a day after the end.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    id: Uid
+    kind: Literal["export"] = "export"
+    node: Id
+    namespace: Id
+    resource: Literal["vm", "volume"]
+    uid: Uid
+    """The uid of the VM or the volume."""
+    name: Id
+    """The name of the VM or the volume."""
+    epoch: int = 0
+    """The epoch of the VM. Another one means that the VM has left the node."""
+    disk: str = ""
+    """The exported disk of the VM, by the name of its volume in the spec; empty for a volume."""
+    ref: VolumeRef | None = None
+    """The exported volume, if the disk is one."""
+    format: ExportFormat = ExportFormat.QCOW2
+    cancel: bool = False
+    """True: end it, unless its final step has begun."""
+    created_ns: int
+    owner: str = ""
+    """The bridge that requested it, or empty, as `VmRecord.owner`."""
+
+
+class ExportResult(LenientModel):
+    """The file of an export. `path` is on the node; `digest` is of the file."""
+
+    path: str
+    size_bytes: int = Field(ge=0)
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+
+
+class OperationStatus(LenientModel):
+    """`$KV.st.<node>._op.<id>`: the progress and the end of an operation.
+
+    Its node writes it. A controller writes it only to end an operation that the node has not begun,
+    or whose node was forgotten.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    id: Uid
+    node: Id
+    phase: OperationPhase = OperationPhase.ACCEPTED
+    step: str = ""
+    message: str = ""
+    """The reason for a wait; empty if it does not wait."""
+    done_bytes: int = Field(0, ge=0)
+    total_bytes: int = Field(0, ge=0)
+    """An estimate; 0 if it is unknown."""
+    error: ErrorBody | None = None
+    result: ExportResult | None = None
+    begun_ns: int = 0
+    ended_ns: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Return True for an operation that has ended."""
+        return self.phase in ENDED
+
+    @property
+    def is_final(self) -> bool:
+        """Return True from the final step on."""
+        steps = (step for each in STEPS.values() for step in each)
+        return any(step.final and step.name == self.step for step in steps)
+
+    def after(self, event: OperationEvent, now_ns: int, **fields: object) -> "OperationStatus":
+        """Return the status after an event; unchanged if the table has no row for it."""
+        phase = TABLE.get((self.phase, event))
+        if phase is None:
+            return self
+        times = {"ended_ns": now_ns} if phase in ENDED else {"begun_ns": now_ns}
+        return self.model_copy(update={"phase": phase, "message": "", **times, **fields})

@@ -1,0 +1,130 @@
+"""Caches the operations of the fleet and their statuses, as watches deliver them (ADR 0048)."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.operation_api import OperationView
+from virtbus.schemas.records import read_operation, read_operation_status
+from virtbus.schemas.subjects import operation_record, operation_status
+
+
+class StoredOperation(NamedTuple):
+    """An operation with its revision, as a CAS needs it."""
+
+    record: OperationRecord
+    revision: int
+
+
+class StoredStatus(NamedTuple):
+    """The status of an operation with its revision; revision 0: there is none yet."""
+
+    status: OperationStatus
+    revision: int
+
+
+class Operations:
+    """The operations by key. The cache may lag; each decision is then a CAS write."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, StoredOperation] = {}
+        self._statuses: dict[str, StoredStatus] = {}
+        self._keys: dict[str, str] = {}
+        """By id: the key of the operation."""
+        self._in_namespace: Counter[str] = Counter()
+        self._seen = 0
+        """The highest revision of an operation that the watch has delivered."""
+
+    # --- input ----------------------------------------------------------------------------
+    def put(self, key: str, value: bytes, revision: int) -> None:
+        """Process an operation or status from a watch; raises VirtbusError if it is unreadable."""
+        if not key.startswith("$KV.vm."):
+            self._statuses[key] = StoredStatus(read_operation_status(key, value), revision)
+            return
+        self._seen = max(self._seen, revision)
+        self._store(key, StoredOperation(read_operation(key, value), revision))
+
+    def apply(self, held: StoredOperation) -> None:
+        """Process our own write, unless the watch has delivered it or a later message."""
+        if held.revision > self._seen:
+            self._store(operation_record(held.record.node, held.record.id), held)
+
+    def _store(self, key: str, held: StoredOperation) -> None:
+        if key not in self._stored:
+            self._in_namespace[held.record.namespace] += 1
+        self._stored[key] = held
+        self._keys[held.record.id] = key
+
+    def forget(self, key: str) -> None:
+        """Drop an operation or a status that was purged."""
+        self._statuses.pop(key, None)
+        known = self._stored.pop(key, None)
+        if known is not None:
+            self._in_namespace[known.record.namespace] -= 1
+            self._keys.pop(known.record.id, None)
+
+    # --- answers --------------------------------------------------------------------------
+    def keys(self) -> set[str]:
+        return set(self._stored)
+
+    def status_keys(self) -> set[str]:
+        return set(self._statuses)
+
+    def of_id(self, id_: str) -> StoredOperation | None:
+        """Return an operation by its id."""
+        return self._stored.get(self._keys.get(id_, ""))
+
+    def status_of(self, record: OperationRecord) -> StoredStatus:
+        """Return the last status of an operation."""
+        none = StoredStatus(OperationStatus(id=record.id, node=record.node), 0)
+        return self._statuses.get(operation_status(record.node, record.id), none)
+
+    def statuses(self) -> list[StoredStatus]:
+        """Return all statuses, also those whose operation was removed."""
+        return list(self._statuses.values())
+
+    def count(self, namespace: str | None = None) -> int:
+        """Return the number of operations of a namespace; None: of all."""
+        return len(self._stored) if namespace is None else self._in_namespace[namespace]
+
+    def open_of(self, uid: str) -> list[StoredOperation]:
+        """Return the operations of a VM or volume that have not ended."""
+        found = (held for held in self._stored.values() if held.record.uid == uid)
+        return [held for held in found if not self.status_of(held.record).status.ended]
+
+    def all(self) -> list[StoredOperation]:
+        """Return all operations, the oldest first."""
+        return sorted(self._stored.values(), key=lambda held: _order(held.record))
+
+    def listed(self, namespace: str | None, after: str) -> Iterable[tuple[str, StoredOperation]]:
+        """Yield the operations of a namespace (None: all) after the key of a page, with keys."""
+        for held in self.all():
+            key = _order(held.record)
+            if key > after and namespace in {None, held.record.namespace}:
+                yield key, held
+
+    def show(self, held: StoredOperation, keep_s: float) -> OperationView:
+        """Return an operation as the API shows it; results are kept for `keep_s`."""
+        record, status = held.record, self.status_of(held.record).status
+        return shown(record, status, keep_s)
+
+
+def _order(record: OperationRecord) -> str:
+    return f"{record.created_ns:020d}/{record.id}"
+
+
+def shown(record: OperationRecord, status: OperationStatus, keep_s: float) -> OperationView:
+    """Return an operation as the API shows it."""
+    both = set(OperationView.model_fields)
+    fields = record.model_dump(include=both) | status.model_dump(include=both - {"id", "node"})
+    if status.ended:
+        fields["expires_ns"] = status.ended_ns + int(keep_s * 1e9)
+    if record.cancel and not status.ended and not status.message:
+        fields["message"] = "it is being cancelled"
+    return OperationView.model_validate(fields)
+
+
+def expired(status: OperationStatus, now_ns: int, keep_s: float) -> bool:
+    """Return True for an operation whose end is older than `keep_s`."""
+    return status.ended and now_ns - status.ended_ns > keep_s * 1e9

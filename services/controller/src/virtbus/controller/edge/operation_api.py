@@ -1,0 +1,172 @@
+"""Handles `virtbus.api.v1.operation.*`, the requests about operations."""
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+from virtbus.bus.client.endpoints import refuse_late
+from virtbus.bus.client.owners import check_owner, may_touch
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.controller.core import exports, pages
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.operations import StoredOperation, shown
+from virtbus.controller.core.volume_changes import not_found
+from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas.api import VmRef
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.operation_api import (
+    OperationAsk,
+    OperationExport,
+    OperationList,
+    OperationPage,
+    OperationView,
+)
+from virtbus.schemas.volume_api import VolumeAsk
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+
+class OperationLimits(NamedTuple):
+    """The largest numbers of operations, ended ones included, and the time that these are kept."""
+
+    per_namespace: int
+    in_all: int
+    keep_s: float
+
+
+class OperationApi:
+    """The handlers of `operation.*`; each takes a Request and returns the answer's model."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        events: FleetEvents,
+        storage: BusStorageGuard,
+        limits: OperationLimits,
+        vms: VmApi,
+    ) -> None:
+        self._fleet = fleet
+        self._events = events
+        self._storage = storage
+        self._limits = limits
+        self._vms = vms
+        self._volumes = VolumeWrites(bus)
+        self._writes = OperationWrites(bus)
+        self._sources = bus.sources
+
+    async def export(self, request: Request) -> OperationView:
+        """Accept an export. The node of the disk carries it out."""
+        want = validate(OperationExport, request.data)
+        exports.refuse_unclear(want)
+        fields = await self._of(want, request.account)
+        record = OperationRecord.model_validate(
+            {
+                "id": want.id or self._sources.uuid7(),
+                "namespace": want.namespace,
+                "format": want.format,
+                "created_ns": self._sources.time_ns(),
+                **fields,
+            }
+        )
+        if self._fleet.operations.of_id(record.id) is None:
+            self._storage.refuse_create("operations", VOLUMES_UNTIL_FULL)
+            self._check_quota(want.namespace)
+        refuse_late(request.deadline_s)
+        held, created = await self._writes.create(record)
+        self._fleet.operations.apply(held)
+        if created:
+            self._events.operation(held.record, held.revision)
+            extra = {"code": "operation_accepted", "uid": record.uid}
+            log.info("export of %s accepted: %s", record.name, record.id, extra=extra)
+        return await self._show(held)
+
+    async def _of(self, want: OperationExport, account: str) -> dict[str, object]:
+        """Return the fields of the operation; raises VirtbusError if there is no such disk."""
+        if want.volume is not None:
+            ask = VolumeAsk(name=want.volume, namespace=want.namespace)
+            volume = await self._volumes.latest(ask.namespace, ask.name)
+            if volume is None:
+                raise not_found(ask)
+            check_owner(account, volume.record.owner)
+            return exports.of_volume(volume.record)
+        held = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), account)
+        return exports.of_vm(want, held.record, self._vms.show(held).state)
+
+    def _check_quota(self, namespace: str) -> None:
+        operations, limits = self._fleet.operations, self._limits
+        for count, most, where in (
+            (operations.count(namespace), limits.per_namespace, f"namespace {namespace}"),
+            (operations.count(), limits.in_all, "the fleet"),
+        ):
+            if count >= most:
+                message = (
+                    f"{where} has {count} operations of {most} at most; `virtbus operation delete` "
+                    "removes those that have ended"
+                )
+                raise VirtbusError(Code.EXHAUSTED, "operation_quota", message, after_ms=10_000)
+
+    # --- read -----------------------------------------------------------------------------
+    async def get(self, request: Request) -> OperationView:
+        want = validate(OperationAsk, request.data)
+        return await self._show(await self._find(want, request.account))
+
+    async def list(self, request: Request) -> pages.Plain:
+        want = validate(OperationList, request.data)
+        operations, keep_s = self._fleet.operations, self._limits.keep_s
+        found = (
+            (key, operations.show(held, keep_s))
+            for key, held in operations.listed(want.namespace, pages.key_of(want.continue_))
+            if may_touch(request.account, held.record.owner)
+        )
+        return pages.answer(OperationPage, found, request, most=want.limit)
+
+    # --- end ------------------------------------------------------------------------------
+    async def cancel(self, request: Request) -> OperationView:
+        """End an operation without effect. The answer may still show it as Running."""
+        want = validate(OperationAsk, request.data)
+        await self._find(want, request.account)
+        held = await self._writes.cancel(want.id)
+        if held is None:
+            raise _unknown(want.id)
+        return await self._show(held)
+
+    async def delete(self, request: Request) -> OperationView:
+        """Remove an operation that has ended, and its file."""
+        want = validate(OperationAsk, request.data)
+        held = await self._find(want, request.account)
+        view = await self._show(held)
+        if not (await self._writes.status(held.record)).status.ended:
+            message = f"the operation {want.id} has not ended; cancel it first"
+            raise VirtbusError(Code.CONFLICT, "operation_open", message)
+        await self._writes.remove(held)
+        return view
+
+    # --- shared ---------------------------------------------------------------------------
+    async def _find(self, want: OperationAsk, account: str) -> StoredOperation:
+        """Return the operation from the leader; raises VirtbusError 404, 403."""
+        held = await self._writes.latest(want.id)
+        if held is None:
+            raise _unknown(want.id)
+        check_owner(account, held.record.owner)
+        return held
+
+    async def _show(self, held: StoredOperation) -> OperationView:
+        status = (await self._writes.status(held.record)).status
+        view = shown(held.record, status, self._limits.keep_s)
+        now_s = asyncio.get_running_loop().time()
+        if status.ended or not self._fleet.silent(held.record.node, now_s):
+            return view
+        waits = f"{held.record.node} does not answer; it continues when the node does"
+        return view.model_copy(update={"message": waits})
+
+
+def _unknown(id_: str) -> VirtbusError:
+    message = f"there is no operation {id_}; they are kept for a day after their end"
+    return VirtbusError(Code.NOT_FOUND, "operation_not_found", message)

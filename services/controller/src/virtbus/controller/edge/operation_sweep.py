@@ -1,0 +1,67 @@
+"""Removes old operations, and ends those of forgotten nodes: run by the leader (ADR 0048)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from virtbus.bus.client.ports import Bus, EntryKind
+from virtbus.bus.errors import BusError
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.operations import StoredOperation, StoredStatus, expired
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 30.0
+
+
+class OperationSweep:
+    """Level-triggered: a crash at any point leaves work for the next round."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, keep_s: float) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._keep_s = keep_s
+        self._writes = OperationWrites(bus)
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Sweep while the lease is held."""
+        while True:
+            await self.round(tenure)
+            await asyncio.sleep(ROUND_S)
+
+    async def round(self, tenure: LeaderTerm) -> None:
+        """Sweep once."""
+        operations, now_ns = self._fleet.operations, self._bus.sources.time_ns()
+        for held in operations.all():
+            tenure.check()
+            await self._guarded(self._one(held, operations.status_of(held.record), now_ns))
+        for seen in operations.statuses():
+            known = operations.of_id(seen.status.id)
+            if known is None and expired(seen.status, now_ns, self._keep_s):
+                tenure.check()
+                await self._guarded(self._writes.remove_status(seen))
+
+    async def _one(self, held: StoredOperation, seen: StoredStatus, now_ns: int) -> None:
+        if expired(seen.status, now_ns, self._keep_s):
+            await self._writes.remove(held)
+        elif not seen.status.ended and await self._forgotten(held.record.node):
+            message = f"node {held.record.node} was forgotten before the operation ended"
+            error = VirtbusError(Code.CONFLICT, "node_forgotten", message)
+            await self._writes.fail(held.record, error.body)
+
+    async def _forgotten(self, node: str) -> bool:
+        """Return True if the node is neither there nor joined; read from the leader."""
+        if node in self._fleet.nodes:
+            return False
+        entry = await self._bus.get(subjects.join_nonce(node))
+        return entry is None or entry.kind is EntryKind.PURGE
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except BusError as error:  # or another controller was first
+            log.info("operation swept later: %s", error, extra={"code": "operation_sweep"})

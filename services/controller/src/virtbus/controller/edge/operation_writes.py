@@ -1,0 +1,142 @@
+"""Writes operations to the bus, each by one compare-and-set (ADR 0048)."""
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core.exports import refuse_other
+from virtbus.controller.core.operations import StoredOperation, StoredStatus
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.edge.key_states import unreadable
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, ErrorBody, Retry, VirtbusError
+from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.records import read_operation, read_operation_status
+from virtbus.schemas.wire import encode
+
+ATTEMPTS = 8
+MARKER_TTL_S = 86_400.0
+"""Time that the id of a removed operation is remembered, so a late repeat does not begin it."""
+
+
+class OperationWrites:
+    """The controller's writes of operations."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def create(self, record: OperationRecord) -> tuple[StoredOperation, bool]:
+        """Write a new operation; return it, and False if it existed.
+
+        Raises:
+            VirtbusError: 409 `id_taken`; 410 `deleted`: it was removed.
+        """
+        key, everywhere = _key(record), subjects.operation_anywhere(record.id)
+        try:
+            revision = await self._bus.put(key, encode(record), expect=0, expect_over=everywhere)
+            return StoredOperation(record, revision), True
+        except ConflictError:
+            held = await self.latest(record.id)
+        if held is None:
+            message = f"the operation {record.id} has ended and was removed; use a new id"
+            raise VirtbusError(Code.GONE, "deleted", message)
+        refuse_other(held.record, record)
+        return held, False
+
+    async def latest(self, id_: str) -> StoredOperation | None:
+        """Return an operation from the stream's leader, None if there is none."""
+        entry = await self._bus.get(subjects.operation_anywhere(id_))
+        if entry is None or entry.kind is EntryKind.PURGE:
+            return None
+        try:
+            return StoredOperation(read_operation(entry.key, entry.value), entry.revision)
+        except VirtbusError as error:
+            raise UnreadableValueError(unreadable(entry, error)) from error
+
+    async def status(self, record: OperationRecord) -> StoredStatus:
+        """Return the status from the stream's leader; an unreadable one counts as none."""
+        entry = await self._bus.get(subjects.operation_status(record.node, record.id))
+        none = OperationStatus(id=record.id, node=record.node)
+        return StoredStatus(none, 0) if entry is None else _status_of(entry, none)
+
+    async def cancel(self, id_: str) -> StoredOperation | None:
+        """End an operation: at once if its node has not begun it, otherwise by its node.
+
+        Raises:
+            VirtbusError: 404; 409 `operation_ended`, `operation_final`; 503 `contended`.
+        """
+        for _ in range(ATTEMPTS):
+            held = await self.latest(id_)
+            if held is None:
+                return None
+            seen = await self.status(held.record)
+            if seen.status.ended or seen.status.is_final:
+                raise _too_late(held.record, seen.status)
+            try:
+                if seen.revision == 0:
+                    now_ns = self._bus.sources.time_ns()
+                    await self._put_status(held.record, seen, seen.status.after("cancel", now_ns))
+                elif not held.record.cancel:
+                    return await self._mark(held)
+            except ConflictError:
+                continue
+            return held
+        message = f"the operation {id_} keeps changing; repeat the request"
+        raise VirtbusError(
+            Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200
+        )
+
+    async def _mark(self, held: StoredOperation) -> StoredOperation:
+        record = held.record.model_copy(update={"cancel": True})
+        revision = await self._bus.put(_key(record), encode(record), expect=held.revision)
+        return StoredOperation(record, revision)
+
+    async def fail(self, record: OperationRecord, error: ErrorBody) -> None:
+        """End an operation as Failed, unless it has ended; raises ConflictError."""
+        seen = await self.status(record)
+        status = seen.status.after("fail", self._bus.sources.time_ns(), step="", error=error)
+        if status != seen.status:
+            await self._put_status(record, seen, status)
+
+    async def _put_status(
+        self, record: OperationRecord, seen: StoredStatus, status: OperationStatus
+    ) -> None:
+        key = subjects.operation_status(record.node, record.id)
+        await self._bus.put(key, encode(status), expect=seen.revision)
+
+    async def remove(self, held: StoredOperation) -> None:
+        """Purge an operation, then its status; raises ConflictError.
+
+        The node removes the file when it sees the marker. The record goes first: an agent that sees
+        a record without its status would begin again.
+        """
+        record = held.record
+        await self._bus.purge(
+            _key(record), expect=held.revision, marker_ttl_s=MARKER_TTL_S, why=b"deleted"
+        )
+        await self.remove_status(await self.status(record))
+
+    async def remove_status(self, seen: StoredStatus) -> None:
+        """Purge the status of a removed operation; raises ConflictError."""
+        if seen.revision:
+            key = subjects.operation_status(seen.status.node, seen.status.id)
+            await self._bus.purge(key, expect=seen.revision, marker_ttl_s=MARKER_TTL_S)
+
+
+def _status_of(entry: Entry, none: OperationStatus) -> StoredStatus:
+    if entry.kind is EntryKind.PURGE:
+        return StoredStatus(none, entry.revision)
+    try:
+        return StoredStatus(read_operation_status(entry.key, entry.value), entry.revision)
+    except VirtbusError:
+        return StoredStatus(none, entry.revision)
+
+
+def _key(record: OperationRecord) -> str:
+    return subjects.operation_record(record.node, record.id)
+
+
+def _too_late(record: OperationRecord, status: OperationStatus) -> VirtbusError:
+    if status.ended:
+        message = f"the operation {record.id} has ended: {status.phase}"
+        return VirtbusError(Code.CONFLICT, "operation_ended", message)
+    message = f"the operation {record.id} is in its final step, and ends by itself"
+    return VirtbusError(Code.CONFLICT, "operation_final", message)

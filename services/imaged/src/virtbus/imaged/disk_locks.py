@@ -1,0 +1,19 @@
+"""Locks the disks of VMs and the volumes of a node, so that one task at a time works on each."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from virtbus.bus.runtime.keyed_lock import KeyedLock
+from virtbus.schemas.volume_ref import VolumeRef
+
+
+class DiskLocks(KeyedLock):
+    """A lock for each VM (its uid) and for each volume (its folder)."""
+
+    @asynccontextmanager
+    async def held(self, uid: str, *volumes: VolumeRef) -> AsyncIterator[None]:
+        """Hold the locks of a VM and of its volumes, in the order in which `Disks.ensure` does."""
+        async with AsyncExitStack() as stack:
+            for key in (uid, *sorted({ref.folder for ref in volumes})):
+                await stack.enter_async_context(self.of(key))
+            yield

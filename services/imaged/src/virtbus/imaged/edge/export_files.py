@@ -1,0 +1,143 @@
+"""Keeps the exported files of operations: `<disks>/exports/<id>/disk.<format>` and `note.json`.
+
+The rename of the finished part to its final name publishes an export. Before it, a crash leaves a
+part, which the next attempt replaces. An export is a copy, so it may expire by its age.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from virtbus.imaged.core.limits import SpaceLimits
+from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.export_part import ExportPart
+from virtbus.imaged.edge.partial_download import disk_full, store_error
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import check_uid, is_uid
+from virtbus.schemas.operation import ExportResult
+from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.wire import decode, encode_json, validate
+
+FOLDER = "exports"
+PART = "part"
+PACKED = "packed"
+NOTE = "note.json"
+MAX_NOTE_BYTES = 4096
+_PRIVATE = 0o700
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+class ExportFiles:
+    """The exports of a node. All methods block on the disk."""
+
+    def __init__(self, disks: Path, limits: SpaceLimits) -> None:  # the root exists while needed
+        self._root = disks / FOLDER
+        self._disks = disks
+        self._limits = limits
+
+    def path(self, export: str, format_: str) -> Path:
+        """Return the path of a published export."""
+        return self._root / check_uid(export) / f"disk.{format_}"
+
+    def published(self, export: str) -> ExportResult | None:
+        """Return a published export, None if there is none; raises VirtbusError 503."""
+        try:
+            with self._open(export) as folder:
+                note = validate(
+                    ExportResult, decode(openat2.read_small(NOTE, folder, MAX_NOTE_BYTES))
+                )
+                os.stat(Path(note.path).name, dir_fd=folder, follow_symlinks=False)
+                return note
+        except (FileNotFoundError, VirtbusError):
+            return None  # a note that cannot be read is of an attempt that a crash ended
+        except OSError as error:
+            raise store_error(error) from error
+
+    def begin(self, export: str) -> ExportPart:
+        """Return a new, empty part; raises VirtbusError 503."""
+        try:
+            self.remove(export)
+            openat2.make_passable(self._root)
+            with openat2.opened_directory(self._root) as root:
+                folder = openat2.open_directory(check_uid(export), root, _PRIVATE)
+            try:
+                return ExportPart(openat2.open_file(PART, folder, _NEW))
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def begin_packed(self, export: str) -> ExportPart:
+        """Return a second, empty part for the packed file; raises as `begin`."""
+        try:
+            with self._open(export) as folder:
+                return ExportPart(openat2.open_file(PACKED, folder, _NEW))
+        except OSError as error:
+            raise store_error(error) from error
+
+    def publish(self, export: str, name: str, part: ExportPart, result: ExportResult) -> None:
+        """Give the finished part `name` its final name, durable on return; raises as `begin`."""
+        try:
+            os.fsync(part.descriptor)
+            with self._open(export) as folder:
+                openat2.replace(NOTE, encode_json(result), folder)
+                final = Path(result.path).name
+                os.rename(name, final, src_dir_fd=folder, dst_dir_fd=folder)
+                openat2.remove(PART, folder)
+                os.fsync(folder)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def remove(self, export: str) -> None:
+        """Remove an export, or what an attempt left of it; raises VirtbusError 503."""
+        try:
+            with self._open(export) as folder:
+                for name in openat2.names(folder):
+                    openat2.remove(name, folder)
+            with openat2.opened_directory(self._root) as root:
+                os.rmdir(export, dir_fd=root)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise store_error(error) from error
+        with contextlib.suppress(OSError):  # there are others
+            self._root.rmdir()
+
+    def expire(self, older_s: float, busy: Collection[str]) -> list[str]:
+        """Remove exports that did not change for `older_s`, except the `busy`; return their ids."""
+        try:
+            with openat2.opened_directory(self._root) as root:
+                found = {
+                    name: os.stat(name, dir_fd=root, follow_symlinks=False).st_mtime
+                    for name in openat2.names(root)
+                    if is_uid(name) and name not in busy
+                }
+        except FileNotFoundError:
+            return []
+        old = [name for name, at_s in found.items() if at_s < time.time() - older_s]
+        for name in old:
+            self.remove(name)
+        return old
+
+    def check_room(self, more_bytes: int) -> None:
+        """Raise 503 `disk_full` unless so many more bytes leave the floor of free space."""
+        space = os.statvfs(self._disks)
+        share = int(space.f_blocks * space.f_frsize * self._limits.min_free_ratio)
+        floor_bytes = max(share, self._limits.min_free_bytes)
+        free_bytes = space.f_bavail * space.f_frsize
+        if free_bytes - more_bytes < floor_bytes:
+            raise disk_full(
+                f"the node has {format_bytes(free_bytes)} free for exports and must keep "
+                f"{format_bytes(floor_bytes)} (settings min_free_bytes, min_free_ratio); the "
+                f"export needs {format_bytes(more_bytes)} more"
+            )
+
+    @contextlib.contextmanager
+    def _open(self, export: str) -> Iterator[int]:
+        with (
+            openat2.opened_directory(self._root) as root,
+            openat2.opened_directory(check_uid(export), root) as folder,
+        ):
+            yield folder

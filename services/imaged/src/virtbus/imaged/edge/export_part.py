@@ -1,0 +1,37 @@
+"""A part of an export: an open file that is written, read back and closed."""
+
+import gzip
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CHUNK_BYTES = 4 * 1024**2
+
+
+class ExportPart:
+    """An open part. All methods block on the disk, except `close`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        os.close(self.descriptor)
+
+    @property
+    def written_bytes(self) -> int:
+        """Return the disk space of the file."""
+        return os.fstat(self.descriptor).st_blocks * 512
+
+    def read(self, at: int) -> bytes:
+        """Return the next bytes from `at` on; empty at the end."""
+        return os.pread(self.descriptor, CHUNK_BYTES, at)
+
+    @contextmanager
+    def packed(self) -> Iterator[gzip.GzipFile]:
+        """Yield a writer that packs what it gets; the same bytes give the same file."""
+        with (
+            os.fdopen(self.descriptor, "wb", closefd=False) as file,
+            gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
+        ):
+            yield packed

@@ -1,0 +1,40 @@
+"""Opens the file of an export, which imaged wrote, for reading by the agent."""
+
+import os
+import stat
+from pathlib import Path
+
+from virtbus.nodeagent.edge.disk_files import opened_beneath
+
+EXPORTS = ("disks", "exports")
+CHUNK_BYTES = 256 * 1024
+
+
+class ExportFile:
+    """An opened export. All methods block on the disk, except `close`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, at: int) -> bytes:
+        """Return the next bytes from `at` on; empty at the end."""
+        return os.pread(self._descriptor, CHUNK_BYTES, at)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def open_export(state_dir: Path, export: str, format_: str) -> ExportFile | None:
+    """Return an export's file, opened for reading, None if there is none.
+
+    imaged owns the folder. So a file with another name elsewhere is not read: a helper that was
+    taken over could otherwise make the agent, which is root, send any file (ADR 0030).
+    """
+    try:
+        with opened_beneath(state_dir, (*EXPORTS, export), f"disk.{format_}") as opened:
+            found = os.fstat(opened)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+                return None
+            return ExportFile(os.dup(opened))
+    except OSError:
+        return None

@@ -1,0 +1,69 @@
+"""Decides if an operation may begin, must wait, or must end, by the VMs of the node (ADR 0048)."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from virtbus.nodeagent.vm.machine import EVACUATING, SETTLED, UP
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.operation import OperationRecord
+
+OFF = SETTLED - UP
+"""Phases in which no guest runs and none is being started or ended."""
+LEAVING = EVACUATING | {"ending"}
+GOING = "its VM is being deleted, or leaves this node"
+
+
+class Verdict(NamedTuple):
+    """The next step of an operation. All fields empty: it may be carried out.
+
+    `waits` is the reason for a wait, `ends` that for a cancel, `error` that for a failure.
+    """
+
+    waits: str = ""
+    ends: str = ""
+    error: ErrorBody | None = None
+
+
+GO = Verdict()
+
+
+def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
+    """Return the verdict on an operation that has not begun; `vms` are those of the node."""
+    if op.resource == "volume":
+        return _of_volume(op, vms)
+    vm = next((vm for vm in vms if vm.record.uid == op.uid), None)
+    if vm is None or vm.record.epoch != op.epoch:
+        return _failed("vm_left", f"{op.name} is not on {op.node} any more; export it again")
+    if vm.ends or vm.phase in LEAVING:
+        return Verdict(ends=GOING)
+    return GO if vm.phase in OFF else _busy(op, vm)
+
+
+def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
+    if vm.phase == "new":
+        return Verdict(waits="the agent compares host and records")
+    if vm.record.powered:
+        return _failed("vm_runs", f"{op.name} runs; stop it, then export it again")
+    return Verdict(waits=f"{op.name} is being stopped")
+
+
+def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
+    """Return the verdict on an operation that runs. A start of its VM waits for its end."""
+    if op.resource == "volume":
+        return GO
+    vm = next((vm for vm in vms if vm.record.uid == op.uid), None)
+    left = vm is None or vm.record.epoch != op.epoch or vm.ends or vm.phase in LEAVING
+    return Verdict(ends=GOING) if left else GO
+
+
+def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
+    for vm in vms:
+        used = {ref.uid for ref in vm.record.volume_refs.values()}
+        if op.uid in used and vm.phase not in OFF:
+            return _failed("volume_in_use", f"{vm.record.name} uses {op.name}; stop it first")
+    return GO
+
+
+def _failed(reason: str, message: str) -> Verdict:
+    return Verdict(error=VirtbusError(Code.CONFLICT, reason, message).body)

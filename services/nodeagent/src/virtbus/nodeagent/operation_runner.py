@@ -1,0 +1,208 @@
+"""Carries out the operations of a node's VMs and volumes, one at a time for each (ADR 0048).
+
+It is level-triggered: each round compares the operations on the bus with imaged's answers. So an
+agent that restarts continues where it was, and a repeated step changes nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.runtime.recent import Recent
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.nodeagent.operation_rules import before, during
+from virtbus.nodeagent.operation_statuses import OperationStatuses
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.records import read_operation
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 1.0
+ASK_S = 5.0
+REMEMBERED = 10_000
+LATER = frozenset({"recovering"})
+"""Errors of imaged after which the step is repeated. Any other one is the operation's failure."""
+
+
+class _Held(NamedTuple):
+    record: OperationRecord
+    revision: int
+
+
+class OperationRunner:
+    """The operations of one node. Only `run` waits; `take` and `list_*` follow the watch."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        vms: Callable[[], Iterable[ActorState]],
+        ready: Callable[[], bool],
+    ) -> None:
+        """`ready` returns True once a list was complete and the bus is the node's own."""
+        self._bus = bus
+        self._node = node
+        self._vms = vms
+        self._ready = ready
+        self._statuses = OperationStatuses(bus, node)
+        self._held: dict[str, _Held] = {}
+        self._missing: set[str] = set()
+        self._purged: dict[str, None] = {}
+        self._removed: Recent[str, None] = Recent(REMEMBERED)
+        self._wake = asyncio.Event()
+
+    # --- input ------------------------------------------------------------------------------
+    def list_begins(self) -> None:
+        """Expect all operations again."""
+        self._missing = set(self._held)
+
+    def list_ends(self) -> None:
+        """Forget operations that a complete list does not contain. Their files stay, and expire."""
+        for gone in self._missing:
+            self._forget(gone)
+        self._missing.clear()
+        self._wake.set()
+
+    def take(self, entry: Entry) -> None:
+        """Handle an operation of the watch; raises VirtbusError if it cannot be read."""
+        id_ = entry.key.rpartition(".")[2]
+        self._missing.discard(id_)
+        if entry.kind is EntryKind.PURGE:
+            self._forget(id_)
+            if id_ not in self._removed:
+                self._purged[id_] = None
+        else:
+            self._held[id_] = _Held(read_operation(entry.key, entry.value), entry.revision)
+        self._wake.set()
+
+    def _forget(self, id_: str) -> None:
+        self._held.pop(id_, None)
+        self._statuses.forget(id_)
+
+    def export(self, id_: str) -> OperationRecord | None:
+        """Return an operation by its id, None if the node has none."""
+        held = self._held.get(id_)
+        return held.record if held is not None else None
+
+    # --- rounds -----------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await wait_for_event(self._wake, ROUND_S if self._open() else None)
+            self._wake.clear()
+            if self._ready():
+                await self.round()
+
+    def _open(self) -> bool:
+        return bool(self._purged) or bool(self._due())
+
+    def _due(self) -> list[_Held]:
+        """Return the oldest operation of each VM and volume that has not ended."""
+        first: dict[str, _Held] = {}
+        for held in sorted(self._held.values(), key=lambda one: one.revision):
+            if not self._statuses.ended(held.record.id):
+                first.setdefault(held.record.uid, held)
+        return list(first.values())
+
+    async def round(self) -> None:
+        """Do one step of each operation that is due."""
+        async with asyncio.TaskGroup() as group:
+            for id_ in list(self._purged):
+                group.create_task(self._remove(id_))
+            for held in self._due():
+                group.create_task(self._guarded(held.record))
+
+    async def _guarded(self, op: OperationRecord) -> None:
+        try:
+            await self._step(op)
+        except ConflictError:
+            self._statuses.forget(op.id)  # a controller ended it: read its status again
+        except BusError as error:
+            extra = {"code": "operation_waits", "uid": op.uid}
+            log.info("operation %s will be continued: %s", op.id, error, extra=extra)
+
+    async def _step(self, op: OperationRecord) -> None:
+        status = await self._statuses.get(op)
+        if status.ended:
+            return
+        if status.phase is OperationPhase.ACCEPTED:
+            await self._begin(op, status)
+        else:
+            await self._continue(op, status)
+
+    async def _begin(self, op: OperationRecord, status: OperationStatus) -> None:
+        verdict, now_ns = before(op, self._vms()), self._bus.sources.time_ns()
+        if op.cancel or verdict.ends:
+            await self._write(op, status.after("cancel", now_ns, message=verdict.ends))
+        elif verdict.error is not None:
+            await self._write(op, status.after("fail", now_ns, error=verdict.error))
+        elif verdict.waits:
+            await self._write(op, status.model_copy(update={"message": verdict.waits}))
+        else:
+            begun = status.after("begin", now_ns)
+            await self._write(op, begun)
+            await self._continue(op, begun)
+
+    async def _continue(self, op: OperationRecord, status: OperationStatus) -> None:
+        verdict = during(op, self._vms())
+        cancel = op.cancel or bool(verdict.ends)
+        try:
+            state = await self._ask(op, "cancel" if cancel else "ensure")
+        except VirtbusError as error:
+            if error.reason not in LATER:
+                now_ns = self._bus.sources.time_ns()
+                await self._write(op, status.after("fail", now_ns, step="", error=error.body))
+            return
+        await self._write(op, self._after(status, state, verdict.ends))
+
+    def _after(self, status: OperationStatus, state: ExportState, why: str) -> OperationStatus:
+        """Return the status after imaged's answer; `why` is the reason for a cancel."""
+        now_ns = self._bus.sources.time_ns()
+        if state.state == "done":
+            size = state.result.size_bytes if state.result is not None else 0
+            done = {"step": "", "done_bytes": size, "total_bytes": size}
+            return status.after("succeed", now_ns, result=state.result, **done)
+        if state.state == "none":
+            return status.after("cancel", now_ns, step="", message=why)
+        fields = {
+            "step": state.step,
+            "done_bytes": state.done_bytes,
+            "total_bytes": state.total_bytes,
+            "message": "",
+        }
+        return status.model_copy(update=fields)
+
+    async def _write(self, op: OperationRecord, status: OperationStatus) -> None:
+        if await self._statuses.write(op, status) and status.ended:
+            self._wake.set()  # for the next operation of this VM or volume
+
+    async def _ask(self, op: OperationRecord, do: str) -> ExportState:
+        fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
+        work = ExportWork.model_validate(fields | {"disk": op.disk or None})
+        subject = subjects.rpc(self._node, "imaged", "export")
+        return validate(ExportState, await self._bus.request(subject, work, timeout_s=ASK_S))
+
+    async def _remove(self, id_: str) -> None:
+        """Remove the file of an operation that was deleted. If this fails, the file expires."""
+        try:
+            work = ExportWork(id=id_, do="remove", uid=id_)
+            subject = subjects.rpc(self._node, "imaged", "export")
+            await self._bus.request(subject, work, timeout_s=ASK_S)
+        except (BusError, VirtbusError) as error:
+            log.info("export %s remains: %s", id_, error, extra={"code": "export_remains"})
+        self._purged.pop(id_, None)
+        self._removed[id_] = None
+
+
+def unknown_export(id_: str, node: str) -> VirtbusError:
+    """Return 404: the node has no finished export of that id."""
+    message = f"{node} has no file of export {id_}; `virtbus operation get {id_}` shows its state"
+    return VirtbusError(Code.NOT_FOUND, "export_not_here", message)

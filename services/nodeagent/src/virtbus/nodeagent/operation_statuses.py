@@ -1,0 +1,108 @@
+"""Stores the statuses of a node's operations, and emits the event of each end (ADR 0048)."""
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+from virtbus.bus.client.event_recorder import EventRecorder
+from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.records import read_operation_status
+from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
+
+PROGRESS_S = 5.0
+"""Shortest interval of two stored statuses that differ in their progress only."""
+_EVENTS = {
+    OperationPhase.SUCCEEDED: EventKind.OPERATION_SUCCEEDED,
+    OperationPhase.FAILED: EventKind.OPERATION_FAILED,
+    OperationPhase.CANCELLED: EventKind.OPERATION_CANCELLED,
+}
+
+
+class _Seen(NamedTuple):
+    """The stored status of an operation, its revision, and the loop's time of its last write."""
+
+    status: OperationStatus
+    revision: int
+    at_s: float = 0.0
+
+
+class OperationStatuses:
+    """The statuses that this node writes. Each write expects the revision that was read."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+        self._events = EventRecorder(bus, "nodeagent", node)
+        self._seen: dict[str, _Seen] = {}
+
+    def forget(self, id_: str) -> None:
+        """Read the status of an operation from the bus the next time."""
+        self._seen.pop(id_, None)
+
+    def ended(self, id_: str) -> bool:
+        """Return True for an operation that is known to have ended."""
+        seen = self._seen.get(id_)
+        return seen is not None and seen.status.ended
+
+    async def get(self, op: OperationRecord) -> OperationStatus:
+        """Return the stored status, from memory or from the bus; raises BusError."""
+        seen = self._seen.get(op.id)
+        if seen is None:
+            entry = await self._bus.get(subjects.operation_status(self._node, op.id))
+            status, revision = OperationStatus(id=op.id, node=self._node), 0
+            if entry is not None:
+                revision = entry.revision
+                status = self._read(entry, status)
+            seen = self._seen[op.id] = _Seen(status, revision)
+        return seen.status
+
+    def _read(self, entry: Entry, none: OperationStatus) -> OperationStatus:
+        if entry.kind is EntryKind.PURGE:  # a controller removes the operation
+            return none.after("cancel", self._bus.sources.time_ns())
+        try:
+            return read_operation_status(entry.key, entry.value)
+        except VirtbusError as error:
+            log.error("unreadable status: %s", error, extra={"code": "bad_record"})
+            return none
+
+    async def write(self, op: OperationRecord, status: OperationStatus) -> bool:
+        """Store a changed status, progress alone each PROGRESS_S; return True if it was stored.
+
+        Raises:
+            ConflictError: a controller ended the operation meanwhile.
+            BusError: it was not stored, or the outcome is unknown.
+        """
+        seen = self._seen[op.id]
+        now_s = asyncio.get_running_loop().time()
+        progress = {"done_bytes": status.done_bytes, "total_bytes": status.total_bytes}
+        same = status == seen.status.model_copy(update=progress)
+        if status == seen.status or (same and now_s - seen.at_s < PROGRESS_S):
+            return False
+        key = subjects.operation_status(self._node, op.id)
+        revision = await self._bus.put(key, encode(status), expect=seen.revision)
+        self._seen[op.id] = _Seen(status, revision, now_s)
+        if status.ended:
+            self._tell(op, status, revision)
+        return True
+
+    def _tell(self, op: OperationRecord, status: OperationStatus, revision: int) -> None:
+        message = status.error.message if status.error is not None else status.message
+        event = self._events.event(
+            _EVENTS[status.phase],
+            uid=op.uid,
+            epoch=op.epoch,
+            namespace=op.namespace,
+            name=op.name,
+            reason=status.error.reason if status.error is not None else "",
+            message=message,
+            detail={"operation": op.id, "kind": op.kind},
+        )
+        self._events.emit(event, f"{op.id}:{revision}")
+        extra = {"code": f"operation_{status.phase.lower()}", "uid": op.uid}
+        log.info("operation %s: %s %s", op.id, status.phase, message, extra=extra)

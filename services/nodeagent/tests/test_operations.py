@@ -1,0 +1,371 @@
+"""Operations on a node: one at a time for each VM, and any crash continues or ends them."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, uid
+from services.nodeagent.tests.pretended_node import record as vm_record
+
+from virtbus.bus.client.memory_bus import Fault, MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Endpoint, Entry, Request, ServiceInfo
+from virtbus.nodeagent.operation_runner import OperationRunner
+from virtbus.nodeagent.vm.machine import VmPhase
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.operation import (
+    ExportResult,
+    OperationPhase,
+    OperationRecord,
+    OperationStatus,
+)
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode, read, validate
+
+RESULT = ExportResult(path="/x", size_bytes=5, digest=f"sha256:{'5' * 64}")
+VM = uid(1)
+
+
+@dataclass
+class Machine:
+    """The state of a VM, as the runner reads it."""
+
+    phase: VmPhase = "stopped"
+    powered: bool = False
+    deleting: bool = False
+    epoch: int = 1
+
+    @property
+    def record(self) -> VmRecord:
+        return VmRecord.model_validate(
+            {
+                "uid": VM,
+                "namespace": "default",
+                "name": "web",
+                "spec": {},
+                "spec_hash": "",
+                "node": NODE,
+                "created_ns": 0,
+                "epoch": self.epoch,
+                "powered": self.powered,
+                "deleting": self.deleting,
+            }
+        )
+
+    @property
+    def ends(self) -> bool:
+        return self.deleting
+
+
+@dataclass
+class Imaged:
+    """imaged's exports: each is done at the second request."""
+
+    jobs: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    error: VirtbusError | None = None
+    slow: bool = False
+
+    async def answer(self, request: Request) -> ExportState:
+        want = validate(ExportWork, request.data)
+        self.asked.append((want.id, want.do))
+        if self.error is not None:
+            raise self.error
+        state = self.jobs.get(want.id, "none")
+        if want.do == "remove" or (want.do == "cancel" and state != "done"):
+            self.jobs.pop(want.id, None)
+            return ExportState(state="none")
+        if want.do == "ensure" and state != "done":
+            busy = state == "none" or self.slow
+            self.jobs[want.id] = state = "working" if busy else "done"
+        if state == "done":
+            return ExportState(state="done", result=RESULT)
+        return ExportState(state="working", step="convert", done_bytes=1, total_bytes=5)
+
+
+class Site:
+    """One agent's runner on the fake bus, with imaged."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(MemoryServer(), "agent")
+        self.vms = {VM: Machine()}
+        self.imaged = Imaged()
+        self.records: dict[str, Entry] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again as a new agent, which lists the bus."""
+        states: Any = lambda: self.vms.values()  # noqa: E731
+        self.runner = OperationRunner(self.bus, NODE, states, lambda: True)
+        self.runner.list_begins()
+        for entry in self.records.values():
+            self.runner.take(entry)
+        self.runner.list_ends()
+
+    def serving(self) -> Any:
+        subject = subjects.rpc(NODE, "imaged", "export")
+        endpoint = Endpoint("export", subject, self.imaged.answer)
+        return self.bus.serve(ServiceInfo("virtbus-imaged", "1"), [endpoint])
+
+    async def put(self, number: int = 10, **more: Any) -> OperationRecord:
+        fields: dict[str, Any] = {
+            "id": uid(number),
+            "node": NODE,
+            "namespace": "default",
+            "resource": "vm",
+        }
+        fields |= {"uid": VM, "name": "web", "epoch": 1, "disk": "root", "created_ns": number}
+        record = OperationRecord.model_validate(fields | more)
+        key = subjects.operation_record(NODE, record.id)
+        await self.bus.put(key, encode(record))
+        await self.told(key)
+        return record
+
+    async def told(self, key: str) -> None:
+        entry = await self.bus.get(key)
+        assert entry is not None
+        self.records[key] = entry
+        self.runner.take(entry)
+
+    async def status(self, number: int = 10) -> OperationStatus:
+        entry = await self.bus.get(subjects.operation_status(NODE, uid(number)))
+        if entry is None:
+            return OperationStatus(id=uid(number), node=NODE)
+        return read(OperationStatus, entry.value)
+
+    async def phases(self, *numbers: int) -> list[str]:
+        return [str((await self.status(number)).phase) for number in numbers]
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+async def test_an_export_begins_runs_and_succeeds(site: Site) -> None:
+    async with site.serving():
+        await site.put()
+        await site.runner.round()
+        begun = await site.status()
+        assert (begun.phase, begun.step, begun.total_bytes) == ("Running", "convert", 5)
+        await site.runner.round()
+        ended = await site.status()
+        assert (ended.phase, ended.result, ended.step) == ("Succeeded", RESULT, "")
+        assert ended.ended_ns >= ended.begun_ns > 0
+        asked = len(site.imaged.asked)
+        await site.runner.round()
+        assert len(site.imaged.asked) == asked
+
+
+async def test_operations_of_one_vm_run_one_after_the_other(site: Site) -> None:
+    async with site.serving():
+        for number in (10, 11):
+            await site.put(number)
+        await site.runner.round()
+        assert await site.phases(10, 11) == ["Running", "Accepted"]
+        for _ in range(3):
+            await site.runner.round()
+        assert await site.phases(10, 11) == ["Succeeded", "Succeeded"]
+        first = [id_ for id_, _ in site.imaged.asked]
+        assert first == sorted(first)
+
+
+@pytest.mark.parametrize(
+    ("vms", "phase", "reason"),
+    [
+        ({}, "Failed", "vm_left"),
+        ({VM: Machine(epoch=2)}, "Failed", "vm_left"),
+        ({VM: Machine(phase="running", powered=True)}, "Failed", "vm_runs"),
+        ({VM: Machine(phase="stopping")}, "Accepted", ""),
+        ({VM: Machine(phase="new", powered=True)}, "Accepted", ""),
+        ({VM: Machine(deleting=True)}, "Cancelled", ""),
+    ],
+)
+async def test_an_export_needs_a_vm_that_is_off(
+    site: Site, vms: dict[str, Machine], phase: str, reason: str
+) -> None:
+    site.vms = vms
+    async with site.serving():
+        await site.put()
+        await site.runner.round()
+        status = await site.status()
+        assert (status.phase, status.error.reason if status.error else "") == (phase, reason)
+        assert bool(status.message) == (phase != "Failed")
+        assert site.imaged.asked == []
+
+
+async def test_a_stop_is_waited_for(site: Site) -> None:
+    site.vms[VM].phase = "stopping"
+    async with site.serving():
+        await site.put()
+        await site.runner.round()
+        site.vms[VM].phase = "stopped"
+        for _ in range(2):
+            await site.runner.round()
+        assert await site.phases(10) == ["Succeeded"]
+
+
+@pytest.mark.parametrize("change", [{"deleting": True}, {"phase": "releasing"}, {"epoch": 2}])
+async def test_a_delete_cancels_a_running_export(site: Site, change: dict[str, Any]) -> None:
+    site.imaged.slow = True
+    async with site.serving():
+        await site.put()
+        await site.runner.round()
+        for name, value in change.items():
+            setattr(site.vms[VM], name, value)
+        await site.runner.round()
+        status = await site.status()
+        assert (status.phase, status.message != "") == ("Cancelled", True)
+        assert site.imaged.asked[-1] == (uid(10), "cancel")
+
+
+async def test_a_cancel_before_the_final_step_ends_it_and_after_it_comes_too_late(
+    site: Site,
+) -> None:
+    site.imaged.slow = True
+    async with site.serving():
+        for number in (10, 11):
+            await site.put(number)
+            await site.runner.round()
+            if number == 11:
+                site.imaged.jobs[uid(11)] = "done"
+            await site.put(number, cancel=True)
+            await site.runner.round()
+        await site.runner.round()
+        assert await site.phases(10, 11) == ["Cancelled", "Succeeded"]
+
+
+async def test_a_start_of_the_vm_does_not_end_a_running_export(site: Site) -> None:
+    async with site.serving():
+        await site.put()
+        await site.runner.round()
+        site.vms[VM] = Machine(phase="preparing", powered=True)
+        await site.runner.round()
+        assert await site.phases(10) == ["Succeeded"]
+
+
+async def test_failures_of_imaged(site: Site) -> None:
+    async with site.serving():
+        await site.put()
+        site.imaged.error = VirtbusError(Code.UNAVAILABLE, "recovering", "it reads its store")
+        await site.runner.round()
+        assert await site.phases(10) == ["Running"]
+        site.imaged.error = VirtbusError(Code.UNAVAILABLE, "disk_full", "full")
+        await site.runner.round()
+        status = await site.status()
+        assert status.error is not None
+        assert (status.phase, status.error.reason) == ("Failed", "disk_full")
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("write", [0, 1])
+async def test_a_restart_at_each_write_continues(site: Site, write: int, fault: Fault) -> None:
+    """The status is written at the begin and at the end; either write may be lost or unknown."""
+    async with site.serving():
+        await site.put()
+        for _ in range(write):
+            await site.runner.round()
+        site.bus.faults.append(fault)
+        await site.runner.round()
+        site.restart()
+        for _ in range(3):
+            await site.runner.round()
+        status = await site.status()
+        assert (status.phase, status.result) == ("Succeeded", RESULT)
+        assert not site.bus.faults
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("write", [0, 1])
+async def test_a_write_that_fails_is_repeated(site: Site, write: int, fault: Fault) -> None:
+    async with site.serving():
+        await site.put()
+        for _ in range(write):
+            await site.runner.round()
+        site.bus.faults.append(fault)
+        for _ in range(4):
+            await site.runner.round()
+        assert await site.phases(10) == ["Succeeded"]
+
+
+async def test_an_operation_that_a_controller_ended_is_not_begun(site: Site) -> None:
+    async with site.serving():
+        record = await site.put()
+        ended = OperationStatus(id=record.id, node=NODE, phase=OperationPhase.CANCELLED)
+        await site.bus.put(subjects.operation_status(NODE, record.id), encode(ended))
+        await site.runner.round()
+        assert (await site.phases(10), site.imaged.asked) == (["Cancelled"], [])
+
+
+async def test_the_file_of_a_deleted_operation_is_removed_once(site: Site) -> None:
+    async with site.serving():
+        record = await site.put()
+        for _ in range(2):
+            await site.runner.round()
+        key = subjects.operation_record(NODE, record.id)
+        await site.bus.purge(key)
+        await site.told(key)
+        await site.runner.round()
+        await site.told(key)  # as each list does
+        await site.runner.round()
+        assert [do for _, do in site.imaged.asked] == ["ensure", "ensure", "remove"]
+        assert site.runner.export(record.id) is None
+
+
+async def test_an_operation_without_a_record_is_only_forgotten(site: Site) -> None:
+    site.imaged.slow = True
+    async with site.serving():
+        record = await site.put()
+        await site.runner.round()
+        site.records.clear()
+        site.runner.list_begins()
+        site.runner.list_ends()
+        await site.runner.round()
+        assert site.runner.export(record.id) is None
+        assert [do for _, do in site.imaged.asked] == ["ensure"]
+
+
+async def test_without_imaged_an_operation_waits(site: Site) -> None:
+    await site.put()
+    async with asyncio.timeout(30):
+        await site.runner.round()
+    assert await site.phases(10) == ["Running"]
+    async with site.serving():
+        for _ in range(2):
+            await site.runner.round()
+    assert await site.phases(10) == ["Succeeded"]
+
+
+async def test_an_agent_exports_and_a_restarted_one_continues(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    vm = vm_record(1, powered=False)
+    await node.put(vm)
+    key = subjects.operation_record(NODE, uid(10))
+    fields: dict[str, Any] = {"id": uid(10), "node": NODE, "namespace": "default", "resource": "vm"}
+    fields |= {"uid": vm.uid, "name": vm.name, "epoch": vm.epoch, "created_ns": 1}
+    status = subjects.operation_status(NODE, uid(10))
+
+    async def phase() -> str:
+        entry = await node.bus.get(status)
+        return str(read(OperationStatus, entry.value).phase) if entry is not None else ""
+
+    async def is_phase(wanted: str) -> None:
+        async def check() -> bool:
+            return await phase() == wanted
+
+        await eventually(check)
+
+    async with node.agent():
+        await eventually(in_state(node, "Stopped"))
+        await node.bus.put(key, encode(OperationRecord.model_validate(fields)))
+        await is_phase("Running")
+    async with node.agent() as agent:
+        await is_phase("Succeeded")
+        assert agent.vms.listings.count({"unreadable"}) == 0
+        await node.bus.purge(key, why=b"deleted")
+        await eventually(lambda: agent.vms.operations.export(uid(10)) is None)
+        await node.start_another()

@@ -1,0 +1,52 @@
+"""Observes operations: an end is final, and after the faults every operation has ended."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from virtbus.bus.client.ports import Entry, EntryKind
+from virtbus.schemas.operation import ENDED, OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.records import read_operation, read_operation_status
+
+if TYPE_CHECKING:
+    from tests.sim.observer import Observer
+
+
+class OperationObserver:
+    """The operations on the bus and the files of exports on the hosts."""
+
+    def __init__(self, observer: "Observer") -> None:
+        self._observer = observer
+        self._records: dict[str, OperationRecord] = {}
+        self.statuses: dict[str, OperationStatus] = {}
+
+    def wrote(self, stream: str, entry: Entry) -> None:
+        """An operation or a status was written or purged."""
+        known = self._records if stream == "KV_vm" else self.statuses
+        if entry.kind is EntryKind.PURGE:
+            known.pop(entry.key.rpartition(".")[2], None)
+        elif stream == "KV_vm":
+            record = read_operation(entry.key, entry.value)
+            self._records[record.id] = record
+        else:
+            self._status(read_operation_status(entry.key, entry.value))
+
+    def _status(self, status: OperationStatus) -> None:
+        before = self.statuses.get(status.id)
+        if before is not None and before.phase in ENDED and before != status:
+            self._wrong(f"{status.id} ended as {before.phase}, and is {status.phase} now")
+        if status.phase is OperationPhase.SUCCEEDED and not any(
+            status.id in host.disk.exports for host in self._observer.hosts.values()
+        ):
+            self._wrong(f"{status.id} succeeded without a file")
+        self.statuses[status.id] = status
+
+    def at_rest(self) -> Iterator[tuple[str, str]]:
+        """Yield operations that have not ended."""
+        for record in self._records.values():
+            status = self.statuses.get(record.id)
+            if status is None or not status.ended:
+                phase = status.phase if status is not None else "new"
+                yield "I8", f"operation {record.id} of {record.uid} on {record.node} is {phase}"
+
+    def _wrong(self, what: str) -> None:
+        self._observer.wrong("I2", what)
