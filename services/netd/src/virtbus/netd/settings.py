@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.dhcp_offer import DhcpSettings
+from virtbus.netd.core.domain_names import is_domain
 from virtbus.netd.core.reach import ReachRules
 
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -52,6 +53,7 @@ class Settings(ServiceSettings):
         description="DNS domain of guests; empty: none",
     )
     search: tuple[str, ...] = Field((), max_length=6, description="DNS search list of guests")
+    ntp: tuple[IPv4Address, ...] = Field((), max_length=8, description="NTP servers of guests")
     guests_may_reach: tuple[IPv4Network, ...] = Field(
         (), description="networks of hosts that guests of `default` may reach anyway"
     )
@@ -92,6 +94,15 @@ class Settings(ServiceSettings):
             raise ValueError(msg)
         return value
 
+    @field_validator("search")
+    @classmethod
+    def _domains(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not is_domain(name.removesuffix(".")):
+                msg = f"{name!r} is no domain name; write one such as example.com"
+                raise ValueError(msg)
+        return value
+
     def reach(self) -> ReachRules:
         """Return the reach rules that the settings give, without addresses of hosts and servers."""
         return ReachRules(
@@ -102,6 +113,7 @@ class Settings(ServiceSettings):
         """Return the DHCP settings that all guests share."""
         return DhcpSettings(
             dns=self.dns or host_dns(RESOLV_CONF),
+            ntp=self.ntp,
             domain=self.domain,
             search=self.search,
             lease_s=self.lease_s,

@@ -6,6 +6,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp import ANY, Offer
+from virtbus.netd.core.domain_names import domains
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
 """The DHCP server id on a network without a gateway. Unicast renewals do not reach it, so clients
@@ -16,9 +17,10 @@ _DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
 
 @dataclass(frozen=True, slots=True)
 class DhcpSettings:
-    """DHCP settings for all guests of a node. A CNI result may override `dns`."""
+    """DHCP settings for all guests of a node. A CNI result may override servers and domains."""
 
     dns: tuple[IPv4Address, ...] = ()
+    ntp: tuple[IPv4Address, ...] = ()
     domain: str = ""
     search: tuple[str, ...] = ()
     lease_s: int = 3600
@@ -53,8 +55,9 @@ def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool
         server_mac=names.mac_bytes(names.server_mac(attachment.uid, nic.index)),
         router=None if routed else gateway,
         dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
-        domain=site.domain,
-        search=nic.search or site.search,
+        ntp=site.ntp,
+        domain=next(iter(domains((nic.domain, site.domain))), ""),
+        search=domains(nic.search or site.search),
         hostname=attachment.vm_name,
         mtu=nic.mtu,
         routes=tuple(route for route in routes if route[0] != _DEFAULT_ROUTE),
