@@ -1,6 +1,6 @@
 """The DHCP offer of each interface: a function of the attachment and the node's settings."""
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from services.netd.tests.pretended_host import make_record
 from services.netd.tests.test_dhcp import request
 
 from virtbus.netd.core import cni
-from virtbus.netd.core.address_assignment import replaced
+from virtbus.netd.core.address_assignment import replaced, settled
 from virtbus.netd.core.dhcp import MessageType, Offer, answer, parse
 from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
 from virtbus.netd.core.plan import plan_of
@@ -24,12 +24,12 @@ SITE = DhcpSettings(
 )
 
 
-def offered(dns: dict[str, Any]) -> Offer:
+def offered(dns: dict[str, Any], names_domain: str = "") -> Offer:
     """The offer on a CNI network whose result has this `dns`."""
     plan = plan_of(make_record(A, networks=("lan",)))
     result = {"ips": [{"address": "10.9.0.5/24", "gateway": "10.9.0.1"}], "dns": dns}
     nic = cni.settled(plan.nics[0], result)
-    (offer,) = offers_of(replaced(plan, nic), SITE)
+    (offer,) = offers_of(replaced(plan, nic), SITE, names_domain)
     assert offer is not None
     return offer
 
@@ -54,6 +54,25 @@ def test_a_network_without_dns_gets_that_of_the_node() -> None:
     assert (offer.dns, offer.domain, offer.search) == (SITE.dns, SITE.domain, SITE.search)
 
 
+def test_a_guest_asks_its_gateway_for_names_and_finds_its_namespace_by_short_names() -> None:
+    gateway = IPv4Interface("10.127.0.1/16")
+    attachment = settled(plan_of(make_record(A, namespace="shop")), gateway, (), {})
+    (offer,) = offers_of(attachment, SITE, "vm.internal")
+    assert offer is not None
+    assert offer.dns == (gateway.ip,)
+    assert (offer.domain, offer.search) == ("site.example", ("shop.vm.internal", "site.example"))
+    (plain,) = offers_of(attachment, DhcpSettings(), "vm.internal")
+    assert plain is not None
+    assert (plain.domain, plain.search) == ("shop.vm.internal", ("shop.vm.internal",))
+    (without,) = offers_of(attachment, SITE)
+    assert without is not None
+    assert (without.dns, without.search) == (SITE.dns, SITE.search)
+
+
+def test_a_guest_of_a_cni_network_asks_the_servers_of_its_network() -> None:
+    assert offered({}, "vm.internal") == offered({})
+
+
 def test_names_that_cannot_be_encoded_are_left_out_and_dhcp_answers() -> None:
     bad = ["x" * 64, "a..b", "", ".", "ä.example", "-a.example", "ok.example.", "a" * 254]
     offer = offered({"domain": "x" * 64, "search": bad})
@@ -62,6 +81,12 @@ def test_names_that_cannot_be_encoded_are_left_out_and_dhcp_answers() -> None:
     asked = parse(request(MessageType.DISCOVER, mac=offer.mac))
     assert asked is not None
     assert answer(asked, offer) is not None
+
+
+@pytest.mark.parametrize("zone", ["VM.internal", "vm.internal.", "a..b", "x" * 64])
+def test_a_zone_that_is_no_domain_in_lower_case_is_refused(zone: str) -> None:
+    with pytest.raises(ValidationError, match="is no domain name in lower case"):
+        Settings(node="n1", zone=zone)
 
 
 def test_a_search_domain_that_is_none_is_refused_with_its_text() -> None:
