@@ -65,6 +65,11 @@ def heard(server: MemoryServer) -> list[str]:
     return sorted(subject.replace("*", UID).replace(">", UID) for subject in subjects)
 
 
+def endpoints(server: MemoryServer) -> set[str]:
+    """Return one literal of each subject on which a service answers requests."""
+    return {one.subject.replace("*", UID) for one in server.subscribed if one.queue}
+
+
 def unheard(server: MemoryServer, function: str, service: str) -> list[str]:
     """Return the catalogue's requests to a service without a subscription."""
     heard_ = [one.subject for one in server.subscribed if one.queue]
@@ -91,14 +96,14 @@ async def attack(server: MemoryServer, *, heard_by: tuple[str, ...] = ("",)) -> 
     """
     link = MemoryLink(server)
     answered: dict[str, int] = {}
-    endpoints = {one.subject for one in server.subscribed if one.queue}
+    answering = endpoints(server)
     for subject in heard(server):
         if not any(part in subject for part in heard_by):
             continue
         answered[subject] = 0
         for body in bodies(_known(subject)):
             for headers in ({}, {CONTENT_TYPE: JSON}):
-                if subject not in endpoints:
+                if subject not in answering:
                     await link.send(subject, body, headers=headers)
                     await asyncio.sleep(0)
                     continue

@@ -56,6 +56,7 @@ def test_an_envelope_is_opened_by_the_schemas() -> None:
         (f"virtbus.node.n1.ready.{UID}.image", "virtbus.ready.image.v1"),
         ("virtbus.node.n1.rpc.agent.console", "virtbus.rpc.agent.console.v1"),
         ("virtbus.node.n1.report.netd", "virtbus.report.netd.v1"),
+        ("virtbus.ask.n1.names", "virtbus.ask.names.v1"),
         ("elsewhere", ""),
     ],
 )

@@ -19,7 +19,10 @@ FACTS = {
     "imaged": ("image.pulling", "image.ready", "image.failed", "disks.released", "trace.span"),
     "netd": ("network.ready", "network.failed", "network.released", "trace.span"),
 }
-PROGRESS = {"imaged": {f"virtbus.node.n1.progress.{UID}.image"}, "netd": set[str]()}
+MORE = {
+    "imaged": {f"virtbus.node.n1.progress.{UID}.image"},
+    "netd": {"virtbus.ask.n1.names"},
+}
 
 
 def all_there_is() -> list[str]:
@@ -60,7 +63,7 @@ async def test_a_helper_publishes_only_its_own_subjects(nats: server.Server, ser
         *facts,
         f"virtbus.node.n1.ready.{UID}.{PARTS[service]}",
         f"virtbus.node.n1.report.{service}",
-        *PROGRESS[service],
+        *MORE[service],
     }
     rpcs = {one for one in every if one.startswith(f"virtbus.node.n1.rpc.{service}.")}
     assert heard == {*rpcs, f"_INBOX_n1_{service}.x", "$SRV.PING", "$SRV.INFO.x.y"}

@@ -23,6 +23,7 @@ NODE_MAY_SAY = {
     "$JS.API.DIRECT.GET.KV_node.$KV.node.n1",
     f"$KV.st.n1.{UID}",
     "$KV.node.n1",
+    "virtbus.ask.n1.names",
     # answers to received requests: through the server, or to its own inbox
     "_R_.aaaaaa.bbbbbb",
     "_INBOX_n1.x",
@@ -156,7 +157,7 @@ async def test_a_nodes_messages_reach_only_its_own_subjects(
     ):
         await thief.publish_all(every_subject())
         await asyncio.sleep(0.5)
-    own = ("virtbus.evt.n1.", "virtbus.node.n1.", "$KV.st.n1.", "$KV.node.n1")
+    own = ("virtbus.evt.n1.", "virtbus.node.n1.", "virtbus.ask.n1.", "$KV.st.n1.", "$KV.node.n1")
     foreign = [m.subject for m in [*at_control, *records] if m.data == b"from a stranger"]
     assert foreign
     assert all(one.startswith(own) for one in foreign)

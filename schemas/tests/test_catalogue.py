@@ -11,6 +11,6 @@ def test_every_subject_is_in_the_catalogue() -> None:
         if callable(value) and value.__module__ == subjects.__name__ and not name.startswith("_")
     }
     filters = {"vm_anywhere", "vm_all", "hosts_all", "ready_all", "service_report_all", "events"}
-    filters |= {"signing_keys", "watch_renewals", "operation_anywhere"}
+    filters |= {"signing_keys", "watch_renewals", "operation_anywhere", "names_asks"}
     assert made - filters == {channel.function for channel in CHANNELS}
     assert len(FILTERS) == len(filters)

@@ -10,7 +10,7 @@ import pytest
 from services.controller.tests.virtual import run, world
 from services.imaged.tests.test_service import serving as serving_imaged
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
-from tests.hostile import UID, attack, heard, unheard
+from tests.hostile import UID, attack, endpoints, heard, unheard
 
 from virtbus.bus.client.codec import pack
 from virtbus.bus.client.memory_bus import MemoryServer
@@ -25,7 +25,7 @@ def test_the_controller_survives_every_message() -> None:
             assert not unheard(made.server, "api", "")
             answered = await attack(made.server)
             assert {subjects.bus_storage(), subjects.client_span()} <= set(answered)
-            assert all(answered[one.subject] for one in made.server.subscribed if one.queue)
+            assert all(answered[one] for one in endpoints(made.server))
             assert (await made.vm("create", name="web", image="tiny", uid=UID)).name == "web"
 
     run(scenario)

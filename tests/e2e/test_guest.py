@@ -48,7 +48,9 @@ def test_seed_gives_hostname_key_files_and_commands(
     assert "motd.virtbus" not in record, "user data is a secret and is not shown"
 
 
-def test_guests_reach_each_other_and_the_host(platform: Platform, login: Login) -> None:
+def test_guests_reach_each_other_by_address_and_name_and_the_host(
+    platform: Platform, login: Login
+) -> None:
     one = platform.create("one", "--ssh-key", login.public_key, wait="")
     two = platform.create("two", "--ssh-key", login.public_key, wait="")
     one, two = platform.wait_ready("one", "two")
@@ -56,6 +58,13 @@ def test_guests_reach_each_other_and_the_host(platform: Platform, login: Login) 
     assert "1 packets received" in login(one, f"ping -c 1 -W 5 {address(two)}")
     assert "1 packets received" in login(two, f"ping -c 1 -W 5 {address(one)}")
     assert "1 packets received" in login(one, f"ping -c 1 -W 5 {gateway}")
+    assert login(one, "cat /etc/resolv.conf") == (
+        f"search default.vm.internal\nnameserver {gateway}\n"
+    )
+    for name in ("two.default.vm.internal", "two"):
+        assert address(two) in login(one, f"nslookup {name}")
+    assert "1 packets received" in login(one, "ping -c 1 -W 5 two")
+    assert "NXDOMAIN" in login(one, "nslookup two.other.vm.internal 2>&1 || :")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.frames SEED COUNT TAP MAC ADDRESS GATEWAY`: a guest that sends anything.
 
-It runs in the network namespace of a VM in place of its QEMU: it writes to the tap and reads the
-replies. It prints the number of frames sent, and of DHCP answers received.
+It runs in the network namespace of a VM in place of its QEMU: it writes DHCP, DNS and echo replies
+to the tap, and reads the answers. It prints the number of frames sent, and of DHCP answers.
 """
 
 import fcntl
@@ -75,6 +75,30 @@ def dhcp(rng: random.Random, mac: bytes) -> bytes:
     return struct.pack("!HHHH", 68, 67, length, 0) + message
 
 
+def query(rng: random.Random) -> bytes:
+    """A DNS query whose name, counts and records are valid, looped, cut, endless or random."""
+    name = rng.choice(
+        (
+            b"\x03web\x07default\x02vm\x08internal\0",
+            b"\x01x" * 120 + b"\0",
+            b"\x3f" + b"x" * 63 + b"\0",
+            b"\xc0\x0c",
+            b"\xc0\xff",
+            b"\x40" * 30,
+            bytes([rng.randrange(64)]) + rng.randbytes(rng.randrange(60)),
+        )
+    )
+    counts = rng.choice(((1, 0, 0, 0), (1, 0, 0, 1), (1, 0, 0, 9), (65535,) * 4, (0,) * 4))
+    flags = rng.choice((0x0100, 0x0100, 0x8180, 0x2800, rng.getrandbits(16)))
+    head = struct.pack("!HHHHHH", rng.getrandbits(16), flags, *counts)
+    kind = struct.pack("!HH", rng.choice((1, 28, 12, 6, 255, rng.getrandbits(16))), 1)
+    edns = b"\0\0\x29\xff\xff\0\0\0\0" + struct.pack("!H", rng.choice((0, 4, 400, 65535)))
+    message = head + name + kind + rng.choice((b"", edns, edns + rng.randbytes(400)))
+    if rng.random() < 0.2:
+        message = rng.randbytes(rng.randrange(1200))
+    return struct.pack("!HHHH", 1024 + rng.getrandbits(15), 53, 8 + len(message), 0) + message
+
+
 def main(argv: list[str]) -> None:
     seed, count, tap, mac_text, address, gateway = argv
     rng = random.Random(seed)
@@ -89,6 +113,8 @@ def main(argv: list[str]) -> None:
         time.sleep(rng.choice((0.0, 0.01, 0.06)))
         answered += _answers(descriptor)
     own, host = IPv4Address(address).packed, IPv4Address(gateway).packed
+    for _ in range(int(count)):
+        sent += _written(descriptor, ip_frame(mac, 17, own, host, query(rng)))
     for number in range(ECHOES):
         body = struct.pack("!BBHHH", 0, 0, 0, rng.getrandbits(16), number & 0xFFFF) + b"x" * 24
         body = body[:2] + struct.pack("!H", checksum(body)) + body[4:]

@@ -25,7 +25,7 @@ MOST_CPU_S = 0.5
 MOST_BYTES = 1024 * 1024
 KEYS = ("user", "fs", "if", "os", "timezone", "hostname")
 
-DHCP = ("guest", "DHCP and echo frames")
+DHCP = ("guest", "DHCP, DNS and echo frames")
 CONSOLE = ("guest", "console bytes")
 AGENT = ("guest", "guest-agent answers")
 

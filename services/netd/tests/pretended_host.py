@@ -26,9 +26,11 @@ from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.resolver import Resolver
 from virtbus.schemas.node_rpc import NetReady
 from virtbus.schemas.vm import VmRecord
 
@@ -325,6 +327,11 @@ class Node:
         self.attachments: Attachments
 
     async def start(self) -> None:
+        self.wire()
+        await self.attachments.recover()
+
+    def wire(self) -> None:
+        """Make the objects of a new process."""
         state = self.state_dir / "netd"
         self.doors = HostPorts(
             namespaces=self.host.namespaces,
@@ -338,9 +345,11 @@ class Node:
             ),
             dhcp=DhcpServer(),
             emulators=QemuProcesses(Path(sys.executable)),
+            resolver=Resolver(
+                self.gateway, "vm.internal", HostServers(self.site.dns, self.gateway.ip), "n1"
+            ),
         )
         self.attachments = Attachments(self.doors, self.site)
-        await self.attachments.recover()
 
     async def restart(self) -> None:
         self.stop()

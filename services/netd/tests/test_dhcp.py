@@ -32,10 +32,13 @@ OFFER = Offer(
     dns=(IPv4Address("192.0.2.53"), IPv4Address("192.0.2.54")),
     domain="vms.example",
     search=("vms.example", "example"),
+    ntp=(IPv4Address("192.0.2.123"),),
     hostname="web",
     mtu=1450,
     lease_s=3600,
 )
+CLONED = b"\xff" + bytes(4) + b"\0\2\0\0\xab\x11" + b"machine1"
+"""The client id that systemd-networkd makes of a machine id, without the MAC (RFC 4361)."""
 
 
 def request(
@@ -89,6 +92,7 @@ def test_a_discover_gets_exactly_the_assigned_configuration() -> None:
         Option.HOSTNAME: b"web",
         Option.DOMAIN: b"vms.example",
         Option.SEARCH: b"\3vms\7example\0\7example\0",
+        Option.NTP: bytes([192, 0, 2, 123]),
     }
 
 
@@ -166,10 +170,22 @@ def test_no_answer_is_sent(message: bytes) -> None:
     assert answered(message) is None
 
 
-def test_the_client_id_is_echoed() -> None:
-    reply = answered(request(MessageType.DISCOVER, (61, b"\x01" + MAC)))
+def test_the_identifiers_of_a_client_are_echoed() -> None:
+    machine = b"\0" + bytes(16)
+    reply = answered(request(MessageType.DISCOVER, (61, b"\x01" + MAC), (97, machine)))
     assert reply is not None
     assert options_of(reply)[Option.CLIENT_ID] == b"\x01" + MAC
+    assert options_of(reply)[Option.MACHINE_ID] == machine
+
+
+def test_clones_with_one_client_id_get_the_addresses_of_their_ports() -> None:
+    other = replace(OFFER, mac=bytes(5) + b"\2", address=IPv4Interface("10.127.9.9/16"))
+    given = []
+    for offer in (OFFER, other):
+        reply = answered(request(MessageType.DISCOVER, (61, CLONED), mac=offer.mac), offer)
+        assert reply is not None
+        given.append(reply.message[16:20])
+    assert given == [OFFER.address.ip.packed, other.address.ip.packed]
 
 
 def test_extra_routes_bring_the_default_route_along() -> None:
@@ -200,6 +216,21 @@ def test_an_answer_is_cut_at_the_end_to_fit_the_clients_buffer() -> None:
     assert len(small.message) <= 548
     assert Option.SEARCH not in options_of(small)
     assert len(options_of(large)[Option.SEARCH]) > 255
+
+
+def test_no_client_gets_more_than_a_packet_of_its_network() -> None:
+    routes = tuple((IPv4Network(f"10.{n}.0.0/16"), IPv4Address("10.127.0.7")) for n in range(100))
+    reply = answered(
+        request(MessageType.DISCOVER, (57, b"\xff\xff")), replace(OFFER, routes=routes)
+    )
+    assert reply is not None
+    assert Option.CLASSLESS_ROUTES in options_of(reply)
+    crowded = replace(OFFER, routes=routes, search=tuple(f"x{n}.example" for n in range(99)))
+    reply = answered(request(MessageType.DISCOVER, (57, b"\xff\xff")), crowded)
+    assert reply is not None
+    assert len(reply.message) <= OFFER.mtu - 28
+    assert Option.SEARCH not in options_of(reply)
+    assert Option.NTP in options_of(reply)
 
 
 @given(st.binary(max_size=700))

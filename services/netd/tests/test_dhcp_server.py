@@ -1,12 +1,13 @@
 """DHCP over a real tap: a guest in user space asks, netd answers, the bridge receives nothing."""
 
 import asyncio
+import contextlib
 import struct
 from ipaddress import IPv4Address
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node
-from services.netd.tests.test_dhcp import request
+from services.netd.tests.test_dhcp import CLONED, request
 from services.netd.tests.test_filters import wire
 
 from virtbus.netd.core.dhcp import MessageType
@@ -15,6 +16,7 @@ from virtbus.netd.edge.dhcp_server import BURST
 pytestmark = pytest.mark.integration
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+B = "0192f0c1-2d3e-7abc-8def-00000000000b"
 BROADCAST = IPv4Address("255.255.255.255")
 
 
@@ -29,6 +31,15 @@ def ask(
 async def reply(guest: Guest, timeout_s: float = 5.0) -> bytes:
     frame = await guest.receive(lambda f: f[23] == 17 and f[34:38] == b"\0\x43\0\x44", timeout_s)
     return frame[42:]
+
+
+async def answer_to(guest: Guest, kind: MessageType, *options: tuple[int, bytes]) -> bytes:
+    """Ask until an answer comes: the kernel drops it while it activates a tap that was opened."""
+    for _attempt in range(20):
+        ask(guest, kind, *options)
+        with contextlib.suppress(TimeoutError):
+            return await reply(guest, 0.25)
+    raise TimeoutError("no answer")
 
 
 async def test_a_guest_gets_its_address_and_nobody_else_sees_its_request(node: Node) -> None:
@@ -50,6 +61,16 @@ async def test_a_guest_gets_its_address_and_nobody_else_sees_its_request(node: N
         assert ack[240:243] == b"\x35\x01\x05"
         assert b"vms\x07example" in ack
         assert node.doors.dhcp.counts(A) == {MessageType.DISCOVER: 1, MessageType.REQUEST: 1}
+
+
+async def test_clones_with_one_client_id_get_different_addresses(node: Node) -> None:
+    given = []
+    for uid in (A, B):
+        await node.attach(uid)
+        async with node.guest(uid) as guest:
+            given.append((await answer_to(guest, MessageType.DISCOVER, (61, CLONED)))[16:20])
+            assert given[-1] == guest.ip.packed
+    assert len(set(given)) == 2
 
 
 async def test_a_restarted_netd_answers_again(node: Node) -> None:
@@ -91,8 +112,7 @@ async def test_each_interface_gets_its_own_address_and_only_one_a_default_route(
     routers = []
     for index in (0, 1):
         async with node.guest(A, index) as guest:
-            ask(guest, MessageType.DISCOVER)
-            message = await reply(guest)
+            message = await answer_to(guest, MessageType.DISCOVER)
             address = ready.interfaces[index].addresses[0].split("/")[0]
             assert message[16:20] == IPv4Address(address).packed
             routers.append(b"\x03\x04" + struct.pack("!4B", 10, 127, 0, 1) in message)

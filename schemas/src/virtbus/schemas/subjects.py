@@ -171,6 +171,16 @@ def rpc(node: str, service: str, verb: str) -> str:
     return f"{PREFIX}.node.{check_id(node)}.rpc.{check_id(service)}.{check_id(verb)}"
 
 
+def names_ask(node: str) -> str:
+    """`virtbus.ask.<node>.names`: a node's question about names of VMs."""
+    return f"{PREFIX}.ask.{check_id(node)}.names"
+
+
+def names_asks() -> str:
+    """Filter over the questions of all nodes about names of VMs."""
+    return f"{PREFIX}.ask.*.names"
+
+
 def progress(node: str, uid: str, step: str) -> str:
     """`virtbus.node.<id>.progress.<uid>.<step>`: progress of a long step; may be lost."""
     return f"{PREFIX}.node.{check_id(node)}.progress.{check_uid(uid)}.{check_id(step)}"

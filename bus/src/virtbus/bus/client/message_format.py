@@ -19,7 +19,12 @@ def type_of(subject: str) -> str:
             return ".".join(("virtbus", *rest, "v1"))
         case ["virtbus", "node", _, "ready" | "progress" as plane, _, *rest]:
             return ".".join(("virtbus", plane, *rest, "v1"))
-        case ["virtbus", "node", _, "rpc" | "report" as plane, *rest]:
+        case ["virtbus", "node", _, "rpc" | "report" as plane, *rest] | [
+            "virtbus",
+            "ask" as plane,
+            _,
+            *rest,
+        ]:
             return ".".join(("virtbus", plane, *rest, "v1"))
         case ["virtbus", *rest]:
             return ".".join(("virtbus", *rest[:2], "v1"))

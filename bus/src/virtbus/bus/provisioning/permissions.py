@@ -12,7 +12,7 @@ from virtbus.bus.client.consumers import node_consumer
 from virtbus.bus.client.owners import BRIDGE
 from virtbus.bus.provisioning.stream_setup import WATCHING_SERVICES
 from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
-from virtbus.schemas.subjects import OPERATIONS, api, node_instance
+from virtbus.schemas.subjects import OPERATIONS, api, names_ask, node_instance
 
 ADMIN = "admin"
 CONTROLLER = "controller"
@@ -245,6 +245,7 @@ def agent(node: str) -> Role:
             f"$KV.node.{node}",
             f"virtbus.evt.{node}.>",
             f"virtbus.node.{node}.>",
+            names_ask(node),
             *_answers(node),
         ),
         subscribe=(f"virtbus.node.{node}.>", f"_INBOX_{node}.>", "$SRV.>"),
@@ -261,7 +262,7 @@ def helper(node: str, service: str) -> Role:
     """
     own = node_consumer(node, service)
     part = "image" if service == "imaged" else "net"
-    progress = (f"virtbus.node.{node}.progress.*.image",) if service == "imaged" else ()
+    more = (f"virtbus.node.{node}.progress.*.image",) if service == "imaged" else (names_ask(node),)
     return Role(
         f"{service}-{node}",
         node_account(node),
@@ -272,7 +273,7 @@ def helper(node: str, service: str) -> Role:
             f"$JS.API.DIRECT.GET.KV_st.{node_instance(node)}",
             *(f"virtbus.evt.{node}.*.{kind}" for kind in HELPER_FACTS[service]),
             f"virtbus.node.{node}.ready.*.{part}",
-            *progress,
+            *more,
             f"virtbus.node.{node}.report.{service}",
         ),
         subscribe=(

@@ -26,6 +26,7 @@ from virtbus.controller.edge.image_name_api import ImageNameApi, ImageNameQuota
 from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
+from virtbus.controller.edge.names_api import NamesApi
 from virtbus.controller.edge.node_monitor import NodeMonitor
 from virtbus.controller.edge.operation_api import OperationApi, OperationLimits
 from virtbus.controller.edge.operation_sweep import OperationSweep
@@ -283,7 +284,14 @@ class ControllerService:
             running=WATCHES_BEGUN_AT_ONCE,
             displace=self._watches.displace,
         )
-        return [*endpoints, watch]
+        asked = Endpoint(
+            "names-ask",
+            subjects.names_asks(),
+            self._when_ready(NamesApi(self._fleet, self._settings.names_open_to).ask),
+            limit=REQUESTS_AT_ONCE,
+            most_values=CLIENT_VALUES,
+        )
+        return [*endpoints, watch, asked]
 
     def _when_ready(self, handler: Handler) -> Handler:
         """Delay a request until the first lists are complete, within its deadline."""

@@ -89,6 +89,14 @@ class Settings(ServiceSettings):
         ),
     )
 
+    names_open_to: dict[str, tuple[str, ...]] = Field(
+        {},
+        description=(
+            "access to names of VMs: a namespace to the others whose guests may resolve the names "
+            "of its VMs, or to `*` for all; the same on every controller"
+        ),
+    )
+
     @property
     def bus_user(self) -> str:
         return "controller"

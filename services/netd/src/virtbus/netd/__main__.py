@@ -11,8 +11,10 @@ from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.resolver import Resolver
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
 
@@ -38,6 +40,12 @@ def host_ports(settings: Settings) -> HostPorts:
         ),
         dhcp=DhcpServer(),
         emulators=QemuProcesses(settings.emulator),
+        resolver=Resolver(
+            settings.subnet,
+            settings.zone,
+            HostServers(settings.dns, settings.subnet.ip),
+            settings.node,
+        ),
     )
 
 

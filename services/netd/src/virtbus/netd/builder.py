@@ -18,6 +18,7 @@ from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.plugin_process import end_left
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.resolver import Resolver
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class HostPorts:
     cni: Cni
     dhcp: DhcpServer
     emulators: QemuProcesses
+    resolver: Resolver
 
 
 class Builder:
@@ -182,7 +184,9 @@ class Builder:
         return replaced(attachment, nic.model_copy(update={"mac": mac, "mtu": link.mtu}))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
-        self._doors.dhcp.serve(attachment.uid, sockets, offers_of(attachment, self._site))
+        offers = offers_of(attachment, self._site, self._doors.resolver.domain)
+        self._doors.dhcp.serve(attachment.uid, sockets, offers)
+        self._doors.resolver.serve(attachment)
 
     async def unmake(self, attachment: Attachment) -> None:
         """Remove the network of a VM, but not its state file.
@@ -193,6 +197,7 @@ class Builder:
             VirtbusError: 500 `cni_failed` if a plugin failed on DEL; everything else is removed.
         """
         self._doors.dhcp.stop(attachment.uid)
+        self._doors.resolver.stop(attachment.uid)
         failed: VirtbusError | None = None
         if any(nic.cni is not None for nic in attachment.nics):
             failed = await self._delete(attachment)

@@ -10,6 +10,7 @@ from virtbus.netd.core.reach import MAX_ADDRESSES, usable
 from virtbus.netd.edge.bus_servers import server_addresses
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.resolver import Resolver
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -25,9 +26,10 @@ LOOK_S = 60.0
 class ForbiddenAddresses:
     """Closes the addresses in the node's `_hosts` key, and those of the bus servers."""
 
-    def __init__(self, bridge: HostBridge, settings: Settings) -> None:
+    def __init__(self, bridge: HostBridge, settings: Settings, resolver: Resolver) -> None:
         self._bridge = bridge
         self._settings = settings
+        self._resolver = resolver
         self._hosts: tuple[str, ...] = ()
         self._changed = asyncio.Event()
 
@@ -64,4 +66,5 @@ class ForbiddenAddresses:
         """Resolve the servers' names, and update nftables if an address changed. Blocks."""
         addresses = [*self._hosts, *server_addresses(self._settings.bus())]
         hosts = usable(addresses, self._bridge.gateway.network)
-        self._bridge.close(replace(self._settings.reach(), hosts=hosts))
+        reach = self._settings.reach(self._resolver.addresses)
+        self._bridge.close(replace(reach, hosts=hosts))

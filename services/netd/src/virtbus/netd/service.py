@@ -16,6 +16,7 @@ from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.wrapper_install import install
+from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
@@ -64,7 +65,7 @@ class Netd:
         self._leftovers = OrphanAudit(self._ports, self._attachments)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
-        self._reach = ForbiddenAddresses(self._ports.bridge, settings)
+        self._reach = ForbiddenAddresses(self._ports.bridge, settings, ports.resolver)
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -75,8 +76,10 @@ class Netd:
         info = ServiceInfo(
             "virtbus-netd", VERSION, "networks of a node's VMs", {"node": settings.node}
         )
+        names = FleetNames(self._bus, settings.node)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._ports.resolver.running(names), asyncio.TaskGroup() as group:
+                self._ports.bridge.reach = settings.reach(self._ports.resolver.addresses)
                 step = NetworkStep(self._attachments, self._reporter)
                 work = RecordWorker(group, step, self._reporter, self._span)
                 async with self._bus.serve(info, self._endpoints(work)):

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.dhcp_offer import DhcpSettings
+from virtbus.netd.core.domain_names import is_domain
 from virtbus.netd.core.reach import ReachRules
 
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -42,16 +43,33 @@ class Settings(ServiceSettings):
     cni_timeout_s: float = Field(
         30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
     )
+    zone: str = Field(
+        "vm.internal",
+        max_length=120,
+        description=(
+            "domain of VMs' names: guests of `default` ask their gateway, which knows "
+            "`<vm>.<namespace>.<zone>`; empty: they ask the servers of `dns` themselves"
+        ),
+    )
     dns: tuple[IPv4Address, ...] = Field(
-        (), description="DNS servers of guests; empty: those of /etc/resolv.conf except loopback"
+        (),
+        description=(
+            "DNS servers for all other names; empty: those of /etc/resolv.conf, and those on "
+            "loopback only for the gateway"
+        ),
     )
     domain: str = Field(
         "",
         pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.|$))*$",
         max_length=200,
-        description="DNS domain of guests; empty: none",
+        description="DNS domain of guests; empty: `<namespace>.<zone>`, or none without a zone",
     )
-    search: tuple[str, ...] = Field((), max_length=6, description="DNS search list of guests")
+    search: tuple[str, ...] = Field(
+        (),
+        max_length=6,
+        description="DNS search list of guests, after `<namespace>.<zone>`; empty: `domain`",
+    )
+    ntp: tuple[IPv4Address, ...] = Field((), max_length=8, description="NTP servers of guests")
     guests_may_reach: tuple[IPv4Network, ...] = Field(
         (), description="networks of hosts that guests of `default` may reach anyway"
     )
@@ -92,16 +110,39 @@ class Settings(ServiceSettings):
             raise ValueError(msg)
         return value
 
-    def reach(self) -> ReachRules:
-        """Return the reach rules that the settings give, without addresses of hosts and servers."""
+    @field_validator("zone")
+    @classmethod
+    def _zone(cls, value: str) -> str:
+        if value and (not is_domain(value) or value != value.lower()):
+            msg = f"{value!r} is no domain name in lower case; write one such as vm.internal"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("search")
+    @classmethod
+    def _domains(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not is_domain(name.removesuffix(".")):
+                msg = f"{name!r} is no domain name; write one such as example.com"
+                raise ValueError(msg)
+        return value
+
+    def reach(self, resolver: tuple[IPv4Address, ...] = ()) -> ReachRules:
+        """Return the reach rules that the settings give, without addresses of hosts and servers.
+
+        `resolver` are addresses of this host at which netd resolves names.
+        """
         return ReachRules(
-            closed=self.guests_may_not_reach, opened=self.guests_may_reach, dns=self.site().dns
+            closed=self.guests_may_not_reach,
+            opened=self.guests_may_reach,
+            dns=(*resolver, *self.site().dns),
         )
 
     def site(self) -> DhcpSettings:
         """Return the DHCP settings that all guests share."""
         return DhcpSettings(
             dns=self.dns or host_dns(RESOLV_CONF),
+            ntp=self.ntp,
             domain=self.domain,
             search=self.search,
             lease_s=self.lease_s,

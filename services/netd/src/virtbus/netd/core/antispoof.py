@@ -3,6 +3,7 @@
 The chain is attached to the tap's ingress, so it sees every frame before any bridge. It drops all
 frames that no rule allows. So IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own.
 It also drops DHCP from the guest: netd's packet socket on the tap reads DHCP before this hook.
+Packets to the resolver's TCP port have a rate, because all guests share its listener.
 """
 
 import hashlib
@@ -18,15 +19,19 @@ TABLE = "virtbus"
 _INGRESS = 0
 _UNSPECIFIED = IPv4Address(0)
 _DHCP_SERVER_PORT = 67
+_DNS_PORT = 53
+_DNS_TCP_HZ = 200
+"""Packets a second of one guest to TCP port 53 of its gateway: 30 short queries, or 500 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A tap and the addresses that its guest may use."""
+    """A tap and the addresses that its guest may use; `gateway` if netd resolves names there."""
 
     name: str
     mac: str
     addresses: tuple[IPv4Address, ...]
+    gateway: IPv4Address | None = None
 
 
 def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
@@ -47,8 +52,20 @@ def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
         ),
         (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), drop),
         (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), drop),
+        *([_too_many(tap.gateway)] if tap.gateway is not None else []),
         *((*ip, *nft.ip_source(address), accept) for address in tap.addresses),
     ]
+
+
+def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
+    to_resolver = (
+        *nft.ether_type(nft.ETHERTYPE_IP),
+        *nft.ip_protocol(nft.TCP),
+        *nft.ip_destination(gateway),
+        *nft.destination_port(_DNS_PORT),
+    )
+    drop = nft.verdict(nft.NftVerdict.DROP)
+    return (*to_resolver, nft.exceeds(_DNS_TCP_HZ, _DNS_TCP_HZ), drop)
 
 
 def _named(tap: Tap, rules: Sequence[Sequence[bytes]]) -> str:

@@ -47,6 +47,7 @@ class Nic(LenientModel):
     mtu: int = 1500
     routes: tuple[Route, ...] = ()
     dns: tuple[str, ...] = ()
+    domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
 

@@ -158,6 +158,7 @@ def settled(nic: Nic, result: dict[str, Any]) -> Nic:
             "gateway": default or next(iter(gateways), ""),
             "routes": tuple(r for r in routes if r.destination != "0.0.0.0/0"),
             "dns": tuple(servers),
+            "domain": str(dns.get("domain") or ""),
             "search": tuple(str(each) for each in dns.get("search") or ()),
         }
     )

@@ -1,6 +1,7 @@
-"""Answers DHCP for one guest that has one address (RFC 2131, 2132, 3396, 3397, 3442, 6842).
+"""Answers DHCP for one guest that has one address (RFC 2131, 2132, 3396, 3397, 3442, 4578, 6842).
 
 The guest's address never changes and no other client gets an answer, so there is no lease database.
+A guest is known by its tap: client ids are returned, but choose nothing, because clones share them.
 An `Offer` has the guest's configuration, and `answer` maps a request to a reply or to None.
 """
 
@@ -46,6 +47,7 @@ class Option(IntEnum):
     DOMAIN = 15
     MTU = 26
     BROADCAST = 28
+    NTP = 42
     REQUESTED_ADDRESS = 50
     LEASE_TIME = 51
     MESSAGE_TYPE = 53
@@ -54,6 +56,7 @@ class Option(IntEnum):
     RENEWAL_TIME = 58
     REBINDING_TIME = 59
     CLIENT_ID = 61
+    MACHINE_ID = 97
     SEARCH = 119
     CLASSLESS_ROUTES = 121
 
@@ -85,7 +88,10 @@ class DhcpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The guest's configuration. `routes` are (network, gateway); gateway 0.0.0.0 is on-link."""
+    """The guest's configuration. `routes` are (network, gateway); gateway 0.0.0.0 is on-link.
+
+    `domain` and `search` are valid domain names.
+    """
 
     mac: bytes
     address: IPv4Interface
@@ -93,6 +99,7 @@ class Offer:
     server_mac: bytes
     router: IPv4Address | None = None
     dns: tuple[IPv4Address, ...] = ()
+    ntp: tuple[IPv4Address, ...] = ()
     domain: str = ""
     search: tuple[str, ...] = ()
     hostname: str = ""
@@ -187,7 +194,7 @@ def _confirm(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
         (Option.SERVER_ID, offer.server.packed),
         *_echo(request),
     ]
-    message = _build(request, ANY, ANY, options)
+    message = _build(request, ANY, ANY, options, offer.mtu)
     return DhcpAnswer(MessageType.NAK, message, BROADCAST, unicast=False)
 
 
@@ -207,7 +214,7 @@ def _grant(
         *_configuration(offer),
     ]
     yours = offer.address.ip if leased else ANY
-    message = _build(request, request.client, yours, options)
+    message = _build(request, request.client, yours, options, offer.mtu)
     if request.client != ANY:
         return DhcpAnswer(kind, message, request.client, unicast=True)
     if request.flags & _BROADCAST_FLAG or not leased:
@@ -216,8 +223,11 @@ def _grant(
 
 
 def _echo(request: DhcpRequest) -> list[tuple[Option, bytes]]:
-    client_id = request.options.get(Option.CLIENT_ID, b"")
-    return [(Option.CLIENT_ID, client_id)] if 0 < len(client_id) <= 255 else []
+    """Return the client's identifiers, which a server must repeat (RFC 6842, RFC 4578)."""
+    given = (
+        (code, request.options.get(code, b"")) for code in (Option.CLIENT_ID, Option.MACHINE_ID)
+    )
+    return [(code, value) for code, value in given if 0 < len(value) <= 255]
 
 
 def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
@@ -234,13 +244,13 @@ def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
     options.append((Option.MTU, struct.pack("!H", offer.mtu)))
     if network.prefixlen < 31:
         options.append((Option.BROADCAST, network.broadcast_address.packed))
-    if offer.hostname:
-        options.append((Option.HOSTNAME, offer.hostname.encode("ascii")))
-    if offer.domain:
-        options.append((Option.DOMAIN, offer.domain.encode("ascii")))
-    if offer.search:
-        options.append((Option.SEARCH, _search_list(offer.search)))
-    return options
+    more = [
+        (Option.HOSTNAME, offer.hostname.encode("ascii")),
+        (Option.DOMAIN, offer.domain.encode("ascii")),
+        (Option.SEARCH, _search_list(offer.search)),
+        (Option.NTP, b"".join(server.packed for server in offer.ntp[:8])),
+    ]
+    return options + [(code, value) for code, value in more if value]
 
 
 def guest_routes(offer: Offer) -> tuple[tuple[IPv4Network, IPv4Address], ...]:
@@ -283,7 +293,10 @@ def _build(
     client: IPv4Address,
     yours: IPv4Address,
     options: list[tuple[Option, bytes]],
+    mtu: int,
 ) -> bytes:
+    """Return the message, with the options that fit the client's buffer and one packet."""
+    most_bytes = min(request.max_bytes, max(mtu, _DEFAULT_MAX_BYTES) - _HEADERS_BYTES)
     fixed = _FIXED.pack(
         *(_BOOTREPLY, _ETHERNET, 6, 0, request.xid, 0, request.flags),
         *(client.packed, yours.packed, bytes(4), bytes(4)),
@@ -292,7 +305,7 @@ def _build(
     message = fixed + _MAGIC
     for code, value in options:
         encoded = _option(code, value)
-        if len(message) + len(encoded) + 1 <= request.max_bytes:
+        if len(message) + len(encoded) + 1 <= most_bytes:
             message += encoded
     return (message + bytes((_END,))).ljust(_MIN_MESSAGE_BYTES, b"\0")
 

@@ -1,11 +1,12 @@
 """Builds each interface's DHCP offer from its assignment and the node's settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from virtbus.netd.core import names
-from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp import ANY, Offer
+from virtbus.netd.core.domain_names import domains
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
 """The DHCP server id on a network without a gateway. Unicast renewals do not reach it, so clients
@@ -16,26 +17,47 @@ _DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
 
 @dataclass(frozen=True, slots=True)
 class DhcpSettings:
-    """DHCP settings for all guests of a node. A CNI result may override `dns`."""
+    """DHCP settings for all guests of a node. A CNI result may override servers and domains."""
 
     dns: tuple[IPv4Address, ...] = ()
+    ntp: tuple[IPv4Address, ...] = ()
     domain: str = ""
     search: tuple[str, ...] = ()
     lease_s: int = 3600
 
 
-def offers_of(attachment: Attachment, site: DhcpSettings) -> list[Offer | None]:
+def offers_of(
+    attachment: Attachment, site: DhcpSettings, names_domain: str = ""
+) -> list[Offer | None]:
     """Return an offer per interface, in order; None for one without an IPv4 address.
 
-    Only the first interface with a gateway gives the guest a default route.
+    Only the first interface with a gateway gives the guest a default route. `names_domain` is the
+    domain of VMs' names, which the gateway of the built-in network resolves; empty: none are.
     """
     offers: list[Offer | None] = []
     routed = False
     for nic in attachment.nics:
-        offer = _offer(attachment, nic, site, routed=routed)
+        resolved = names_domain if nic.kind is NicKind.BRIDGE else ""
+        offer = _offer(attachment, nic, _named(attachment, nic, site, resolved), routed=routed)
         routed = routed or (offer is not None and offer.router is not None)
         offers.append(offer)
     return offers
+
+
+def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: str) -> DhcpSettings:
+    """Return the settings with the gateway as the server, if it resolves `names_domain`.
+
+    A guest finds VMs of its namespace by their short names.
+    """
+    if not names_domain:
+        return site
+    own = f"{attachment.namespace}.{names_domain}"
+    return replace(
+        site,
+        dns=(IPv4Address(nic.gateway),),
+        domain=site.domain or own,
+        search=(own, *(site.search or (site.domain,))),
+    )
 
 
 def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool) -> Offer | None:
@@ -53,8 +75,9 @@ def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool
         server_mac=names.mac_bytes(names.server_mac(attachment.uid, nic.index)),
         router=None if routed else gateway,
         dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
-        domain=site.domain,
-        search=nic.search or site.search,
+        ntp=site.ntp,
+        domain=next(iter(domains((nic.domain, site.domain))), ""),
+        search=domains(nic.search or site.search),
         hostname=attachment.vm_name,
         mtu=nic.mtu,
         routes=tuple(route for route in routes if route[0] != _DEFAULT_ROUTE),

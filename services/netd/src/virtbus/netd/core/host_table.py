@@ -12,7 +12,7 @@ from virtbus.netd.core.reach import ReachRules
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
-_LOCAL_IN, _FORWARD, _POSTROUTING = 1, 2, 4
+_LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 1, 2, 3, 4
 _FILTER, _SOURCE_NAT = 0, 100
 
 _DNS_PORT = 53
@@ -32,6 +32,9 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
     is open. A guest may reach all other addresses except metadata, the hosts of the fleet, and
     addresses that a setting closes.
+
+    While netd restarts, nobody listens at the resolver's port. Guests do not get the kernel's error
+    about that: it would end a lookup, but without an answer a guest repeats its query.
     """
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest, ipv4 = nft.came_from(bridge), nft.is_ipv4()
@@ -39,6 +42,7 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
     chains = [
         nft.Chain("input", _LOCAL_IN, _FILTER),
         nft.Chain("forward", _FORWARD, _FILTER),
+        nft.Chain("output", _LOCAL_OUT, _FILTER),
         nft.Chain("postrouting", _POSTROUTING, _SOURCE_NAT, kind="nat"),
     ]
     rules = [
@@ -63,6 +67,14 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
         nft.rule("forward", guest, ipv4, accept),
         nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
+        nft.rule(
+            "output",
+            nft.goes_to(bridge),
+            ipv4,
+            nft.l4_protocol(nft.ICMP),
+            nft.is_port_unreachable(),
+            drop,
+        ),
         nft.rule(
             "postrouting",
             ipv4,

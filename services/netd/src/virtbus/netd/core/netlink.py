@@ -74,6 +74,11 @@ def be32(kind: int, value: int) -> bytes:
     return attr(kind, struct.pack(">I", value & 0xFFFFFFFF))
 
 
+def be64(kind: int, value: int) -> bytes:
+    """Encode an attribute of 64 bits in network byte order (nfnetlink)."""
+    return attr(kind, struct.pack(">Q", value))
+
+
 def find_attr(message: bytes, offset: int, kind: int) -> bytes:
     """Return the payload of the first attribute of a kind from `offset` on; empty if none."""
     while offset + _ATTR.size <= len(message):

@@ -18,6 +18,7 @@ from virtbus.netd.core.netlink import (
     NetlinkCall,
     attr,
     be32,
+    be64,
     nest,
     text,
 )
@@ -35,6 +36,7 @@ _VERDICT_REGISTER = 0
 _EQ, _NEQ = 0, 1
 _LINK_LAYER, _NETWORK, _TRANSPORT = 0, 1, 2
 _META_IIFNAME, _META_OIFNAME, _META_L4PROTO, _META_NFPROTO = 6, 7, 16, 15
+_LIMIT_PACKETS, _LIMIT_EXCEEDED = 0, 1
 _CT_STATE = 0
 _CT_ESTABLISHED_OR_RELATED = 0x2 | 0x4
 
@@ -226,6 +228,24 @@ def goes_to(device: str) -> tuple[bytes, ...]:
 def masquerade() -> bytes:
     """Rewrite the source to the outgoing address."""
     return _expression("masq")
+
+
+def is_port_unreachable() -> tuple[bytes, ...]:
+    """Match an ICMP error that a port is closed; match the protocol first."""
+    return _load(_TRANSPORT, 0, 2), _compare(b"\x03\x03")
+
+
+@functools.cache
+def exceeds(rate_hz: int, burst: int) -> bytes:
+    """Match packets beyond a rate. Each rule counts for itself."""
+    return _expression(
+        "limit",
+        be64(1, rate_hz),
+        be64(2, 1),
+        be32(3, burst),
+        be32(4, _LIMIT_PACKETS),
+        be32(5, _LIMIT_EXCEEDED),
+    )
 
 
 @functools.cache

@@ -1,16 +1,21 @@
 """Installs and checks the anti-spoofing filters of taps, in the calling thread's namespace."""
 
 from collections.abc import Sequence
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
 
 from virtbus.netd.core.antispoof import Tap, guest_filters, has_chain, has_table
-from virtbus.netd.core.attachment import Nic
+from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 
 
 def _taps(nics: Sequence[Nic]) -> list[Tap]:
     return [
-        Tap(nic.tap, nic.mac, tuple(IPv4Interface(address).ip for address in nic.addresses))
+        Tap(
+            nic.tap,
+            nic.mac,
+            tuple(IPv4Interface(address).ip for address in nic.addresses),
+            IPv4Address(nic.gateway) if nic.kind is NicKind.BRIDGE and nic.gateway else None,
+        )
         for nic in nics
     ]
 

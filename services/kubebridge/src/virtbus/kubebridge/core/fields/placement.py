@@ -17,7 +17,7 @@ EVERY_NODE = {
 """Labels of Kubernetes nodes that every schedulable virtbus node implicitly has."""
 
 
-NAMES = "virtbus serves no DNS for guests"
+NAMES = "a guest gets the DNS of its network"
 PROBES = "probes are not supported"
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -131,7 +131,7 @@ NAMING = (
         "dnsPolicy",
         FieldType.TEXT,
         "",
-        "DHCP gives the node's name servers",
+        "DHCP gives the network's name servers",
         values=("Default",),
         instead="leave it out, and name servers in cloud-init's network data",
     ),

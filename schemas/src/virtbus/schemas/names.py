@@ -1,0 +1,36 @@
+"""Messages about names of VMs, which netd asks for its guests (`virtbus.ask.<node>.names`)."""
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Uid
+from virtbus.schemas.model import LenientModel
+
+MAX_ADDRESSES = 16
+"""Most addresses in an answer, so that it fits any DNS message."""
+
+
+class NameAsk(LenientModel):
+    """Ask for the VM `namespace`/`name`, or for the VM with `address`.
+
+    `uid` is the VM of the asking guest. The controller refuses a node that does not have it, and
+    answers with VMs of its namespace and of namespaces that are open to it.
+    """
+
+    uid: Uid
+    namespace: str = Field("", max_length=63)
+    name: str = Field("", max_length=63)
+    address: str = Field("", max_length=64)
+
+
+class NameAnswer(LenientModel):
+    """The VM that has a name or an address. `found` is False if the guest may know none.
+
+    `addresses` have no prefix length. Some are valid only on `node`, for example those of the
+    network `default`.
+    """
+
+    found: bool = False
+    node: str = ""
+    namespace: str = ""
+    name: str = ""
+    addresses: tuple[str, ...] = ()

@@ -1,0 +1,60 @@
+"""Decides which names and addresses of VMs a guest may know."""
+
+from collections.abc import Iterable, Mapping
+
+from virtbus.controller.core.fleet import Fleet
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.names import MAX_ADDRESSES, NameAnswer
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmStatus
+
+EVERY = "*"
+
+Openings = Mapping[str, tuple[str, ...]]
+"""By namespace of VMs: the other namespaces that may resolve their names, or `*` for all."""
+
+
+def namespace_of(fleet: Fleet, node: str, uid: str) -> str:
+    """Return the namespace of a VM; raise VirtbusError 403 if the VM is not on that node."""
+    held = fleet.vms.get(uid)
+    if held is None or held.record.node != node:
+        message = f"the node {node} does not have the VM {uid}, so its guest may ask for no name"
+        raise VirtbusError(Code.DENIED, "not_on_node", message)
+    return held.record.namespace
+
+
+def answer(
+    fleet: Fleet, uids: Iterable[str], namespace: str, opened: Openings, address: str = ""
+) -> NameAnswer:
+    """Return the first VM of `uids` that a guest of `namespace` may know and that has `address`.
+
+    Without `address`, any of the VM's addresses will do, and none.
+    """
+    for uid in uids:
+        held = fleet.vms.get(uid)
+        if held is None or not _may_know(namespace, held.record, opened):
+            continue
+        addresses = addresses_of(fleet.last_status(held.record))
+        if address and address not in addresses:
+            continue
+        record = held.record
+        return NameAnswer(
+            found=True,
+            node=record.node,
+            namespace=record.namespace,
+            name=record.name,
+            addresses=addresses,
+        )
+    return NameAnswer()
+
+
+def _may_know(namespace: str, record: VmRecord, opened: Openings) -> bool:
+    allowed = opened.get(record.namespace, ())
+    return record.namespace == namespace or EVERY in allowed or namespace in allowed
+
+
+def addresses_of(status: VmStatus | None) -> tuple[str, ...]:
+    """Return the addresses that a status reports, without prefix lengths."""
+    interfaces = status.interfaces if status is not None else ()
+    found = [one.partition("/")[0] for nic in interfaces for one in nic.addresses]
+    return tuple(one for one in found[:MAX_ADDRESSES] if len(one) <= 64)

@@ -1,0 +1,78 @@
+"""Holds the VMs of this host by name and by address."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface
+
+from virtbus.netd.core.attachment import Attachment, NicKind
+
+
+@dataclass(frozen=True, slots=True)
+class NamedVm:
+    """A VM of this host, with its addresses on the built-in network and those on others."""
+
+    uid: str
+    namespace: str
+    name: str
+    built_in: tuple[IPv4Address, ...]
+    others: tuple[IPv4Address, ...]
+
+    @property
+    def addresses(self) -> tuple[IPv4Address, ...]:
+        """Return the addresses that guests of this host reach most directly."""
+        return self.built_in or self.others
+
+
+def vm_of(attachment: Attachment) -> NamedVm:
+    """Return the names and addresses of an attachment."""
+
+    def addresses(kind: NicKind) -> tuple[IPv4Address, ...]:
+        nics = (nic for nic in attachment.nics if nic.kind is kind)
+        return tuple(IPv4Interface(text).ip for nic in nics for text in nic.addresses)
+
+    return NamedVm(
+        uid=attachment.uid,
+        namespace=attachment.namespace,
+        name=attachment.vm_name,
+        built_in=addresses(NicKind.BRIDGE),
+        others=addresses(NicKind.CNI),
+    )
+
+
+class GuestNames:
+    """The VMs of this host. Of two with one name, the younger one has it."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, NamedVm] = {}
+        self._by_name: dict[tuple[str, str], set[str]] = {}
+        self._by_address: dict[IPv4Address, str] = {}
+
+    def put(self, vm: NamedVm) -> None:
+        """Add a VM, in place of an earlier one with its uid."""
+        self.remove(vm.uid)
+        self._by_uid[vm.uid] = vm
+        self._by_name.setdefault((vm.namespace, vm.name), set()).add(vm.uid)
+        self._by_address.update(dict.fromkeys(vm.built_in, vm.uid))
+
+    def remove(self, uid: str) -> tuple[IPv4Address, ...]:
+        """Forget a VM; return the addresses on the built-in network that it had."""
+        vm = self._by_uid.pop(uid, None)
+        if vm is None:
+            return ()
+        name = (vm.namespace, vm.name)
+        self._by_name[name].discard(uid)
+        if not self._by_name[name]:
+            del self._by_name[name]
+        for address in vm.built_in:
+            if self._by_address.get(address) == uid:
+                del self._by_address[address]
+        return vm.built_in
+
+    def named(self, namespace: str, name: str) -> NamedVm | None:
+        """Return the VM of a name. Uids of version 7 grow with time."""
+        uids = self._by_name.get((namespace, name))
+        return self._by_uid[max(uids)] if uids else None
+
+    def at(self, address: object) -> NamedVm | None:
+        """Return the VM with an address on the built-in network."""
+        uid = self._by_address.get(address) if isinstance(address, IPv4Address) else None
+        return self._by_uid[uid] if uid is not None else None

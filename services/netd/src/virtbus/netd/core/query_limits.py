@@ -1,0 +1,35 @@
+"""Bounds the queries of one guest."""
+
+from virtbus.netd.core.token_bucket import TokenBucket
+
+RATE_HZ, BURST = 200.0, 200
+"""Queries of a guest. The kernel drops what does not fit into the socket's buffer meanwhile."""
+LOOKUP_RATE_HZ, LOOKUP_BURST = 20.0, 40
+"""Questions to the controllers: a guest that invents names costs them no more."""
+BUSY = 32
+"""Open queries of a guest."""
+BUSY_WHEN_FULL = 2
+"""Open queries of a guest while all guests together have many. So each guest gets answers."""
+CONNECTIONS = 4
+
+
+class QueryLimits:
+    """The limits of one guest, with its open queries and connections."""
+
+    def __init__(self) -> None:
+        self._queries = TokenBucket(RATE_HZ, BURST)
+        self._lookups = TokenBucket(LOOKUP_RATE_HZ, LOOKUP_BURST)
+        self.busy = 0
+        self.connections = 0
+
+    def wait_s(self, now_s: float) -> float:
+        """Count a query and return 0.0, or return the seconds until the next is allowed."""
+        return self._queries.take(now_s)
+
+    def may_look_up(self, now_s: float) -> bool:
+        """Count a question to the controllers; return False if it is one too many."""
+        return not self._lookups.take(now_s)
+
+    def is_full(self, *, crowded: bool) -> bool:
+        """Return True if the guest has as many open queries as it may have."""
+        return self.busy >= (BUSY_WHEN_FULL if crowded else BUSY)

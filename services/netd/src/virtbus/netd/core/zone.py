@@ -1,0 +1,82 @@
+"""Says what a DNS name means on a host: a VM, an address, or a name that others know."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
+
+from virtbus.schemas.ids import is_id
+
+Address = IPv4Address | IPv6Address
+_REVERSE_4, _REVERSE_6 = ("in-addr", "arpa"), ("ip6", "arpa")
+
+
+@dataclass(frozen=True, slots=True)
+class VmName:
+    """The name of a VM that may exist."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReverseName:
+    """The name of an address. Those of the own network are known here, and nowhere else."""
+
+    address: Address
+    own: bool
+    authority: str
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneName:
+    """A name of the zone that no VM can have. `exists` if it is the zone or a namespace of it."""
+
+    exists: bool
+
+
+Meaning = VmName | ReverseName | ZoneName | None
+"""None: a name outside of the zone, which other servers know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """The domain below which VMs have their names, and the network of the host's guests."""
+
+    domain: str
+    network: IPv4Network
+
+    def name_of(self, namespace: str, name: str) -> str:
+        """Return the full name of a VM."""
+        return f"{name}.{namespace}.{self.domain}"
+
+    def meaning(self, labels: tuple[str, ...]) -> Meaning:
+        """Return the meaning of a name, given by its labels in lower case."""
+        domain = tuple(self.domain.split("."))
+        if labels[-len(domain) :] == domain:
+            return _below(labels[: -len(domain)])
+        address = _reversed(labels)
+        if address is None:
+            return None
+        own = address in self.network
+        depth = 4 - self.network.prefixlen // 8 if own else 1
+        return ReverseName(address, own, ".".join(labels[depth:]))
+
+
+def _below(labels: tuple[str, ...]) -> VmName | ZoneName:
+    if len(labels) > 2 or not all(is_id(label) for label in labels):
+        return ZoneName(exists=False)
+    if len(labels) == 2:
+        return VmName(namespace=labels[1], name=labels[0])
+    return ZoneName(exists=True)
+
+
+def _reversed(labels: tuple[str, ...]) -> Address | None:
+    """Return the address of a name below in-addr.arpa or ip6.arpa; None for other names."""
+    digits, end = labels[:-2], labels[-2:]
+    try:
+        if end == _REVERSE_4 and len(digits) == 4:
+            return IPv4Address(".".join(reversed(digits)))
+        if end == _REVERSE_6 and len(digits) == 32 and all(len(digit) == 1 for digit in digits):
+            return IPv6Address(int("".join(reversed(digits)), 16))
+    except ValueError:
+        return None
+    return None

@@ -1,0 +1,54 @@
+"""Returns the DNS servers to which queries for other names go."""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+RESOLV_CONF = Path("/etc/resolv.conf")
+MOST = 3
+
+Address = IPv4Address | IPv6Address
+
+
+class HostServers:
+    """The servers of a setting; without one, those of a resolv.conf, also on loopback.
+
+    The file is read again when it has changed. `gateway` is never among them, because a query
+    would come back.
+    """
+
+    def __init__(
+        self, fixed: Sequence[Address], gateway: IPv4Address, path: Path = RESOLV_CONF
+    ) -> None:
+        self._fixed = tuple(each for each in fixed if each != gateway)
+        self._gateway = gateway
+        self._path = path
+        self._changed_ns = -1
+        self._found: tuple[Address, ...] = ()
+
+    def addresses(self) -> tuple[Address, ...]:
+        """Return at most 3 servers."""
+        if self._fixed:
+            return self._fixed[:MOST]
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+            if changed_ns != self._changed_ns:
+                found = name_servers(self._path.read_text())
+                self._found = tuple(each for each in found if each != self._gateway)[:MOST]
+                self._changed_ns = changed_ns
+        except (OSError, ValueError):
+            return ()
+        return self._found
+
+
+def name_servers(text: str) -> tuple[Address, ...]:
+    """Return the servers of a resolv.conf, without those that need an interface."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver" and "%" not in words[1]:
+            try:
+                found.append(ip_address(words[1]))
+            except ValueError:
+                continue
+    return tuple(found)

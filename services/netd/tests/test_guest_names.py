@@ -1,0 +1,65 @@
+"""VMs of a host by name and address, and the limits of their queries."""
+
+from ipaddress import IPv4Address, IPv4Interface
+
+from services.netd.tests.pretended_host import make_record
+
+from virtbus.netd.core.address_assignment import settled
+from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
+from virtbus.netd.core.plan import plan_of
+from virtbus.netd.core.query_limits import (
+    BURST,
+    BUSY,
+    BUSY_WHEN_FULL,
+    LOOKUP_BURST,
+    QueryLimits,
+)
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+
+
+def vm(uid: str, *addresses: str) -> NamedVm:
+    return NamedVm(uid, "shop", "web", tuple(map(IPv4Address, addresses)), ())
+
+
+def test_the_younger_of_two_vms_has_the_name() -> None:
+    names = GuestNames()
+    for uid, address in ((B, "10.127.0.6"), (A, "10.127.0.5")):
+        names.put(vm(uid, address))
+    assert names.named("shop", "web") == vm(B, "10.127.0.6")
+    assert names.remove(B) == (IPv4Address("10.127.0.6"),)
+    assert names.named("shop", "web") == vm(A, "10.127.0.5")
+    assert names.named("bank", "web") is None
+
+
+def test_an_address_that_another_vm_got_stays_with_it() -> None:
+    names = GuestNames()
+    names.put(vm(A, "10.127.0.5"))
+    names.put(vm(B, "10.127.0.5"))
+    names.remove(A)
+    assert names.at(IPv4Address("10.127.0.5")) == vm(B, "10.127.0.5")
+    names.put(vm(B))
+    assert names.at(IPv4Address("10.127.0.5")) is None
+
+
+def test_guests_of_a_host_get_the_address_on_the_network_that_they_share() -> None:
+    plan = plan_of(make_record(A, networks=("default", "lan"), namespace="shop", name="web"))
+    gateway = IPv4Interface("10.127.0.1/16")
+    attachment = settled(plan, gateway, (), {"lan": {}})
+    both = vm_of(attachment)
+    assert both.addresses == both.built_in == (IPv4Interface(attachment.nics[0].addresses[0]).ip,)
+    lan = attachment.nics[1].model_copy(update={"addresses": ("10.9.0.5/24",)})
+    only = vm_of(attachment.model_copy(update={"nics": (lan,)}))
+    assert only.addresses == (IPv4Address("10.9.0.5"),)
+
+
+def test_a_guest_has_a_rate_and_few_open_queries_when_all_have_many() -> None:
+    limits = QueryLimits()
+    assert sum(limits.wait_s(0.0) == 0.0 for _ in range(2 * BURST)) == BURST
+    assert sum(limits.may_look_up(0.0) for _ in range(100)) == LOOKUP_BURST
+    limits.busy = BUSY_WHEN_FULL
+    assert limits.is_full(crowded=True)
+    assert not limits.is_full(crowded=False)
+    limits.busy = BUSY
+    assert limits.is_full(crowded=False)
