@@ -103,16 +103,17 @@ def pretended_host(tmp_path: Path) -> Iterator[Host]:
 
 
 def make_record(uid: str, *, networks: tuple[str, ...] = ("default",), **extra: Any) -> VmRecord:
-    """A record with one interface per network."""
+    """A record with one interface per network; `nics` has further properties of each."""
     names = [f"net{index}" for index in range(len(networks))]
     macs = extra.pop("macs", (None,) * len(networks))
+    nics = extra.pop("nics", ({},) * len(networks))
     spec = {
         "domain": {
             **extra.pop("domain", {}),
             "devices": {
                 "interfaces": [
-                    {"name": name, "mac_address": mac}
-                    for name, mac in zip(names, macs, strict=True)
+                    {"name": name, "mac_address": mac, **nic}
+                    for name, mac, nic in zip(names, macs, nics, strict=True)
                 ]
             },
         },

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from virtbus.netd.core import cni as cni_values
-from virtbus.netd.core.address_assignment import refused_mac, replaced
+from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_mac, replaced
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
 from virtbus.netd.edge.attachment_store import AttachmentStore
@@ -85,6 +85,13 @@ class Builder:
         if faults:
             await self.adopt(attachment)
         return faults
+
+    async def tune(self, attachment: Attachment) -> None:
+        """Apply the link states and limits of `attachment`. Raises VirtbusError."""
+        try:
+            await in_thread(lambda: self.links.tune(attachment))
+        except OSError as error:
+            raise refusal(error) from error
 
     async def runs(self, uid: str) -> bool:
         """Return True while an emulator runs this VM."""
@@ -179,7 +186,7 @@ class Builder:
         if mac != nic.mac and nic.network not in self.insistent:
             self.insistent.add(nic.network)
             raise refused_mac(nic, mac)
-        return replaced(attachment, nic.model_copy(update={"mac": mac, "mtu": link.mtu}))
+        return replaced(attachment, nic.model_copy(update={"mac": mac, "mtu": mtu_within(nic, link.mtu)}))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
         self._doors.dhcp.serve(attachment.uid, sockets, offers_of(attachment, self._site))

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from virtbus.netd.core import names
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
-from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network import InterfaceStatus, LinkState
+from virtbus.schemas.nic import NicLimits
 
 
 class NicKind(StrEnum):
@@ -45,6 +46,11 @@ class Nic(LenientModel):
     addresses: tuple[str, ...] = ()
     gateway: str = ""
     mtu: int = 1500
+    asked_mtu: int = 0
+    """The MTU in the record; 0: the network's."""
+    queues: int = 1
+    state: LinkState = LinkState.UP
+    limits: NicLimits | None = None
     routes: tuple[Route, ...] = ()
     dns: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
@@ -64,6 +70,11 @@ class Nic(LenientModel):
     def tap(self) -> str:
         """Return the name of the tap that QEMU opens."""
         return f"tap{self.index}"
+
+    @property
+    def hardware(self) -> tuple[object, ...]:
+        """Return what the guest sees of the device until it restarts."""
+        return self.name, self.network, self.mac, self.asked_mtu, self.queues
 
 
 class Attachment(LenientModel):
@@ -91,8 +102,14 @@ class Attachment(LenientModel):
 
     def same_hardware(self, other: "Attachment") -> bool:
         """Return True if the guest would see the same devices on the same networks."""
-        mine = [(nic.name, nic.network, nic.mac) for nic in self.nics]
-        return mine == [(nic.name, nic.network, nic.mac) for nic in other.nics]
+        return [nic.hardware for nic in self.nics] == [nic.hardware for nic in other.nics]
+
+    def tuned_as(self, other: "Attachment") -> "Attachment":
+        """Return this attachment with the link states and limits of the interfaces of `other`."""
+        wanted = {nic.name: nic for nic in other.nics}
+        return self.model_copy(
+            update={"nics": tuple(_tuned_as(nic, wanted.get(nic.name, nic)) for nic in self.nics)}
+        )
 
     def statuses(self) -> tuple[InterfaceStatus, ...]:
         """Return the interfaces as the bus shows them."""
@@ -104,8 +121,14 @@ class Attachment(LenientModel):
                 addresses=nic.addresses,
                 gateway=nic.gateway,
                 mtu=nic.mtu,
+                queues=nic.queues,
+                state=nic.state,
                 tap=nic.tap,
                 netns=self.netns,
             )
             for nic in self.nics
         )
+
+
+def _tuned_as(nic: Nic, other: Nic) -> Nic:
+    return nic.model_copy(update={"state": other.state, "limits": other.limits})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 NLM_F_REQUEST = 0x001
 NLM_F_ACK = 0x004
+NLM_F_REPLACE = 0x100
 NLM_F_EXCL = 0x200
 NLM_F_CREATE = 0x400
 NLM_F_APPEND = 0x800

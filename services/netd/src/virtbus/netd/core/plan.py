@@ -3,6 +3,7 @@
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.network import LinkState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 
@@ -35,6 +36,10 @@ def plan_of(record: VmRecord) -> Attachment:
                 kind=NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI,
                 mac=mac,
                 host_link=names.host_link(record.uid, index),
+                asked_mtu=interface.mtu or 0,
+                queues=interface.queues or 1,
+                state=interface.state or LinkState.UP,
+                limits=interface.limits,
             )
         )
     return Attachment(

@@ -16,7 +16,7 @@ from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import request_filter
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.edge import filters, links, taps
+from virtbus.netd.edge import filters, links, taps, tuning
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
@@ -63,14 +63,13 @@ class GuestLinks:
         """
         if attachment.has_cni:
             write_sysctl(_NO_IPV6, "1")
-        for nic in attachment.nics:
-            with suppress(VirtbusError):  # tap_busy: a QEMU has it open, so it exists
-                taps.make_tap(nic.tap)
         with Netlink() as inside:
+            _make_taps(inside, attachment.nics)
             calls = [links.set_link("lo", up=True, alias=self._bridge.mark)]
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
+            tuning.limit(inside, attachment.nics)
             filters.guard(attachment.nics)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
         return _dhcp_sockets(attachment.nics)
@@ -84,7 +83,7 @@ class GuestLinks:
         return self.close_up(attachment)
 
     def open_taps(self, attachment: Attachment) -> list[int]:
-        """Return one new tap descriptor per interface, which the caller closes.
+        """Return a new tap descriptor for each queue of each interface; the caller closes them.
 
         Raises:
             VirtbusError: 409 `tap_busy` while another process has the tap open.
@@ -93,7 +92,9 @@ class GuestLinks:
         opened: list[int] = []
         try:
             for nic in attachment.nics:
-                opened.append(taps.open_tap(nic.tap))  # noqa: PERF401  # closed on failure
+                _refuse_busy(nic)
+                for _queue in range(nic.queues):
+                    opened.append(taps.open_tap(nic.tap, multi_queue=nic.queues > 1))  # noqa: PERF401  # closed on failure
         except BaseException:
             close_all(opened)
             raise
@@ -104,7 +105,15 @@ class GuestLinks:
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
+            found += tuning.faults(inside, attachment.nics)
         return found + filters.faults(attachment.nics)
+
+    def tune(self, attachment: Attachment) -> None:
+        """Apply the link states and limits of `attachment`, also while a guest uses it."""
+        self._namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            inside.do([tuning.link_state(nic) for nic in attachment.nics])
+            tuning.limit(inside, attachment.nics, lift=True)
 
     def all_held(self, attachment: Attachment) -> bool:
         """Return True if every tap of `attachment` is open in a process."""
@@ -248,8 +257,26 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
         links.new_bridge(nic.bridge, index=bridge),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
-        links.set_link(nic.bridge, up=True),
+        tuning.link_state(nic),
     ]
+
+
+def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
+    """Make missing taps. A further queue of a running guest's tap would take some of its frames."""
+    for nic in nics:
+        many = nic.queues > 1
+        if many and links.find(inside, nic.tap) is not None:
+            continue
+        with suppress(VirtbusError):  # tap_busy: a QEMU has it open, so it exists
+            taps.make_tap(nic.tap, multi_queue=many)
+
+
+def _refuse_busy(nic: Nic) -> None:
+    """Raise 409 `tap_busy` for a tap with several queues that a process has open."""
+    if nic.queues > 1:
+        with Netlink() as inside:
+            if _running(inside, nic.tap):
+                raise taps.busy(nic.tap)
 
 
 def _faults(inside: Netlink, nic: Nic) -> list[str]:

@@ -96,7 +96,7 @@ def new_bridge(name: str, *, index: int = 0, mac: str | None = None) -> NetlinkC
 def set_link(
     name: str,
     *,
-    up: bool = False,
+    up: bool | None = None,
     master: int | None = None,
     mac: str | None = None,
     mtu: int | None = None,
@@ -109,9 +109,9 @@ def set_link(
         ("IFLA_MTU", mtu),
         ("IFLA_IFALIAS", alias),
     ]
-    flags = _IFF_UP if up else 0
+    flags, change = _IFF_UP if up else 0, 0 if up is None else _IFF_UP
     changes = [each for each in given if each[1] is not None]
-    return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=flags)
+    return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=change)
 
 
 def delete_link(name: str) -> NetlinkCall:

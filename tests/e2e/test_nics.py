@@ -1,0 +1,61 @@
+"""Properties of interfaces, as a booted guest sees them, and as they change while it runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.login import Login
+from tests.e2e.platform import Json, Platform, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+NICS: list[dict[str, Any]] = [
+    {"name": "default", "queues": 2, "mtu": 1400, "acpi_index": 7},
+    {"name": "more", "state": "down"},
+]
+
+
+def change(platform: Platform, name: str, **changes: Any) -> Json:
+    """Change the second interface of a running VM by `vm.update`."""
+    view = platform.get(name)
+    view["spec"]["domain"]["devices"]["interfaces"][1] |= changes
+    request = {"uid": view["uid"], "revision": view["revision"], "spec": view["spec"]}
+    platform.ask("vm.update", request)
+    return platform.get(name)
+
+
+def test_a_guest_sees_its_interfaces_properties_and_the_changes_of_its_link(
+    platform: Platform, tmp_path: Path
+) -> None:
+    login = Login(tmp_path)
+    spec = {
+        "domain": {"devices": {"interfaces": NICS}},
+        "networks": [{"name": nic["name"]} for nic in NICS],
+    }
+    file = tmp_path / "vm.json"
+    file.write_text(json.dumps({"image": "tiny", "memory": "128MiB", "cpus": 2, "spec": spec}))
+    view = platform.create("nics", "-f", str(file), "--ssh-key", login.public_key, wait="ready")
+    assert [one["state"] for one in view["interfaces"]] == ["up", "down"]
+    assert [one["mtu"] for one in view["interfaces"]] == [1400, 1500]
+
+    def in_guest(command: str) -> str:
+        return login(view, command).strip()
+
+    assert in_guest("cat /sys/class/net/eth0/mtu") == "1400"
+    assert in_guest("ls -d /sys/class/net/eth0/queues/rx-* | wc -l") == "2"
+    assert in_guest("cat /sys/class/net/eth0/device/../acpi_index") == "7"
+    in_guest("ip link set eth1 up")
+    assert in_guest("cat /sys/class/net/eth1/carrier") == "0"
+
+    limits = {"inbound": {"bytes_per_s": "1MiB"}, "outbound": {"bytes_per_s": "2MiB"}}
+    change(platform, "nics", state="up", limits=limits)
+    until(lambda: in_guest("cat /sys/class/net/eth1/carrier") == "1", "the link is up")
+    after = until(
+        lambda: (now := platform.get("nics"))["interfaces"][1]["state"] == "up" and now,
+        "the status shows the link",
+    )
+    assert "RestartRequired" not in [one["type"] for one in after["conditions"]]
+    change(platform, "nics", state="down")
+    until(lambda: in_guest("cat /sys/class/net/eth1/carrier") == "0", "the link is down")
+    platform.delete("nics")
