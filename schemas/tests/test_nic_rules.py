@@ -24,7 +24,8 @@ def test_values_that_two_devices_share_are_refused_with_the_other_one() -> None:
     (found,) = problems(one, disks=(Disk(name="root", boot_order=2),))
     assert found[1].startswith("2 is the boot order of disk 'root'")
     (found,) = problems(Interface(name="a", acpi_index=7), Interface(name="b", acpi_index=7))
-    assert found == ("interfaces[1].acpi_index", "7 is the index of interface 'a', too; give each its own")
+    assert found[0] == "interfaces[1].acpi_index"
+    assert found[1] == "7 is the index of interface 'a', too; give each its own"
     assert problems(one, Interface(name="b", boot_order=1), disks=(Disk(name="root"),)) == []
 
 
@@ -61,3 +62,19 @@ def test_the_hash_of_an_interface_of_an_older_release_stays() -> None:
     for more in ({"boot_order": 1}, {"mtu": 1400}, {"state": "down"}, {"queues": 2}):
         nics = {"devices": {"interfaces": [{"name": "a", **more}]}}
         assert canonical(Domain.model_validate(nics)) != plain
+
+
+def test_a_port_is_published_once_in_a_vm() -> None:
+    web = {"host_port": 80, "guest_port": 8080}
+    one = Interface.model_validate({"name": "a", "publish": [web]})
+    here = {"host_address": "192.0.2.1", "guest_port": 1}
+    other = Interface.model_validate({"name": "b", "publish": [web | here]})
+    (found,) = problems(one, other)
+    assert found[0] == "interfaces[1].publish[0].host_port"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "localhost"])
+def test_only_an_address_that_others_reach_is_published(address: str) -> None:
+    port = {"host_port": 80, "guest_port": 80, "host_address": address}
+    with pytest.raises(ValidationError):
+        Interface.model_validate({"name": "a", "publish": [port]})

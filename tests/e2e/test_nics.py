@@ -1,6 +1,7 @@
 """Properties of interfaces, as a booted guest sees them, and as they change while it runs."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,23 @@ def test_a_guest_sees_its_interfaces_properties_and_the_changes_of_its_link(
     change(platform, "nics", state="down")
     until(lambda: in_guest("cat /sys/class/net/eth1/carrier") == "0", "the link is down")
     platform.delete("nics")
+
+
+def test_a_published_port_reaches_the_guest_at_an_address_of_its_host(
+    platform: Platform, tmp_path: Path
+) -> None:
+    login = Login(tmp_path)
+    wanted = ("--ssh-key", login.public_key, "--publish", "2222:22")
+    view = platform.create("published", *wanted, wait="ready")
+    assert view["interfaces"][0]["published"] == ["0.0.0.0:2222->22/tcp"]
+    with socket.create_connection(("10.127.0.1", 2222), 10) as connection:
+        assert connection.recv(4) == b"SSH-"
+    assert "0.0.0.0:2222->22/tcp" in platform.cli("vm", "get", "published")
+    platform.create("late", "--publish", "2222:22", wait="")
+    late = until(
+        lambda: (now := platform.get("late"))["reason"] == "port_taken" and now, "the refusal"
+    )
+    assert f"belongs to the VM default/published ({view['uid']})" in late["message"]
+    platform.delete("published")
+    platform.wait_state("late", "Running")
+    platform.delete("late")

@@ -28,6 +28,7 @@ from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.schemas.node_rpc import NetReady
 from virtbus.schemas.vm import VmRecord
@@ -327,9 +328,11 @@ class Node:
 
     async def start(self) -> None:
         state = self.state_dir / "netd"
+        bridge = HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir)
         self.doors = HostPorts(
             namespaces=self.host.namespaces,
-            bridge=HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir),
+            bridge=bridge,
+            ports=PublishedPorts(bridge),
             files=AttachmentStore(state / "vms"),
             cni=Cni(
                 self.conf_dir,

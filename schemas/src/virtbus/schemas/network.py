@@ -44,6 +44,8 @@ class InterfaceStatus(LenientModel):
     mtu: int = 1500
     queues: int = 1
     state: LinkState = LinkState.UP
+    published: tuple[str, ...] = ()
+    """Ports of the host that lead to the guest: `0.0.0.0:8080->80/tcp`."""
     tap: str = ""
     netns: str = ""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.nic import NicModel
+from virtbus.schemas.publish import PublishedPort
 from virtbus.schemas.vm import Disk, Interface
 
 NICS = "spec.domain.devices.interfaces"
@@ -15,9 +16,7 @@ NICS = "spec.domain.devices.interfaces"
 
 def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> Iterator[Detail]:
     """Yield the problems of a VM's interfaces, by their places in the request's list."""
-    orders = {
-        disk.boot_order: f"disk {disk.name!r}" for disk in disks.values() if disk.boot_order
-    }
+    orders = {disk.boot_order: f"disk {disk.name!r}" for disk in disks.values() if disk.boot_order}
     indices: dict[int, str] = {}
     for index, nic in nics.items():
         path, shown = f"{NICS}[{index}]", f"interface {nic.name!r}"
@@ -31,3 +30,15 @@ def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> It
         if (nic.queues or 1) > 1 and nic.model is not NicModel.VIRTIO:
             message = f"{nic.model} has one queue; write model: virtio, or leave queues out"
             yield Detail(path=f"{path}.queues", message=message)
+    yield from _published(nics)
+
+
+def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:
+    """Yield published ports that an earlier one of the VM takes."""
+    earlier: list[PublishedPort] = []
+    for index, nic in nics.items():
+        for at, port in enumerate(nic.publish):
+            if any(port.clashes(other) for other in earlier):
+                message = f"{port.place} is published twice; give each its own host_port"
+                yield Detail(path=f"{NICS}[{index}].publish[{at}].host_port", message=message)
+            earlier.append(port)

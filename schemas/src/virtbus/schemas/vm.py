@@ -30,6 +30,7 @@ from virtbus.schemas.nic import (
     NicLimits,
 )
 from virtbus.schemas.nic import NicModel as NicModel
+from virtbus.schemas.publish import PUBLISHED_MAX, PublishedPort
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import (
     CloudInit,
@@ -123,6 +124,8 @@ class Interface(StrictModel):
     state: LinkState | None = None
     """None: up. A link that is down passes no frame."""
     limits: NicLimits | None = None
+    publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
+    """Ports of the VM's host that lead to the guest; only on the network `default`."""
 
 
 class Devices(StrictModel):

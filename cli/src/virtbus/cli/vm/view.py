@@ -141,6 +141,12 @@ def _figures(limits: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in limits.items())
 
 
+def _published(view: Mapping[str, Any]) -> list[str]:
+    """Return the ports of the VM's host that lead to the guest."""
+    interfaces = view.get("interfaces") or ()
+    return [str(port) for one in interfaces for port in one.get("published") or ()]
+
+
 def _last_end(view: Mapping[str, Any]) -> str:
     """Return how and when the last run of the guest ended; empty if none has ended."""
     end = view.get("last_exit")
@@ -163,6 +169,7 @@ def _facts(view: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("CPUs", vcpus(view)),
         ("Memory", memory(view)),
         ("Accelerator", view.get("accelerator")),
+        ("Published", ", ".join(_published(view))),
         ("Run strategy", (view.get("spec") or {}).get("run_strategy")),
         ("Labels", ", ".join(f"{k}={v}" for k, v in labels.items())),
         ("Created", units.ago(view.get("created_ns")) + " ago"),

@@ -17,6 +17,7 @@ from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.plugin_process import end_left
+from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -36,6 +37,7 @@ class HostPorts:
     cni: Cni
     dhcp: DhcpServer
     emulators: QemuProcesses
+    ports: PublishedPorts
 
 
 class Builder:
@@ -82,6 +84,8 @@ class Builder:
             VirtbusError, OSError: it cannot be completed, for example without its CNI link.
         """
         faults = await in_thread(lambda: self.links.faults(attachment))
+        if any(nic.publish for nic in attachment.nics):
+            await in_thread(self._doors.ports.mend)
         if faults:
             await self.adopt(attachment)
         return faults
@@ -120,7 +124,11 @@ class Builder:
         """Make or complete a network with built-in interfaces only.
 
         Its state file is durable afterwards.
+
+        Raises:
+            VirtbusError: a published port belongs to somebody else.
         """
+        await self._claim_ports(attachment)
         files = self._doors.files
         refused: Exception | None = None
         sockets: list[socket.socket] = []
@@ -141,8 +149,10 @@ class Builder:
         """Make a network with CNI interfaces; `begun` is awaited before the first plugin runs.
 
         Raises:
-            VirtbusError: the error of a plugin; 409 `cni_mac` if one chose another MAC.
+            VirtbusError: the error of a plugin; 409 `cni_mac` if one chose another MAC; as
+                `built_in`.
         """
+        await self._claim_ports(attachment)
         insists = any(nic.network in self.insistent for nic in attachment.nics)
         if not insists:
             await begun()
@@ -153,11 +163,16 @@ class Builder:
         await self.adopt(attachment)
         keep(attachment.model_copy(update={"made": True}))
 
+    async def _claim_ports(self, attachment: Attachment) -> None:
+        if any(nic.publish for nic in attachment.nics):
+            await in_thread(lambda: self._doors.ports.claim(attachment))
+
     async def adopt(self, attachment: Attachment) -> None:
         """Complete a network whose namespace and CNI links exist, and serve DHCP in it."""
 
         def complete() -> list[socket.socket]:
             self._doors.files.sync(attachment.uid)
+            self._doors.ports.adopt(attachment)
             return self.links.build(attachment)
 
         self._serve(attachment, await in_thread(complete))
@@ -186,7 +201,8 @@ class Builder:
         if mac != nic.mac and nic.network not in self.insistent:
             self.insistent.add(nic.network)
             raise refused_mac(nic, mac)
-        return replaced(attachment, nic.model_copy(update={"mac": mac, "mtu": mtu_within(nic, link.mtu)}))
+        update = {"mac": mac, "mtu": mtu_within(nic, link.mtu)}
+        return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
         self._doors.dhcp.serve(attachment.uid, sockets, offers_of(attachment, self._site))
@@ -204,6 +220,8 @@ class Builder:
         if any(nic.cni is not None for nic in attachment.nics):
             failed = await self._delete(attachment)
         await in_thread(lambda: self._doors.namespaces.remove(attachment.netns))
+        if any(nic.publish for nic in attachment.nics):
+            await in_thread(lambda: self._doors.ports.drop(attachment.uid))
         if failed is not None:
             raise failed
 

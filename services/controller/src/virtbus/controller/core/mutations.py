@@ -38,15 +38,13 @@ OF_A_DISK = re.compile(
 )
 OF_A_NIC = re.compile(
     r"spec\.domain\.devices\.interfaces\[[0-9]+\]\."
-    r"(model|boot_order|acpi_index|mtu|queues)$"
+    r"(model$|boot_order$|acpi_index$|mtu$|queues$|publish(\.|\[|$))"
 )
 """Fields that take effect at the guest's next start; until then the VM shows RestartRequired.
 
 Limits and trays of disks take effect at once.
 """
-LIVE_OF_A_NIC = re.compile(
-    r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state$|limits(\.|$))"
-)
+LIVE_OF_A_NIC = re.compile(r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state$|limits(\.|$))")
 """Fields of interfaces that netd and the agent apply to a running guest."""
 
 REQUESTS_KEPT = 4

@@ -9,6 +9,7 @@ from virtbus.netd.core import names
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus, LinkState
 from virtbus.schemas.nic import NicLimits
+from virtbus.schemas.publish import PublishedPort
 
 
 class NicKind(StrEnum):
@@ -51,6 +52,7 @@ class Nic(LenientModel):
     queues: int = 1
     state: LinkState = LinkState.UP
     limits: NicLimits | None = None
+    publish: tuple[PublishedPort, ...] = ()
     routes: tuple[Route, ...] = ()
     dns: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
@@ -73,8 +75,8 @@ class Nic(LenientModel):
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """Return what the guest sees of the device until it restarts."""
-        return self.name, self.network, self.mac, self.asked_mtu, self.queues
+        """Return what stays as it is while a guest runs."""
+        return self.name, self.network, self.mac, self.asked_mtu, self.queues, self.publish
 
 
 class Attachment(LenientModel):
@@ -123,6 +125,7 @@ class Attachment(LenientModel):
                 mtu=nic.mtu,
                 queues=nic.queues,
                 state=nic.state,
+                published=tuple(str(port) for port in nic.publish),
                 tap=nic.tap,
                 netns=self.netns,
             )

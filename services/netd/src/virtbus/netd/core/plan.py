@@ -24,6 +24,9 @@ def plan_of(record: VmRecord) -> Attachment:
         if network is None:
             message = f"no entry of spec.networks is named '{interface.name}'; add one"
             raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
+        if interface.publish and network != BUILT_IN:
+            message = f"'{network}' is a CNI network; publish there by its plugin portmap"
+            raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
         mac = interface.mac_address or names.guest_mac(record.uid, index)
         if mac in [nic.mac for nic in nics]:
             message = f"{mac} appears twice in this VM; give each interface its own"
@@ -40,6 +43,7 @@ def plan_of(record: VmRecord) -> Attachment:
                 queues=interface.queues or 1,
                 state=interface.state or LinkState.UP,
                 limits=interface.limits,
+                publish=interface.publish,
             )
         )
     return Attachment(

@@ -93,8 +93,9 @@ class GuestLinks:
         try:
             for nic in attachment.nics:
                 _refuse_busy(nic)
+                many = nic.queues > 1
                 for _queue in range(nic.queues):
-                    opened.append(taps.open_tap(nic.tap, multi_queue=nic.queues > 1))  # noqa: PERF401  # closed on failure
+                    opened.append(taps.open_tap(nic.tap, multi_queue=many))  # noqa: PERF401  # closed on failure
         except BaseException:
             close_all(opened)
             raise

@@ -162,6 +162,7 @@ class Hypervisor(Protocol):
         Raises:
             VirtbusError: 409 `tray_locked`; libvirt's own error.
         """
+
     async def set_link(self, uid: str, index: int, *, up: bool) -> None:
         """Set the link of NIC `index` of the guest; no effect if none runs."""
 
