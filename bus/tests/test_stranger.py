@@ -40,7 +40,7 @@ WILDCARDS = (
     "_R_.>",
 )
 
-FOR_CLIENTS = {"", "console", "logs", "port", "vnc", "screenshot", "guest"}
+FOR_CLIENTS = {"", "console", "logs", "port", "vnc", "screenshot", "guest", "counters"}
 """Requests that clients send to a node's agent directly."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.login import Login
-from tests.e2e.platform import Json, Platform, until
+from tests.e2e.platform import HALT, Json, Platform, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
@@ -59,6 +59,10 @@ def test_a_guest_sees_its_interfaces_properties_and_the_changes_of_its_link(
     assert "RestartRequired" not in [one["type"] for one in after["conditions"]]
     change(platform, "nics", state="down")
     until(lambda: in_guest("cat /sys/class/net/eth1/carrier") == "0", "the link is down")
+    (first, _) = json.loads(platform.cli("vm", "get", "nics", "--counters", "-o", "json"))[
+        "counters"
+    ]
+    assert first["from_guest"]["packets"] > 10
     platform.delete("nics")
 
 
@@ -80,3 +84,26 @@ def test_a_published_port_reaches_the_guest_at_an_address_of_its_host(
     platform.delete("published")
     platform.wait_state("late", "Running")
     platform.delete("late")
+
+
+@pytest.mark.long
+def test_the_firmware_asks_for_an_address_on_each_interface_of_the_boot_order(
+    platform: Platform, tmp_path: Path
+) -> None:
+    nics = [
+        {"name": f"on-{model}", "model": model, "boot_order": order}
+        for order, model in enumerate(("virtio", "e1000", "e1000e"), start=1)
+    ]
+    networks = [{"name": nic["name"]} for nic in nics]
+    spec = {"domain": {"devices": {"interfaces": nics}}, "networks": networks}
+    file = tmp_path / "vm.json"
+    file.write_text(json.dumps({"image": HALT, "memory": "64MiB", "spec": spec}))
+    platform.create("netboot", "-f", str(file))
+
+    def answered() -> bool:
+        text = platform.cli("vm", "get", "netboot", "--counters", "-o", "json")
+        found = json.loads(text)["counters"]
+        return all(one[way]["packets"] >= 2 for one in found for way in ("from_guest", "to_guest"))
+
+    until(answered, "an offer and a lease on each", within_s=120)
+    platform.delete("netboot")

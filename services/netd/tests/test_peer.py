@@ -108,7 +108,7 @@ def test_an_emulator_with_a_newline_is_refused() -> None:
 
 
 def test_an_interface_has_a_descriptor_for_each_queue() -> None:
-    device = {"driver": "virtio-net-pci", "mq": True, "vectors": 6}
+    device: dict[str, str | int | bool] = {"mq": True, "vectors": 6}
     nics = [NicArgument(0, {}, "02:00:00:00:00:01"), NicArgument(1, device, "m", queues=2)]
     words = grant("/usr/bin/qemu", [*nics, NicArgument(2, {}, "m")], None)[4:].split(b"\0")
     assert words[2] == b"4"

@@ -49,6 +49,7 @@ ASKERS = {
     "join": "controller",
     "audit": "controller",
     "guest": "client",
+    "counters": "client",
     "command": "controller",
     "freeze": "controller",
     "volume-release": "controller",

@@ -13,6 +13,7 @@ from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
+from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
@@ -73,6 +74,7 @@ class SimulatedNode:
                 "ensure": (Ensure, self.net),
                 "release": (Release, self.release),
                 "inspect": (Inspect, self.inspect),
+                "traffic": (CountersAsk, lambda want: Counters(uid=want.uid)),
             }
         return {
             "ensure": (Ensure, self.image),

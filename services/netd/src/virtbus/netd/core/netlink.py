@@ -85,6 +85,17 @@ def find_attr(message: bytes, offset: int, kind: int) -> bytes:
     return b""
 
 
+def attributes(body: bytes) -> Iterator[bytes]:
+    """Yield the payloads of all attributes in `body`, in order."""
+    offset = 0
+    while offset + _ATTR.size <= len(body):
+        length, _kind = _ATTR.unpack_from(body, offset)
+        if length < _ATTR.size:
+            return
+        yield body[offset + _ATTR.size : offset + length]
+        offset += (length + 3) & ~3
+
+
 def frame(call: NetlinkCall, sequence: int) -> bytes:
     """Return the bytes of one message."""
     flags = NLM_F_REQUEST | call.flags | (NLM_F_ACK if call.acked else 0)

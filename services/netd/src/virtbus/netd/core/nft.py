@@ -261,6 +261,12 @@ def _immediate(register: int, value: bytes) -> bytes:
     return _expression("immediate", be32(1, register), nest(2, attr(1, value)))
 
 
+@functools.cache
+def counter() -> bytes:
+    """Count the packets that come to this place of a rule."""
+    return _expression("counter")
+
+
 def masquerade() -> bytes:
     """Rewrite the source to the outgoing address."""
     return _expression("masq")

@@ -7,7 +7,7 @@ host end is the end of a VM's veth pair in the host's namespace.
 
 import socket
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from ctypes import addressof, create_string_buffer
 from ipaddress import IPv4Interface
@@ -20,6 +20,7 @@ from virtbus.netd.edge import filters, links, taps, tuning
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.counters import Counters, NicCounters, Traffic
 from virtbus.schemas.errors import Code, VirtbusError
 
 _BRIDGE_INDEX = 1000
@@ -116,6 +117,18 @@ class GuestLinks:
             inside.do([tuning.link_state(nic) for nic in attachment.nics])
             tuning.limit(inside, attachment.nics, lift=True)
 
+    def counters(self, attachment: Attachment) -> Counters:
+        """Return the counters of each interface. A tap receives what its guest sends."""
+        self._namespaces.enter(attachment.netns)
+        refused = filters.refused(attachment.nics)
+        with Netlink() as inside:
+            taps_ = [links.find(inside, nic.tap) for nic in attachment.nics]
+        found = [
+            _counted(nic, tap.counted if tap is not None else {}, drops)
+            for nic, tap, drops in zip(attachment.nics, taps_, refused, strict=True)
+        ]
+        return Counters(uid=attachment.uid, interfaces=tuple(found))
+
     def all_held(self, attachment: Attachment) -> bool:
         """Return True if every tap of `attachment` is open in a process."""
         self._namespaces.enter(attachment.netns)
@@ -208,6 +221,24 @@ class GuestLinks:
                 link = links.find(host, nic.host_link)
                 if link is not None and link.master != index:
                     host.do([links.set_link(nic.host_link, up=True, master=index)])
+
+
+def _counted(nic: Nic, counted: Mapping[str, int], refused: dict[str, int]) -> NicCounters:
+    """Return the counters of a tap. Refused packets count as received, and not as dropped."""
+
+    def traffic(way: str) -> Traffic:
+        return Traffic(
+            bytes=counted.get(f"{way}_bytes", 0),
+            packets=counted.get(f"{way}_packets", 0),
+            dropped=counted.get(f"{way}_dropped", 0),
+        )
+
+    return NicCounters(
+        name=nic.name,
+        to_guest=traffic("tx"),
+        from_guest=traffic("rx"),
+        refused={rule: count for rule, count in refused.items() if count},
+    )
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -20,6 +20,12 @@ Interface = IPv4Interface | IPv6Interface
 
 _kept = functools.lru_cache(maxsize=128)
 """Caches encoded calls. pyroute2 takes 50 to 130 us for each, and namespaces need equal ones."""
+_STATS64 = struct.Struct("=8Q")
+_COUNTED = (
+    *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+)
+"""The first counters of `rtnl_link_stats64`."""
 
 
 class KernelLink:
@@ -48,6 +54,12 @@ class KernelLink:
     @property
     def mtu(self) -> int:
         return self._number(host_end.IFLA_MTU)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Return the kernel's counters of the link (`rtnl_link_stats64`)."""
+        raw = host_end.read_attribute(self._message, host_end.IFLA_STATS64)
+        return dict(zip(_COUNTED, _STATS64.unpack_from(raw), strict=True)) if raw else {}
 
     @property
     def master(self) -> int:
