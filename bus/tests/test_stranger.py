@@ -41,7 +41,9 @@ WILDCARDS = (
     "_R_.>",
 )
 
-FOR_CLIENTS = {"", "console", "logs", "port", "vnc", "screenshot", "guest", "export"}
+FOR_CLIENTS = {
+    *("", "console", "logs", "port", "vnc", "screenshot", "guest", "export", "counters"),
+}
 """Requests that clients send to a node's agent directly."""
 
 

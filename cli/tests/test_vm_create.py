@@ -52,6 +52,32 @@ async def test_create_sends_a_command_that_the_schema_accepts(
     assert command.labels == {"tier": "front"}
 
 
+async def test_published_ports_belong_to_the_first_interface(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    ports = ("--publish", "8080:80", "--publish", "192.0.2.7:53:5353/udp")
+    ended = await cli(*CREATE, "--network", "lan", *ports)
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    spec = VmCreate.model_validate(sent).spec
+    assert spec is not None
+    assert [(one.name, one.network) for one in spec.networks] == [("default", "lan")]
+    (nic,) = spec.domain.devices.interfaces
+    assert [str(port) for port in nic.publish] == [
+        "0.0.0.0:8080->80/tcp",
+        "192.0.2.7:53->5353/udp",
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["80", "a:80", "80:", "1.2.3.4:80", ":80/tcp"])
+async def test_a_malformed_published_port_is_refused_without_a_request(
+    script: Script, cli: Cli, wrong: str
+) -> None:
+    ended = await cli(*CREATE, "--publish", wrong)
+    assert ended.code == 2
+    assert "must be [ADDRESS:]HOST_PORT:GUEST_PORT" in ended.err
+    assert script.data("vm.create") == []
+
+
 async def test_file_from_stdin_is_sent_and_flags_override_it(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
     text = "name: web\nimage: tiny\nmemory: 128MiB\nlabels: {a: b}\n"

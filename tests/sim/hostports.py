@@ -191,6 +191,9 @@ class SimHypervisor:
         del uid, folder
         return True
 
+    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
+        await self._call(lambda: None)
+
     async def undefine(self, uid: str) -> None:
         await self._call(lambda: self._host.undefine(uid))
 

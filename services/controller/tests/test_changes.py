@@ -97,6 +97,30 @@ def test_a_changed_disk_keeps_the_rules_of_a_new_one() -> None:
     assert (caught.value.code, detail.path) == (Code.INVALID, "spec.domain.devices.disks[0].io")
 
 
+def with_nic(of: VmRecord, **changes: Any) -> VmSpec:
+    """Return the record's spec with changes of its first interface."""
+    plain = of.spec.model_dump()
+    (nic,) = plain["domain"]["devices"]["interfaces"]
+    plain["domain"]["devices"]["interfaces"] = [nic | changes]
+    return VmSpec.model_validate(plain)
+
+
+def test_properties_of_an_interface_change_and_its_mac_does_not() -> None:
+    before = record()
+    limits = {"outbound": {"bytes_per_s": "1MiB"}}
+    live = update(before, with_nic(before, state="down", limits=limits))
+    assert live.generation == before.generation + 1
+    later = update(live, with_nic(live, model="e1000", mtu=1400, boot_order=1, acpi_index=1))
+    assert later.spec.domain.devices.interfaces[0].boot_order == 1
+    assert update(later, with_nic(live, boot_order=None)).generation == later.generation + 1
+    with pytest.raises(VirtbusError) as caught:
+        update(before, with_nic(before, mac_address="02:00:00:00:00:09", queues=2))
+    path = "spec.domain.devices.interfaces[0].mac_address"
+    assert [detail.path for detail in caught.value.body.details] == [path]
+    with pytest.raises(VirtbusError, match="has one queue"):
+        update(before, with_nic(before, model="e1000e", queues=2))
+
+
 def test_a_change_deep_in_a_list_is_reported_with_its_index() -> None:
     before = record()
     plain = before.spec.model_dump()

@@ -119,13 +119,23 @@ def test_native_io_without_a_cache_mode_bypasses_the_cache_as_in_kubevirt() -> N
             f"{DISKS}[1].serial",
         ),
         (
+            {f"{DISKS}.0.bootOrder": 2, "domain.devices.interfaces.0.bootOrder": 2},
+            "domain.devices.interfaces[0].bootOrder",
+        ),
+        (
+            {"domain.devices.interfaces.0.acpiIndex": 16384},
+            "domain.devices.interfaces[0].acpiIndex",
+        ),
+        ({"domain.devices.interfaces.0.model": "rtl8139"}, "domain.devices.interfaces[0].model"),
+        ({"domain.devices.interfaces.0.state": "absent"}, "domain.devices.interfaces[0].state"),
+        (
             {"domain.ioThreadsPolicy": "auto", "domain.ioThreads.supplementalPoolThreadCount": 3},
             "domain.ioThreads.supplementalPoolThreadCount",
         ),
     ],
     ids=str,
 )
-def test_a_property_of_a_disk_that_cannot_work_is_refused_at_its_field(
+def test_a_property_of_a_device_that_cannot_work_is_refused_at_its_field(
     changes: dict[str, Any], field: str
 ) -> None:
     assert [cause.field for cause in vmi_causes(vmi(changes))] == [f"spec.{field}"]

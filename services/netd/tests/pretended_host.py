@@ -29,6 +29,7 @@ from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.resolver import Resolver
 from virtbus.schemas.node_rpc import NetReady
@@ -105,16 +106,17 @@ def pretended_host(tmp_path: Path) -> Iterator[Host]:
 
 
 def make_record(uid: str, *, networks: tuple[str, ...] = ("default",), **extra: Any) -> VmRecord:
-    """A record with one interface per network."""
+    """A record with one interface per network; `nics` has further properties of each."""
     names = [f"net{index}" for index in range(len(networks))]
     macs = extra.pop("macs", (None,) * len(networks))
+    nics = extra.pop("nics", ({},) * len(networks))
     spec = {
         "domain": {
             **extra.pop("domain", {}),
             "devices": {
                 "interfaces": [
-                    {"name": name, "mac_address": mac}
-                    for name, mac in zip(names, macs, strict=True)
+                    {"name": name, "mac_address": mac, **nic}
+                    for name, mac, nic in zip(names, macs, nics, strict=True)
                 ]
             },
         },
@@ -333,9 +335,11 @@ class Node:
     def wire(self) -> None:
         """Make the objects of a new process."""
         state = self.state_dir / "netd"
+        bridge = HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir)
         self.doors = HostPorts(
             namespaces=self.host.namespaces,
-            bridge=HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir),
+            bridge=bridge,
+            ports=PublishedPorts(bridge),
             files=AttachmentStore(state / "vms"),
             cni=Cni(
                 self.conf_dir,

@@ -1,5 +1,7 @@
 """The check that a process is a domain's emulator, and the frames that it may send."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,3 +105,17 @@ def test_a_grant_names_descriptors_by_place() -> None:
 def test_an_emulator_with_a_newline_is_refused() -> None:
     with pytest.raises(FrameError):
         grant("/usr/bin/qemu\n", [], None)
+
+
+def test_an_interface_has_a_descriptor_for_each_queue() -> None:
+    device: dict[str, str | int | bool] = {"mq": True, "vectors": 6}
+    nics = [NicArgument(0, {}, "02:00:00:00:00:01"), NicArgument(1, device, "m", queues=2)]
+    words = grant("/usr/bin/qemu", [*nics, NicArgument(2, {}, "m")], None)[4:].split(b"\0")
+    assert words[2] == b"4"
+    netdevs = [after for word, after in itertools.pairwise(words) if word == b"-netdev"]
+    assert netdevs == [
+        b"tap,id=net0,fd=@fd0@",
+        b"tap,id=net1,fds=@fd1@:@fd2@",
+        b"tap,id=net2,fd=@fd3@",
+    ]
+    assert b'"mq":true,"vectors":6' in words[words.index(netdevs[1]) + 2]

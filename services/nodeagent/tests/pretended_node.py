@@ -82,6 +82,7 @@ class Domains:
         self.limits: dict[str, dict[str, Mapping[str, int]]] = {}
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its name."""
+        self.links_fail = False
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
     def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
@@ -169,6 +170,11 @@ class Domains:
     def _pressed(self, what: str, of: str) -> bool:
         self.done.append((what, of))
         return of in self.there and self.there[of].active
+
+    async def set_link(self, of: str, index: int, *, up: bool) -> None:
+        if self.links_fail:
+            raise VirtbusError(Code.INTERNAL, "qemu_refused", "QEMU refused the link")
+        self.done.append((f"link {index} {'up' if up else 'down'}", of))
 
     async def undefine(self, of: str) -> None:
         self.there.pop(of, None)

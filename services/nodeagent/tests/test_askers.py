@@ -18,6 +18,7 @@ ASKS = {
     "vnc": {},
     "screenshot": {},
     "guest": {},
+    "counters": {},
 }
 
 

@@ -138,13 +138,13 @@ async def test_media_of_a_running_guest_are_ejected_and_inserted(host: Host) -> 
 
     record = await starts(host, with_tray(None))
     files = {str(bus): DiskSource(str(host.path(record, bus)), ImageFormat.RAW) for bus in buses}
-    inside = {at: one.path for at, one in wanted_drives(record.spec.domain, files, "").items()}
+    inside = {at: one.path for at, one in wanted_drives(record.spec.domain, files, {}).items()}
     assert sorted(inside) == ["sda", "sdb"]
     connection = libvirt.open(URI)
     try:
         domain = connection.lookupByUUIDString(record.uid)
         for tray in ("open", None, "forced-open", "closed"):
-            now = wanted_drives(with_tray(tray).domain, files, "")
+            now = wanted_drives(with_tray(tray).domain, files, {})
             await host.hypervisor.set_drives(record.uid, now)
             await host.hypervisor.set_drives(record.uid, now)
             empty = tray in {"open", "forced-open"}

@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.domain_xml import QEMU_NAMESPACE, DomainInputs, render
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
-from virtbus.nodeagent.core.pcie import nic_devices
+from virtbus.nodeagent.core.nics import nic_devices
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk_buses import MAX_DISKS
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Cpu,
@@ -300,10 +303,44 @@ def test_an_nvme_disk_is_a_virtio_disk_with_another_driver_and_no_input_in_it() 
 
 def test_nics_get_the_first_root_ports_and_no_device_shares_one() -> None:
     text = render(CASES["large"])
-    assert [d["bus"] for d in nic_devices(2)] == ["pci.1", "pci.2"]
+    nics = tuple(Interface(name=name) for name in "ab")
+    assert [d["bus"] for d in nic_devices(nics, made(nics))] == ["pci.1", "pci.2"]
     assert 'bus="0x01"' not in text
     assert 'bus="0x02"' not in text
     assert text.count('bus="0x03"') == 1
+
+
+def made(nics: Sequence[Interface], **more: Any) -> list[InterfaceStatus]:
+    """The interfaces as netd reports them."""
+    return [InterfaceStatus(name=nic.name, mac="02:00:00:00:00:01", **more) for nic in nics]
+
+
+def test_a_nic_without_properties_is_the_device_of_the_first_release() -> None:
+    nics = (Interface(name="a"),)
+    assert nic_devices(nics, made(nics)) == (
+        {"driver": "virtio-net-pci", "id": "vbnet0", "bus": "pci.1", "addr": "0x0", "romfile": ""},
+    )
+
+
+def test_properties_of_a_nic_become_properties_of_its_device() -> None:
+    first = Interface(name="a", boot_order=2, acpi_index=7)
+    (device,) = nic_devices((first,), made((first,), mtu=1400, queues=3))
+    assert "romfile" not in device  # the guest may boot from it
+    assert (device["bootindex"], device["acpi-index"], device["host_mtu"]) == (2, 7, 1400)
+    assert (device["mq"], device["vectors"]) == (True, 8)
+    old = Interface.model_validate({"name": "b", "model": "e1000e"})
+    (device,) = nic_devices((old,), made((old,), mtu=1400))
+    assert device["driver"] == "e1000e"
+    assert "host_mtu" not in device
+
+
+def test_the_first_image_boots_after_the_nics_with_an_order() -> None:
+    for order, expected in ((None, "1"), (4, "5")):
+        nics = (Interface(name="a", boot_order=order), Interface(name="b"))
+        devices = Devices(disks=(Disk(name="root"), Disk(name="seed")), interfaces=nics)
+        spec = VmSpec(domain=Domain(devices=devices), volumes=(ROOT,))
+        root = ElementTree.fromstring(render(inputs(spec)))
+        assert [one.get("order") for one in root.iter("boot")] == [expected]
 
 
 def test_ports_used_plus_four_spare_are_there() -> None:

@@ -89,7 +89,7 @@ async def test_an_ejected_medium_stays_out_at_the_next_start(node: Node) -> None
 
 
 def test_a_drive_has_the_element_of_its_domain_without_a_medium() -> None:
-    opened = drives(tray("forced-open").spec.domain, {}, "cd")
+    opened = drives(tray("forced-open").spec.domain, {}, {"cd": 1})
     assert sorted(opened) == ["sda", "sdb"]
     assert (opened["sda"].path, opened["sda"].force) == ("", True)
     assert 'device="cdrom"' in opened["sda"].xml

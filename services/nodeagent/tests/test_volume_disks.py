@@ -8,7 +8,7 @@ from services.nodeagent.tests.pretended_node import record
 from services.nodeagent.tests.test_disk_files import DIGEST, qcow2
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
-from virtbus.nodeagent.core.domain_xml import bootable
+from virtbus.nodeagent.core.domain_xml import default_order
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles, drop_pins
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
@@ -94,8 +94,8 @@ def test_a_report_that_contradicts_the_record_is_refused(
 
 
 def test_a_vm_boots_from_its_first_volume_with_an_image() -> None:
-    assert bootable(holding(image="tiny")) == "data"
-    assert bootable(holding()) == ""
+    assert default_order(holding(image="tiny")) == {"data": 1}
+    assert default_order(holding()) == {}
 
 
 def test_a_volume_is_no_disk_of_the_vms_own() -> None:

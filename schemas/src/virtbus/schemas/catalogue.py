@@ -6,6 +6,7 @@ it.
 
 from virtbus.schemas import (
     api,
+    counters,
     events,
     guest,
     history,
@@ -310,6 +311,8 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "quarantine", qt.QuarantineAsk, qt.Quarantine, "Disks without a record."),
     _rpc("agent", "join", node_rpc.JoinBus, node_rpc.JoinedBus, "Follow a rebuilt bus."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "Data of the guest agent."),
+    _rpc("agent", "counters", counters.CountersAsk, counters.Counters, "Counters of its NICs."),
+    _rpc("netd", "traffic", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("agent", "command", node_rpc.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
     _rpc("agent", "freeze", node_rpc.GuestFreeze, api.Empty, "Freeze or thaw a guest."),
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),

@@ -1,5 +1,6 @@
 """A VM's network, as services describe it to each other."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -25,6 +26,13 @@ def check_mac(text: str) -> str:
 Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)]
 
 
+class LinkState(StrEnum):
+    """The link of an interface: up, or without a carrier."""
+
+    UP = "up"
+    DOWN = "down"
+
+
 class InterfaceStatus(LenientModel):
     """One attached interface. `addresses` are CIDR strings; `tap` is a device in `netns`."""
 
@@ -34,6 +42,10 @@ class InterfaceStatus(LenientModel):
     addresses: tuple[str, ...] = ()
     gateway: str = ""
     mtu: int = 1500
+    queues: int = 1
+    state: LinkState = LinkState.UP
+    published: tuple[str, ...] = ()
+    """Ports of the host that lead to the guest: `0.0.0.0:8080->80/tcp`."""
     tap: str = ""
     netns: str = ""
 

@@ -244,10 +244,10 @@ class ForgottenImage(LenientModel):
 class ArmNic(LenientModel):
     """One interface: the properties of QEMU's `-device`, `driver` first.
 
-    `device` has no `netdev` and no `mac`.
+    `device` has no `netdev` and no `mac`. Numbers and flags have the type that QEMU's JSON needs.
     """
 
-    device: dict[str, str]
+    device: dict[str, str | int | bool]
     mac: str
 
 

@@ -20,7 +20,17 @@ from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
-from virtbus.schemas.network import Mac
+from virtbus.schemas.network import LinkState, Mac
+from virtbus.schemas.nic import (
+    ACPI_INDEX_MAX,
+    MTU_MAX,
+    MTU_MIN,
+    NICS_MAX,
+    QUEUES_MAX,
+    NicLimits,
+)
+from virtbus.schemas.nic import NicModel as NicModel
+from virtbus.schemas.publish import PUBLISHED_MAX, PublishedPort
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import (
     CloudInit,
@@ -100,14 +110,29 @@ class Interface(StrictModel):
 
     name: Id
     mac_address: Mac | None = None
-    model: Literal["virtio"] = "virtio"
+    model: NicModel = NicModel.VIRTIO
+    boot_order: Count | None = Field(
+        None, ge=1, le=BOOT_ORDER_MAX, exclude_if=lambda order: order is None
+    )
+    """The order among disks and interfaces; None: the guest does not boot from it."""
+    acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
+    """Linux names the device `eno<index>`."""
+    mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
+    """None: the network's. A larger one than that is refused."""
+    queues: Count | None = Field(None, ge=1, le=QUEUES_MAX)
+    """Queue pairs of a virtio device; None: one."""
+    state: LinkState | None = None
+    """None: up. A link that is down passes no frame."""
+    limits: NicLimits | None = None
+    publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
+    """Ports of the VM's host that lead to the guest; only on the network `default`."""
 
 
 class Devices(StrictModel):
     """The guest's devices beyond CPU and memory."""
 
     disks: tuple[Disk, ...] = Field((), max_length=DISKS_MAX)
-    interfaces: tuple[Interface, ...] = Field((), max_length=8)
+    interfaces: tuple[Interface, ...] = Field((), max_length=NICS_MAX)
     autoattach_graphics_device: bool | None = None
     """A VGA display with VNC. Default: none, because it costs each guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None
@@ -217,7 +242,7 @@ class VmSpec(StrictModel):
     """Paused: each start leaves the guest paused before its first instruction, as in KubeVirt."""
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=DISKS_MAX)
-    networks: tuple[Network, ...] = Field((), max_length=8)
+    networks: tuple[Network, ...] = Field((), max_length=NICS_MAX)
     ignition: Ignition | None = None
     """For guests that read Ignition's configuration from QEMU's fw_cfg."""
     node_selector: Labels = Field(default_factory=dict)

@@ -340,6 +340,7 @@ HASHED_WHEN_SET = frozenset(
         *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
         *("user_data_parts", "environment", "write_files", "mounts"),
         "volume",
+        *("acpi_index", "mtu", "queues", "state", "publish"),
     }
 )
 """Fields that were added after the first release. They are hashed only if they are set and not

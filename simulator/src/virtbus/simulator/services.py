@@ -13,6 +13,7 @@ from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
+from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.model import Model
@@ -75,6 +76,7 @@ class SimulatedNode:
                 "ensure": (Ensure, self.net),
                 "release": (Release, self.release),
                 "inspect": (Inspect, self.inspect),
+                "traffic": (CountersAsk, lambda want: Counters(uid=want.uid)),
             }
         return {
             "ensure": (Ensure, self.image),

@@ -29,6 +29,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         virtbus vm create web --image tiny --cpus 2 --memory 512MiB --disk 4GiB --wait ready
         virtbus vm create web --image tiny --ssh-key ~/.ssh/id_ed25519.pub --user-data init.yaml
         virtbus vm create db --image tiny --volume data-1        its data outlives db
+        virtbus vm create web --image debian --publish 8080:80 --publish 192.0.2.7:53:53/udp
         virtbus vm create -f vm.yaml --wait running -o json
         echo '{"name": "web", "image": "tiny"}' | virtbus vm create -f -
 
@@ -72,6 +73,13 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     metavar="NAME",
     shell_complete=completion_sources.networks,
     help="Network to join.  [default: default]",
+)
+@click.option(
+    "--publish",
+    "published",
+    multiple=True,
+    metavar="[ADDR:]PORT:GUEST[/PROTO]",
+    help="Port of the VM's host that leads to a port of the guest, such as 8080:80; repeatable.",
 )
 @click.option("--display", is_flag=True, help="A VGA display, for `vm vnc` and `vm screenshot`.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
@@ -143,6 +151,8 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     if flags["display"]:
         domain = wanted.setdefault("spec", {}).setdefault("domain", {})
         domain.setdefault("devices", {})["autoattach_graphics_device"] = True
+    if flags["published"]:
+        request.with_published(wanted, request.published(flags["published"]))
     wanted.setdefault("uid", uuid7())
     return wanted
 

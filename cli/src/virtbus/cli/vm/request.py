@@ -70,6 +70,46 @@ def ssh_keys(values: Sequence[str]) -> list[str]:
     return keys
 
 
+def published(values: Sequence[str]) -> list[dict[str, Any]]:
+    """Return `[ADDRESS:]HOST_PORT:GUEST_PORT[/PROTOCOL]` texts as maps (a `PublishedPort` each).
+
+    Raises:
+        CliError: another form, or a port that is no number.
+    """
+    found = []
+    for value in values:
+        ports, _, protocol = value.partition("/")
+        *address, host_port, guest_port = ports.rsplit(":", 2) if ":" in ports else ("", "")
+        if not (host_port.isdecimal() and guest_port.isdecimal()):
+            raise usage(
+                f"--publish {value!r} must be [ADDRESS:]HOST_PORT:GUEST_PORT[/tcp|/udp]",
+                "virtbus vm create web --image tiny --publish 8080:80",
+            )
+        port: dict[str, Any] = {"host_port": int(host_port), "guest_port": int(guest_port)}
+        if protocol:
+            port["protocol"] = protocol.lower()
+        if address and address[0] not in {"", "0.0.0.0"}:  # noqa: S104  means every address
+            port["host_address"] = address[0]
+        found.append(port)
+    return found
+
+
+def with_published(wanted: dict[str, Any], ports: Sequence[Mapping[str, Any]]) -> None:
+    """Add published ports to the first interface of a `VmCreate` map, which may have none yet.
+
+    An interface needs its network in the request, so the shorthand `network` becomes an entry.
+    """
+    spec = wanted.setdefault("spec", {})
+    devices = spec.setdefault("domain", {}).setdefault("devices", {})
+    nics = devices.setdefault("interfaces", [])
+    if not spec.get("networks"):
+        network = wanted.pop("network", None)
+        spec["networks"] = [{"name": "default"} | ({"network": network} if network else {})]
+    if not nics:
+        nics.append({"name": spec["networks"][0].get("name", "default")})
+    nics[0]["publish"] = [*nics[0].get("publish", ()), *ports]
+
+
 def labels(values: Sequence[str]) -> dict[str, str]:
     """Return `KEY=VALUE` texts as a map; raise CliError for any other form."""
     found: dict[str, str] = {}

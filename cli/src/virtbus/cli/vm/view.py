@@ -6,6 +6,10 @@ from typing import Any
 from virtbus.cli import output, units
 
 HEADER = ("NAME", "STATE", "NODE", "ADDRESS", "IMAGE", "CPUS", "MEMORY", "AGE")
+_COUNTERS = (
+    *("INTERFACE", "TO GUEST", "PACKETS", "DROPPED"),
+    *("FROM GUEST", "PACKETS", "DROPPED", "REFUSED"),
+)
 _IMAGE_WIDTH = 28
 _DIGEST_SHOWN = 4
 ORPHANED = "virtbus.io/orphaned"
@@ -121,6 +125,8 @@ def describe(view: Mapping[str, Any]) -> str:
     if limits := view.get("disk_limits"):
         cells = [(name, _figures(one)) for name, one in sorted(limits.items())]
         parts.append(output.table(("DISK", "LIMITS IN FORCE"), cells))
+    if view.get("counters"):
+        parts.append(output.table(_COUNTERS, [_counted(one) for one in view["counters"]]))
     conditions = view.get("conditions") or ()
     if conditions:
         rows = [
@@ -139,6 +145,23 @@ def describe(view: Mapping[str, Any]) -> str:
 
 def _figures(limits: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in limits.items())
+
+
+def _counted(nic: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return an interface's cells for the columns of _COUNTERS."""
+    cells = [str(nic.get("name", ""))]
+    for way in ("to_guest", "from_guest"):
+        traffic = nic.get(way) or {}
+        cells.append(units.size(traffic.get("bytes", 0)))
+        cells += [str(traffic.get(word, 0)) for word in ("packets", "dropped")]
+    refused = nic.get("refused") or {}
+    return (*cells, ", ".join(f"{rule} {count}" for rule, count in refused.items()) or "-")
+
+
+def _published(view: Mapping[str, Any]) -> list[str]:
+    """Return the ports of the VM's host that lead to the guest."""
+    interfaces = view.get("interfaces") or ()
+    return [str(port) for one in interfaces for port in one.get("published") or ()]
 
 
 def _last_end(view: Mapping[str, Any]) -> str:
@@ -163,6 +186,7 @@ def _facts(view: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("CPUs", vcpus(view)),
         ("Memory", memory(view)),
         ("Accelerator", view.get("accelerator")),
+        ("Published", ", ".join(_published(view))),
         ("Run strategy", (view.get("spec") or {}).get("run_strategy")),
         ("Labels", ", ".join(f"{k}={v}" for k, v in labels.items())),
         ("Created", units.ago(view.get("created_ns")) + " ago"),

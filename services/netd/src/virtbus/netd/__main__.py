@@ -13,6 +13,7 @@ from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
+from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.resolver import Resolver
 from virtbus.netd.service import Netd, teardown
@@ -22,15 +23,13 @@ from virtbus.netd.settings import Settings
 def host_ports(settings: Settings) -> HostPorts:
     """Return the objects through which netd acts on this host."""
     state = settings.state_dir / "netd"
+    bridge = HostBridge(
+        settings.bridge, settings.subnet, state / "host.json", settings.state_dir, settings.reach()
+    )
     return HostPorts(
         namespaces=Namespaces(settings.netns_dir),
-        bridge=HostBridge(
-            settings.bridge,
-            settings.subnet,
-            state / "host.json",
-            settings.state_dir,
-            settings.reach(),
-        ),
+        bridge=bridge,
+        ports=PublishedPorts(bridge),
         files=AttachmentStore(state / "vms"),
         cni=Cni(
             settings.cni_conf_dir,

@@ -136,9 +136,12 @@ class Attachments:
                 return False
             extra = {"code": "network_kept", "uid": plan.uid}
             log.info("the guest keeps its old interfaces until it restarts", extra=extra)
-        if (attachment.epoch, attachment.generation) != (plan.epoch, plan.generation):
-            update = {"epoch": plan.epoch, "generation": plan.generation}
-            self._keep(entry, attachment.model_copy(update=update))
+        update = {"epoch": plan.epoch, "generation": plan.generation}
+        tuned = attachment.tuned_as(wanted).model_copy(update=update)
+        if tuned.nics != attachment.nics:  # kept later, so that a crash in between repeats it
+            await self._builder.tune(tuned)
+        if tuned != attachment:
+            self._keep(entry, tuned)
         return True
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
@@ -392,9 +395,5 @@ class Attachments:
 
     def _refuse_while_recovering(self) -> None:
         if self.recovering:
-            raise VirtbusError(
-                Code.UNAVAILABLE,
-                "recovering",
-                "netd is comparing its state with the host; try again in a second",
-                after_ms=500,
-            )
+            message = "netd is comparing its state with the host; try again in a second"
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from virtbus.netd.core import cni as cni_values
-from virtbus.netd.core.address_assignment import refused_mac, replaced
+from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_mac, replaced
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
 from virtbus.netd.edge.attachment_store import AttachmentStore
@@ -17,6 +17,7 @@ from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.plugin_process import end_left
+from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.resolver import Resolver
 from virtbus.schemas.errors import Code, VirtbusError
@@ -38,6 +39,7 @@ class HostPorts:
     dhcp: DhcpServer
     emulators: QemuProcesses
     resolver: Resolver
+    ports: PublishedPorts
 
 
 class Builder:
@@ -84,9 +86,18 @@ class Builder:
             VirtbusError, OSError: it cannot be completed, for example without its CNI link.
         """
         faults = await in_thread(lambda: self.links.faults(attachment))
+        if any(nic.publish for nic in attachment.nics):
+            await in_thread(self._doors.ports.mend)
         if faults:
             await self.adopt(attachment)
         return faults
+
+    async def tune(self, attachment: Attachment) -> None:
+        """Apply the link states and limits of `attachment`. Raises VirtbusError."""
+        try:
+            await in_thread(lambda: self.links.tune(attachment))
+        except OSError as error:
+            raise refusal(error) from error
 
     async def runs(self, uid: str) -> bool:
         """Return True while an emulator runs this VM."""
@@ -115,7 +126,11 @@ class Builder:
         """Make or complete a network with built-in interfaces only.
 
         Its state file is durable afterwards.
+
+        Raises:
+            VirtbusError: a published port belongs to somebody else.
         """
+        await self._claim_ports(attachment)
         files = self._doors.files
         refused: Exception | None = None
         sockets: list[socket.socket] = []
@@ -136,8 +151,10 @@ class Builder:
         """Make a network with CNI interfaces; `begun` is awaited before the first plugin runs.
 
         Raises:
-            VirtbusError: the error of a plugin; 409 `cni_mac` if one chose another MAC.
+            VirtbusError: the error of a plugin; 409 `cni_mac` if one chose another MAC; as
+                `built_in`.
         """
+        await self._claim_ports(attachment)
         insists = any(nic.network in self.insistent for nic in attachment.nics)
         if not insists:
             await begun()
@@ -148,11 +165,16 @@ class Builder:
         await self.adopt(attachment)
         keep(attachment.model_copy(update={"made": True}))
 
+    async def _claim_ports(self, attachment: Attachment) -> None:
+        if any(nic.publish for nic in attachment.nics):
+            await in_thread(lambda: self._doors.ports.claim(attachment))
+
     async def adopt(self, attachment: Attachment) -> None:
         """Complete a network whose namespace and CNI links exist, and serve DHCP in it."""
 
         def complete() -> list[socket.socket]:
             self._doors.files.sync(attachment.uid)
+            self._doors.ports.adopt(attachment)
             return self.links.build(attachment)
 
         self._serve(attachment, await in_thread(complete))
@@ -181,7 +203,8 @@ class Builder:
         if mac != nic.mac and nic.network not in self.insistent:
             self.insistent.add(nic.network)
             raise refused_mac(nic, mac)
-        return replaced(attachment, nic.model_copy(update={"mac": mac, "mtu": link.mtu}))
+        update = {"mac": mac, "mtu": mtu_within(nic, link.mtu)}
+        return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
         offers = offers_of(attachment, self._site, self._doors.resolver.domain)
@@ -202,6 +225,8 @@ class Builder:
         if any(nic.cni is not None for nic in attachment.nics):
             failed = await self._delete(attachment)
         await in_thread(lambda: self._doors.namespaces.remove(attachment.netns))
+        if any(nic.publish for nic in attachment.nics):
+            await in_thread(lambda: self._doors.ports.drop(attachment.uid))
         if failed is not None:
             raise failed
 

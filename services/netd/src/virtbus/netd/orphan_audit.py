@@ -25,7 +25,7 @@ class OrphanAudit:
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._doors = doors
         self._attachments = attachments
-        self._links = GuestLinks(doors.namespaces, doors.bridge)
+        self.links = GuestLinks(doors.namespaces, doors.bridge)
 
     async def held(self) -> dict[str, tuple[str, ...]]:
         """Return all network resources by uid: those of known VMs, and orphans."""
@@ -51,7 +51,7 @@ class OrphanAudit:
             await in_thread(lambda: self._doors.namespaces.remove(netns))
         host_links = [what.removeprefix("link ") for what in things if what.startswith("link ")]
         if host_links:
-            await in_thread(lambda: self._links.delete_host_links(host_links))
+            await in_thread(lambda: self.links.delete_host_links(host_links))
         return bool(things)
 
     async def faults(self) -> dict[str, tuple[str, ...]]:
@@ -83,7 +83,7 @@ class OrphanAudit:
             uid = names.uid_of_netns(name)
             if uid is None or uid in held:
                 continue
-            if await in_thread(partial(self._links.is_ours, name)):
+            if await in_thread(partial(self.links.is_ours, name)):
                 found.append((uid, f"netns {name}"))
         return found
 
@@ -110,8 +110,8 @@ class OrphanAudit:
         plugged = [nic for nic in attachment.nics if nic.kind is NicKind.BRIDGE]
         try:
             return [
-                *await in_thread(lambda: self._links.faults(attachment)),
-                *await in_thread(lambda: self._links.unplugged(plugged)),
+                *await in_thread(lambda: self.links.faults(attachment)),
+                *await in_thread(lambda: self.links.unplugged(plugged)),
             ]
         except (VirtbusError, OSError) as error:
             return [str(error)]

@@ -23,7 +23,8 @@ from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.counters import Counters, CountersAsk
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
@@ -150,7 +151,10 @@ class Netd:
         async def inspect(request: Request) -> HeldResources:
             return await self._inspect(validate(Inspect, request.data))
 
-        handlers = {"ensure": ensure, "release": release, "inspect": inspect}
+        async def traffic(request: Request) -> Counters:
+            return await self._traffic(valid_uid(validate(CountersAsk, request.data).uid))
+
+        handlers = {"ensure": ensure, "release": release, "inspect": inspect, "traffic": traffic}
         return [
             Endpoint(verb, subjects.rpc(self._settings.node, "netd", verb), handler)
             for verb, handler in handlers.items()
@@ -164,6 +168,16 @@ class Netd:
             uid = valid_uid(want.uid)
             return HeldResources(things={uid: held[uid]} if uid in held else {})
         return HeldResources(things=held, faults=await self._leftovers.faults())
+
+    async def _traffic(self, uid: str) -> Counters:
+        """Return the counters of a VM's interfaces. The kernel counts; only a request reads."""
+        found = [each for each in self._attachments.ready() if each.uid == uid]
+        if not found:
+            message = (
+                f"netd has no network of VM {uid}; a VM that has never started has no counters"
+            )
+            raise VirtbusError(Code.NOT_FOUND, "not_attached", message)
+        return await in_thread(lambda: self._leftovers.links.counters(found[0]))
 
     async def _release(self, uid: str, epoch: int) -> bool:
         """Remove the network of `uid`; return True if there was one.

@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from virtbus.bus.client.owners import check_owner
-from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
+from virtbus.bus.client.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info
 from virtbus.nodeagent.core.ports import Console, GuestAgents
 from virtbus.nodeagent.streams import GuestStreams, Streams
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
+from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo
 from virtbus.schemas.network import InterfaceStatus
@@ -18,6 +19,8 @@ from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
 
 ASKED_AT_ONCE = 200
+NETD_S = 3.0
+"""Time limit of a request to netd."""
 
 
 class AgentRpc:
@@ -55,6 +58,11 @@ class AgentRpc:
         self._guests = guests
         self._recovering = recovering
         info = ServiceInfo("virtbus-nodeagent", VERSION, "domains", {"node": self._node})
+        handlers: dict[str, Handler] = {
+            "inspect": self._inspect,
+            "guest": self._guest,
+            "counters": self._counters,
+        }
         endpoints = [
             Endpoint(
                 f"agent-{verb}",
@@ -63,7 +71,7 @@ class AgentRpc:
                 limit=ASKED_AT_ONCE,
                 backlog=0,
             )
-            for verb, handler in (("inspect", self._inspect), ("guest", self._guest))
+            for verb, handler in handlers.items()
         ]
         async with self._bus.serve(info, [*endpoints, *self._streams.endpoints(), *more]):
             yield
@@ -103,3 +111,10 @@ class AgentRpc:
             message = f"the guests of node {self._node} are simulated: they have no guest agent"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
         return guest_info(await self._agents.ask(want.uid, want.about, timeout_s=want.timeout_s))
+
+    async def _counters(self, request: Request) -> Counters:
+        """Return the counters of a VM's NICs, as netd reads them now."""
+        want = validate(CountersAsk, request.data)
+        self.check_here(want.uid, request.account)
+        subject = subjects.rpc(self._node, "netd", "traffic")
+        return validate(Counters, await self._bus.request(subject, want, timeout_s=NETD_S))

@@ -17,8 +17,10 @@ from virtbus.schemas.disk import DISKS_MAX, Disk, IoThreads
 from virtbus.schemas.disk_rules import disk_problems
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
+from virtbus.schemas.nic import NICS_MAX
+from virtbus.schemas.nic_rules import nic_problems
 from virtbus.schemas.seed import NETWORK_LATER, TEXTS
-from virtbus.schemas.vm import RunStrategy, VmSecrets, VmSpec
+from virtbus.schemas.vm import Interface, RunStrategy, VmSecrets, VmSpec
 from virtbus.schemas.wire import canonical, invalid, problems
 
 Plain = dict[str, Any]
@@ -66,7 +68,9 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         found.extend(problems(error, model=VmCreate))
     if isinstance(data, Mapping):
         found.extend(_between_fields(data))
-        found.extend(disk_problems(*_valid_devices(data)))
+        disks, threads = _valid_devices(data)
+        found.extend(disk_problems(disks, threads))
+        found.extend(nic_problems(_valid_nics(data), disks))
     unknown: list[Detail] = []
     if create is not None:
         unknown = _network_data(create, found)
@@ -115,14 +119,16 @@ def checked_spec(spec: Plain) -> VmSpec:
         valid = VmSpec.model_validate(spec, context=NETWORK_LATER)
     except ValidationError as error:
         raise invalid(problems(error, "spec")) from None
-    check_disks(valid)  # each volume has a disk now
+    check_devices(valid)  # each volume has a disk now
     return valid
 
 
-def check_disks(spec: VmSpec) -> None:
-    """Raise VirtbusError 400 with all problems of the disks of a complete spec."""
-    disks = dict(enumerate(spec.domain.devices.disks))
-    if found := tuple(disk_problems(disks, spec.domain.io_threads)):
+def check_devices(spec: VmSpec) -> None:
+    """Raise VirtbusError 400 with all problems of the disks and interfaces of a complete spec."""
+    devices = spec.domain.devices
+    disks, nics = dict(enumerate(devices.disks)), dict(enumerate(devices.interfaces))
+    found = (*disk_problems(disks, spec.domain.io_threads), *nic_problems(nics, disks))
+    if found:
         raise invalid(found)
 
 
@@ -355,6 +361,16 @@ def _valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads 
         with contextlib.suppress(ValidationError):
             threads = IoThreads.model_validate(domain["io_threads"])
     return disks, threads
+
+
+def _valid_nics(data: Mapping[str, Any]) -> dict[int, Interface]:
+    """Return interfaces by place, without those whose problems pydantic reports."""
+    devices = _map(_map(_map(data.get("spec")).get("domain")).get("devices"))
+    nics = {}
+    for index, nic in enumerate(_maps(devices.get("interfaces"))[:NICS_MAX]):
+        with contextlib.suppress(ValidationError):
+            nics[index] = Interface.model_validate(nic)
+    return nics
 
 
 def _empty_drive(device: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from virtbus.controller.core.admission import check_disks, starts_by_itself
+from virtbus.controller.core.admission import check_devices, starts_by_itself
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref
@@ -27,16 +27,25 @@ AT_RESTART = (
     "spec.domain.io_threads",
     "spec.domain.devices.watchdog",
 )
-OF_DISKS = ("spec.domain.devices.disks", "spec.domain.io_threads")
+OF_DEVICES = (
+    *("spec.domain.devices.disks", "spec.domain.io_threads"),
+    "spec.domain.devices.interfaces",
+)
 OF_A_DISK = re.compile(
     r"spec\.domain\.devices\.disks\[[0-9]+\]\."
     r"(boot_order|serial|error_policy|read_error_policy|cache|io|discard|detect_zeroes|block_size"
     r"|dedicated_io_thread|limits|tray)(\.|$)"
 )
+OF_A_NIC = re.compile(
+    r"spec\.domain\.devices\.interfaces\[[0-9]+\]\."
+    r"(model$|boot_order$|acpi_index$|mtu$|queues$|publish(\.|\[|$))"
+)
 """Fields that take effect at the guest's next start; until then the VM shows RestartRequired.
 
 Limits and trays of disks take effect at once.
 """
+LIVE_OF_A_NIC = re.compile(r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state$|limits(\.|$))")
+"""Fields of interfaces that netd and the agent apply to a running guest."""
 
 REQUESTS_KEPT = 4
 """Number of request ids that a record keeps, to recognise repeated requests."""
@@ -85,8 +94,8 @@ def updated(
             )
             details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
             raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
-        if any(path.startswith(OF_DISKS) for path in paths):
-            check_disks(public)
+        if any(path.startswith(OF_DEVICES) for path in paths):
+            check_devices(public)
         if paths:
             update |= {"spec": public, "spec_hash": spec_hash(public)}
             update["generation"] = record.generation + 1
@@ -96,7 +105,8 @@ def updated(
 
 
 def _at_restart(path: str) -> bool:
-    return path.startswith(AT_RESTART) or OF_A_DISK.match(path) is not None
+    of_a_device = OF_A_DISK.match(path) or OF_A_NIC.match(path)
+    return path.startswith(AT_RESTART) or of_a_device is not None
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:
@@ -126,6 +136,8 @@ def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
 
 
 def _live(path: str) -> bool:
+    if LIVE_OF_A_NIC.match(path):
+        return True
     return any(path == field or path.startswith(f"{field}.") for field in LIVE)
 
 

@@ -6,7 +6,10 @@ from typing import Any
 
 from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
 from virtbus.netd.core.subnet import choose_address
-from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
+
+BRIDGE_MTU = 1500
+"""The MTU of the built-in network."""
 
 
 def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
@@ -67,7 +70,7 @@ def settled(
     Interfaces of the built-in network get an address, those of CNI networks get a conflist.
 
     Raises:
-        VirtbusError: 429 if no address is left.
+        VirtbusError: 429 if no address is left; 422 `mtu_too_large`.
     """
     used = set(taken)
     nics = []
@@ -78,7 +81,11 @@ def settled(
             address = _kept(nic, gateway, used)
             address = address or choose_address(gateway, f"{plan.uid}/{nic.name}", used)
             used.add(str(address.ip))
-            update = {"addresses": (str(address),), "gateway": str(gateway.ip)}
+            update = {
+                "addresses": (str(address),),
+                "gateway": str(gateway.ip),
+                "mtu": mtu_within(nic, BRIDGE_MTU),
+            }
         nics.append(nic.model_copy(update=update))
     return plan.model_copy(update={"nics": tuple(nics)})
 
@@ -91,6 +98,23 @@ def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interf
         if free and address.network == gateway.network:
             return address
     return None
+
+
+def mtu_within(nic: Nic, most: int) -> int:
+    """Return the MTU of an interface on a network whose MTU is `most`.
+
+    Raises:
+        VirtbusError: 422 `mtu_too_large` if the record asks for a larger one.
+    """
+    if nic.asked_mtu > most:
+        path = f"spec.domain.devices.interfaces[{nic.index}].mtu"
+        message = (
+            f"interface '{nic.name}' asks for an MTU of {nic.asked_mtu}, and the network "
+            f"'{nic.network}' has {most}; lower the interface's, or leave it out"
+        )
+        detail = Detail(path=path, message=f"must be at most {most}")
+        raise VirtbusError(Code.UNSUPPORTED, "mtu_too_large", message, details=(detail,))
+    return nic.asked_mtu or most
 
 
 def replaced(attachment: Attachment, nic: Nic) -> Attachment:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from virtbus.netd.core import nft
+from virtbus.netd.core import nft, nft_counters
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import NetlinkCall
 
 TABLE = "virtbus"
+REFUSALS = ("mac", "arp", "dhcp", "address", "protocol")
+"""The counting rules of a tap, in their order. A packet is counted by the first that drops it."""
 _INGRESS = 0
 _UNSPECIFIED = IPv4Address(0)
 _DHCP_SERVER_PORT = 67
@@ -37,23 +39,28 @@ class Tap:
 def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
     """Return the rules of a tap, which accept ARP and IPv4 from its MAC and addresses.
 
-    The policy of the chain drops everything else.
+    They drop and count everything else, in the order of REFUSALS. The policy of the chain is drop,
+    too. DHCP requests are not counted: netd answers them.
     """
     raw = mac_bytes(tap.mac)
-    drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     arp, ip = nft.ether_type(nft.ETHERTYPE_ARP), nft.ether_type(nft.ETHERTYPE_IP)
     udp = nft.ip_protocol(nft.UDP)
     return [
-        (*nft.ether_source_is_not(raw), drop),
+        (*nft.ether_source_is_not(raw), *refuse),
         # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
         *(
             (*arp, *nft.arp_sender(raw, address), accept)
             for address in (*tap.addresses, _UNSPECIFIED)
         ),
-        (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), drop),
-        (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), drop),
+        (*arp, *refuse),
+        (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), refuse[-1]),
+        (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse),
         *([_too_many(tap.gateway)] if tap.gateway is not None else []),
         *((*ip, *nft.ip_source(address), accept) for address in tap.addresses),
+        (*ip, *refuse),
+        refuse,
     ]
 
 
@@ -87,6 +94,11 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
         chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.NftVerdict.DROP, device=tap.name))
         rules += [nft.NftRule(name, expressions) for expressions in found]
     return make(nft.Family.NETDEV, TABLE, chains, rules)
+
+
+def list_rules(tap: Tap) -> NetlinkCall:
+    """Return the call that lists the rules of `tap`, in order."""
+    return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))
 
 
 def has_table() -> NetlinkCall:

@@ -7,7 +7,9 @@ from pydantic import Field
 
 from virtbus.netd.core import names
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
-from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network import InterfaceStatus, LinkState
+from virtbus.schemas.nic import NicLimits
+from virtbus.schemas.publish import PublishedPort
 
 
 class NicKind(StrEnum):
@@ -45,6 +47,12 @@ class Nic(LenientModel):
     addresses: tuple[str, ...] = ()
     gateway: str = ""
     mtu: int = 1500
+    asked_mtu: int = 0
+    """The MTU in the record; 0: the network's."""
+    queues: int = 1
+    state: LinkState = LinkState.UP
+    limits: NicLimits | None = None
+    publish: tuple[PublishedPort, ...] = ()
     routes: tuple[Route, ...] = ()
     dns: tuple[str, ...] = ()
     domain: str = ""
@@ -65,6 +73,11 @@ class Nic(LenientModel):
     def tap(self) -> str:
         """Return the name of the tap that QEMU opens."""
         return f"tap{self.index}"
+
+    @property
+    def hardware(self) -> tuple[object, ...]:
+        """Return what stays as it is while a guest runs."""
+        return self.name, self.network, self.mac, self.asked_mtu, self.queues, self.publish
 
 
 class Attachment(LenientModel):
@@ -92,8 +105,14 @@ class Attachment(LenientModel):
 
     def same_hardware(self, other: "Attachment") -> bool:
         """Return True if the guest would see the same devices on the same networks."""
-        mine = [(nic.name, nic.network, nic.mac) for nic in self.nics]
-        return mine == [(nic.name, nic.network, nic.mac) for nic in other.nics]
+        return [nic.hardware for nic in self.nics] == [nic.hardware for nic in other.nics]
+
+    def tuned_as(self, other: "Attachment") -> "Attachment":
+        """Return this attachment with the link states and limits of the interfaces of `other`."""
+        wanted = {nic.name: nic for nic in other.nics}
+        return self.model_copy(
+            update={"nics": tuple(_tuned_as(nic, wanted.get(nic.name, nic)) for nic in self.nics)}
+        )
 
     def statuses(self) -> tuple[InterfaceStatus, ...]:
         """Return the interfaces as the bus shows them."""
@@ -105,8 +124,15 @@ class Attachment(LenientModel):
                 addresses=nic.addresses,
                 gateway=nic.gateway,
                 mtu=nic.mtu,
+                queues=nic.queues,
+                state=nic.state,
+                published=tuple(str(port) for port in nic.publish),
                 tap=nic.tap,
                 netns=self.netns,
             )
             for nic in self.nics
         )
+
+
+def _tuned_as(nic: Nic, other: Nic) -> Nic:
+    return nic.model_copy(update={"state": other.state, "limits": other.limits})

@@ -21,6 +21,7 @@ from virtbus.netd.core.netlink import (
 _LINK = bytes(16)
 """A `struct ifinfomsg` without any values."""
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_MASTER, IFLA_IFALIAS = 1, 3, 4, 10, 20
+IFLA_STATS64 = 23
 """Numbers of attributes (`linux/if_link.h`)."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 NLM_F_REQUEST = 0x001
 NLM_F_ACK = 0x004
+NLM_F_REPLACE = 0x100
 NLM_F_EXCL = 0x200
 NLM_F_CREATE = 0x400
 NLM_F_APPEND = 0x800
@@ -87,6 +88,17 @@ def find_attr(message: bytes, offset: int, kind: int) -> bytes:
             return message[offset + _ATTR.size : offset + length]
         offset += (length + 3) & ~3
     return b""
+
+
+def attributes(body: bytes) -> Iterator[bytes]:
+    """Yield the payloads of all attributes in `body`, in order."""
+    offset = 0
+    while offset + _ATTR.size <= len(body):
+        length, _kind = _ATTR.unpack_from(body, offset)
+        if length < _ATTR.size:
+            return
+        yield body[offset + _ATTR.size : offset + length]
+        offset += (length + 3) & ~3
 
 
 def frame(call: NetlinkCall, sequence: int) -> bytes:

@@ -33,6 +33,9 @@ _ELEMENTS_A_CALL = 1000
 """Most elements in one message, because an attribute's length has only 16 bits."""
 _REGISTER = 1
 _VERDICT_REGISTER = 0
+_SECOND_REGISTER = 2
+_FIB_ADDRESS_TYPE, _FIB_TO, _LOCAL_ADDRESS = 3, 2, 2
+_TO_DESTINATION, _NF_IPV4 = 1, 2
 _EQ, _NEQ = 0, 1
 _LINK_LAYER, _NETWORK, _TRANSPORT = 0, 1, 2
 _META_IIFNAME, _META_OIFNAME, _META_L4PROTO, _META_NFPROTO = 6, 7, 16, 15
@@ -223,6 +226,47 @@ def goes_elsewhere_than(device: str) -> tuple[bytes, ...]:
 def goes_to(device: str) -> tuple[bytes, ...]:
     """Match packets that leave by `device`."""
     return _meta(_META_OIFNAME), _compare(_name(device))
+
+
+def comes_from_elsewhere_than(device: str) -> tuple[bytes, ...]:
+    """Match packets that came in by another device."""
+    return _meta(_META_IIFNAME), _compare(_name(device), _NEQ)
+
+
+def is_to_the_host() -> tuple[bytes, ...]:
+    """Match packets to an address of the host itself."""
+    fib = _expression("fib", be32(1, _REGISTER), be32(2, _FIB_ADDRESS_TYPE), be32(3, _FIB_TO))
+    return fib, _compare(struct.pack("=I", _LOCAL_ADDRESS))
+
+
+def is_not_to_loopback() -> tuple[bytes, ...]:
+    """Match IPv4 packets that do not go to 127.0.0.0/8."""
+    return _load(_NETWORK, 16, 1), _compare(b"\x7f", _NEQ)
+
+
+def redirect_to(address: IPv4Address, port: int) -> tuple[bytes, ...]:
+    """Rewrite the destination; for nat chains of the hooks prerouting and output."""
+    return (
+        _immediate(_REGISTER, address.packed),
+        _immediate(_SECOND_REGISTER, struct.pack(">H", port)),
+        _expression(
+            "nat",
+            be32(1, _TO_DESTINATION),
+            be32(2, _NF_IPV4),
+            be32(3, _REGISTER),
+            be32(5, _SECOND_REGISTER),
+        ),
+    )
+
+
+def _immediate(register: int, value: bytes) -> bytes:
+    return _expression("immediate", be32(1, register), nest(2, attr(1, value)))
+
+
+@functools.cache
+def counter() -> bytes:
+    """Count the packets that come to this place of a rule."""
+    return _expression("counter")
 
 
 def masquerade() -> bytes:

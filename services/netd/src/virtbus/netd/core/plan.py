@@ -3,6 +3,7 @@
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.network import LinkState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 
@@ -23,6 +24,9 @@ def plan_of(record: VmRecord) -> Attachment:
         if network is None:
             message = f"no entry of spec.networks is named '{interface.name}'; add one"
             raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
+        if interface.publish and network != BUILT_IN:
+            message = f"'{network}' is a CNI network; publish there by its plugin portmap"
+            raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
         mac = interface.mac_address or names.guest_mac(record.uid, index)
         if mac in [nic.mac for nic in nics]:
             message = f"{mac} appears twice in this VM; give each interface its own"
@@ -35,6 +39,11 @@ def plan_of(record: VmRecord) -> Attachment:
                 kind=NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI,
                 mac=mac,
                 host_link=names.host_link(record.uid, index),
+                asked_mtu=interface.mtu or 0,
+                queues=interface.queues or 1,
+                state=interface.state or LinkState.UP,
+                limits=interface.limits,
+                publish=interface.publish,
             )
         )
     return Attachment(

@@ -31,11 +31,15 @@ class WrapperRequest:
 
 @dataclass(frozen=True, slots=True)
 class NicArgument:
-    """One interface on QEMU's command line. `device` is without `netdev` and `mac`."""
+    """One interface on QEMU's command line. `device` is without `netdev` and `mac`.
+
+    It has as many descriptors as `queues`.
+    """
 
     index: int
-    device: Mapping[str, str]
+    device: Mapping[str, str | int | bool]
     mac: str
+    queues: int = 1
 
 
 def frame_length(header: bytes) -> int:
@@ -87,18 +91,23 @@ def refusal(code: str, message: str) -> bytes:
 
 
 def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
-    """Return the frame of a grant. It is sent with one descriptor per interface, in their order.
+    """Return the frame of a grant. It is sent with the descriptors of all queues, in their order.
 
     QEMU uses the last of two `-uuid`, so the guest sees `firmware_uuid`.
     """
     arguments: list[str] = []
-    for place, nic in enumerate(nics):
-        arguments += ["-netdev", f"tap,id=net{nic.index},fd=@fd{place}@"]
+    count = 0
+    for nic in nics:
+        places = range(count, count + nic.queues)
+        count += nic.queues
+        word = "fd=" if nic.queues == 1 else "fds="
+        descriptors = word + ":".join(f"@fd{place}@" for place in places)
+        arguments += ["-netdev", f"tap,id=net{nic.index},{descriptors}"]
         device = {**nic.device, "netdev": f"net{nic.index}", "mac": nic.mac}
         arguments += ["-device", json.dumps(device, separators=(",", ":"))]
     if firmware_uuid is not None:
         arguments += ["-uuid", firmware_uuid]
-    parts = [emulator, str(len(nics)), *arguments]
+    parts = [emulator, str(count), *arguments]
     if any("\0" in part or "\n" in part for part in parts):
         msg = "an argument holds a NUL or a newline"
         raise FrameError(msg)

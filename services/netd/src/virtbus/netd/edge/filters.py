@@ -3,8 +3,16 @@
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Interface
 
-from virtbus.netd.core.antispoof import Tap, guest_filters, has_chain, has_table
+from virtbus.netd.core.antispoof import (
+    REFUSALS,
+    Tap,
+    guest_filters,
+    has_chain,
+    has_table,
+    list_rules,
+)
 from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.nft_counters import counted_packets
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 
 
@@ -28,6 +36,20 @@ def faults(nics: Sequence[Nic]) -> list[str]:
             for tap in _taps(nics)
             if filters.ask(has_chain(tap)) is None
         ]
+
+
+def refused(nics: Sequence[Nic]) -> list[dict[str, int]]:
+    """Return the packets that the filter of each interface has dropped, by rule.
+
+    The counts start at zero when netd replaces a filter.
+    """
+    with Netlink(NETLINK_NETFILTER) as filters:
+        found = []
+        for tap in _taps(nics):
+            rules = (counted_packets(one.message) for one in filters.dump(list_rules(tap)))
+            counts = [count for count in rules if count is not None]
+            found.append(dict(zip(REFUSALS, counts, strict=True)))
+    return found
 
 
 def guard(nics: Sequence[Nic]) -> None:

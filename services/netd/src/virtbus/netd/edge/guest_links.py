@@ -7,7 +7,7 @@ host end is the end of a VM's veth pair in the host's namespace.
 
 import socket
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from ctypes import addressof, create_string_buffer
 from ipaddress import IPv4Interface
@@ -16,10 +16,11 @@ from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import request_filter
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.edge import filters, links, taps
+from virtbus.netd.edge import filters, links, taps, tuning
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.counters import Counters, NicCounters, Traffic
 from virtbus.schemas.errors import Code, VirtbusError
 
 _BRIDGE_INDEX = 1000
@@ -63,14 +64,13 @@ class GuestLinks:
         """
         if attachment.has_cni:
             write_sysctl(_NO_IPV6, "1")
-        for nic in attachment.nics:
-            with suppress(VirtbusError):  # tap_busy: a QEMU has it open, so it exists
-                taps.make_tap(nic.tap)
         with Netlink() as inside:
+            _make_taps(inside, attachment.nics)
             calls = [links.set_link("lo", up=True, alias=self._bridge.mark)]
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
+            tuning.limit(inside, attachment.nics)
             filters.guard(attachment.nics)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
         return _dhcp_sockets(attachment.nics)
@@ -84,7 +84,7 @@ class GuestLinks:
         return self.close_up(attachment)
 
     def open_taps(self, attachment: Attachment) -> list[int]:
-        """Return one new tap descriptor per interface, which the caller closes.
+        """Return a new tap descriptor for each queue of each interface; the caller closes them.
 
         Raises:
             VirtbusError: 409 `tap_busy` while another process has the tap open.
@@ -93,7 +93,10 @@ class GuestLinks:
         opened: list[int] = []
         try:
             for nic in attachment.nics:
-                opened.append(taps.open_tap(nic.tap))  # noqa: PERF401  # closed on failure
+                _refuse_busy(nic)
+                many = nic.queues > 1
+                for _queue in range(nic.queues):
+                    opened.append(taps.open_tap(nic.tap, multi_queue=many))  # noqa: PERF401  # closed on failure
         except BaseException:
             close_all(opened)
             raise
@@ -104,7 +107,27 @@ class GuestLinks:
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
+            found += tuning.faults(inside, attachment.nics)
         return found + filters.faults(attachment.nics)
+
+    def tune(self, attachment: Attachment) -> None:
+        """Apply the link states and limits of `attachment`, also while a guest uses it."""
+        self._namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            inside.do([tuning.link_state(nic) for nic in attachment.nics])
+            tuning.limit(inside, attachment.nics, lift=True)
+
+    def counters(self, attachment: Attachment) -> Counters:
+        """Return the counters of each interface. A tap receives what its guest sends."""
+        self._namespaces.enter(attachment.netns)
+        refused = filters.refused(attachment.nics)
+        with Netlink() as inside:
+            taps_ = [links.find(inside, nic.tap) for nic in attachment.nics]
+        found = [
+            _counted(nic, tap.counted if tap is not None else {}, drops)
+            for nic, tap, drops in zip(attachment.nics, taps_, refused, strict=True)
+        ]
+        return Counters(uid=attachment.uid, interfaces=tuple(found))
 
     def all_held(self, attachment: Attachment) -> bool:
         """Return True if every tap of `attachment` is open in a process."""
@@ -200,6 +223,24 @@ class GuestLinks:
                     host.do([links.set_link(nic.host_link, up=True, master=index)])
 
 
+def _counted(nic: Nic, counted: Mapping[str, int], refused: dict[str, int]) -> NicCounters:
+    """Return the counters of a tap. Refused packets count as received, and not as dropped."""
+
+    def traffic(way: str) -> Traffic:
+        return Traffic(
+            bytes=counted.get(f"{way}_bytes", 0),
+            packets=counted.get(f"{way}_packets", 0),
+            dropped=counted.get(f"{way}_dropped", 0),
+        )
+
+    return NicCounters(
+        name=nic.name,
+        to_guest=traffic("tx"),
+        from_guest=traffic("rx"),
+        refused={rule: count for rule, count in refused.items() if count},
+    )
+
+
 def close_all(descriptors: Sequence[int]) -> None:
     """Close descriptors that `open_taps` returned."""
     for fd in descriptors:
@@ -248,8 +289,26 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
         links.new_bridge(nic.bridge, index=bridge),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
-        links.set_link(nic.bridge, up=True),
+        tuning.link_state(nic),
     ]
+
+
+def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
+    """Make missing taps. A further queue of a running guest's tap would take some of its frames."""
+    for nic in nics:
+        many = nic.queues > 1
+        if many and links.find(inside, nic.tap) is not None:
+            continue
+        with suppress(VirtbusError):  # tap_busy: a QEMU has it open, so it exists
+            taps.make_tap(nic.tap, multi_queue=many)
+
+
+def _refuse_busy(nic: Nic) -> None:
+    """Raise 409 `tap_busy` for a tap with several queues that a process has open."""
+    if nic.queues > 1:
+        with Netlink() as inside:
+            if _running(inside, nic.tap):
+                raise taps.busy(nic.tap)
 
 
 def _faults(inside: Netlink, nic: Nic) -> list[str]:

@@ -20,6 +20,12 @@ Interface = IPv4Interface | IPv6Interface
 
 _kept = functools.lru_cache(maxsize=128)
 """Caches encoded calls. pyroute2 takes 50 to 130 us for each, and namespaces need equal ones."""
+_STATS64 = struct.Struct("=8Q")
+_COUNTED = (
+    *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+)
+"""The first counters of `rtnl_link_stats64`."""
 
 
 class KernelLink:
@@ -48,6 +54,12 @@ class KernelLink:
     @property
     def mtu(self) -> int:
         return self._number(host_end.IFLA_MTU)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Return the kernel's counters of the link (`rtnl_link_stats64`)."""
+        raw = host_end.read_attribute(self._message, host_end.IFLA_STATS64)
+        return dict(zip(_COUNTED, _STATS64.unpack_from(raw), strict=True)) if raw else {}
 
     @property
     def master(self) -> int:
@@ -96,7 +108,7 @@ def new_bridge(name: str, *, index: int = 0, mac: str | None = None) -> NetlinkC
 def set_link(
     name: str,
     *,
-    up: bool = False,
+    up: bool | None = None,
     master: int | None = None,
     mac: str | None = None,
     mtu: int | None = None,
@@ -109,9 +121,9 @@ def set_link(
         ("IFLA_MTU", mtu),
         ("IFLA_IFALIAS", alias),
     ]
-    flags = _IFF_UP if up else 0
+    flags, change = _IFF_UP if up else 0, 0 if up is None else _IFF_UP
     changes = [each for each in given if each[1] is not None]
-    return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=flags)
+    return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=change)
 
 
 def delete_link(name: str) -> NetlinkCall:

@@ -10,29 +10,26 @@ from virtbus.schemas.errors import Code, VirtbusError
 _TUNSETIFF = 0x400454CA
 _TUNSETPERSIST = 0x400454CB
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+_IFF_MULTI_QUEUE = 0x0100
 
 
-def open_tap(name: str) -> int:
+def open_tap(name: str, *, multi_queue: bool = False) -> int:
     """Return a descriptor of the tap `name`, which is made if missing. The caller closes it.
 
-    The tap has one queue, so only one process can have it open. Its virtio header lets the guest
-    offload checksums and segmentation, although QEMU is not root.
+    Without `multi_queue` the tap has one queue, so only one process can have it open. Its virtio
+    header lets the guest offload checksums and segmentation, although QEMU is not root.
 
     Raises:
         VirtbusError: 409 `tap_busy` while another process has it open (a QEMU that has not ended).
     """
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+    flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | (_IFF_MULTI_QUEUE if multi_queue else 0)
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
     except OSError as error:
         os.close(fd)
         if error.errno == errno.EBUSY:
-            raise VirtbusError(
-                Code.CONFLICT,
-                "tap_busy",
-                f"{name} is still held by another process; end the VM's former QEMU, start again",
-            ) from None
+            raise busy(name) from None
         raise
     except BaseException:
         os.close(fd)
@@ -40,9 +37,18 @@ def open_tap(name: str) -> int:
     return fd
 
 
-def make_tap(name: str) -> None:
+def busy(name: str) -> VirtbusError:
+    """Return 409 `tap_busy`."""
+    return VirtbusError(
+        Code.CONFLICT,
+        "tap_busy",
+        f"{name} is still held by another process; end the VM's former QEMU, start again",
+    )
+
+
+def make_tap(name: str, *, multi_queue: bool = False) -> None:
     """Make the persistent tap `name` if it does not exist. Raises as `open_tap`."""
-    fd = open_tap(name)
+    fd = open_tap(name, multi_queue=multi_queue)
     try:
         fcntl.ioctl(fd, _TUNSETPERSIST, 1)
     finally:

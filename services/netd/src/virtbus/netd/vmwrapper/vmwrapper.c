@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_FRAME = 64 * 1024, MAX_DESCRIPTORS = 16, TIMEOUT_S = 8 };
+enum { MAX_FRAME = 64 * 1024, MAX_DESCRIPTORS = 128, TIMEOUT_S = 8 };
 
 static char answer[4 + MAX_FRAME + 1];
 static int descriptors[MAX_DESCRIPTORS], descriptor_count;

@@ -59,17 +59,20 @@ def targets(disks: Sequence[Disk]) -> list[str]:
 
 
 def disk_elements(
-    domain: Domain, files: Mapping[str, DiskSource], slots: PcieAllocator, bootable: str
+    domain: Domain,
+    files: Mapping[str, DiskSource],
+    slots: PcieAllocator,
+    default_order: Mapping[str, int],
 ) -> list[Element]:
     """Return an element for each disk, in the spec's order, with targets vda … or sda ….
 
-    The disk `bootable` gets boot order 1 unless the spec gives it another.
+    `default_order` has boot orders of disks without one in the spec.
     """
     place, disks = _Place(), domain.devices.disks
     threads = io_threads(domain).of_disks
     elements = []
     for disk, target in zip(disks, targets(disks), strict=True):
-        order = disk.boot_order or (1 if disk.name == bootable else None)
+        order = disk.boot_order or default_order.get(disk.name)
         thread, address = threads.get(disk.name), place.next(disk.bus, slots)
         file = None if disk.is_open else files.get(disk.name)
         elements.append(_disk(disk, file, target, order, thread, address))
@@ -86,13 +89,15 @@ class DriveState:
     """Open a tray that the guest locks."""
 
 
-def drives(domain: Domain, files: Mapping[str, DiskSource], bootable: str) -> dict[str, DriveState]:
+def drives(
+    domain: Domain, files: Mapping[str, DiskSource], default_order: Mapping[str, int]
+) -> dict[str, DriveState]:
     """Return the drives of a domain whose media can be changed, by target.
 
     Except for the medium, libvirt compares each element with that of the domain.
     """
     disks = domain.devices.disks
-    elements = disk_elements(domain, files, PcieAllocator(0), bootable)
+    elements = disk_elements(domain, files, PcieAllocator(0), default_order)
     return {
         target: DriveState(
             to_text(element),

@@ -128,7 +128,7 @@ def _devices(inputs: DomainInputs) -> Element:
     slots = PcieAllocator(len(spec.domain.devices.interfaces))
     files = volume_files(inputs.disks, inputs.seeds)
     body = [
-        *disk_elements(spec.domain, files, slots, bootable(record)),
+        *disk_elements(spec.domain, files, slots, default_order(record)),
         *disk_controllers(spec.domain, slots),
         el("controller", slots.address(), type="virtio-serial", index=0),
         el("memballoon", slots.address(), model="virtio"),
@@ -172,9 +172,13 @@ def _serial(inputs: DomainInputs) -> Element:
     )
 
 
-def bootable(record: VmRecord) -> str:
-    """Return the first volume with an image; empty if the spec has a boot order."""
-    spec = record.spec
-    if any(disk.boot_order for disk in spec.domain.devices.disks):
-        return ""
-    return next((volume.name for volume in spec.volumes if record.image_of(volume)), "")
+def default_order(record: VmRecord) -> dict[str, int]:
+    """Return the boot order of the first volume with an image, after the NICs with an order.
+
+    It is empty if a disk has a boot order.
+    """
+    spec, devices = record.spec, record.spec.domain.devices
+    first = next((volume.name for volume in spec.volumes if record.image_of(volume)), "")
+    if not first or any(disk.boot_order for disk in devices.disks):
+        return {}
+    return {first: 1 + max((nic.boot_order or 0 for nic in devices.interfaces), default=0)}

@@ -12,17 +12,21 @@ ET.register_namespace("virtbus", NAMESPACE)
 
 
 def domain_hash(record: VmRecord) -> str:
-    """Return the hex SHA-256 of `spec.domain` without the limits and trays of disks.
+    """Return the hex SHA-256 of `spec.domain`, without the fields that apply to a running guest.
 
-    Changes there need a restart of the guest. Limits and trays change while it runs.
+    Other changes there need a restart of the guest.
     """
-    devices = record.spec.domain.devices
-    if not any(disk.limits or disk.tray for disk in devices.disks):
-        return spec_hash(record.spec.domain)
-    live = {"limits": None, "tray": None}
-    disks = tuple(disk.model_copy(update=live) for disk in devices.disks)
-    devices = devices.model_copy(update={"disks": disks})
-    return spec_hash(record.spec.domain.model_copy(update={"devices": devices}))
+    domain, devices = record.spec.domain, record.spec.domain.devices
+    disks, nics = devices.disks, devices.interfaces
+    if any(disk.limits or disk.tray for disk in disks):
+        live = {"limits": None, "tray": None}
+        disks = tuple(disk.model_copy(update=live) for disk in disks)
+    if any(nic.state or nic.limits for nic in nics):
+        nics = tuple(nic.model_copy(update={"state": None, "limits": None}) for nic in nics)
+    if disks is devices.disks and nics is devices.interfaces:
+        return spec_hash(domain)
+    devices = devices.model_copy(update={"disks": disks, "interfaces": nics})
+    return spec_hash(domain.model_copy(update={"devices": devices}))
 
 
 def metadata(record: VmRecord) -> Element:

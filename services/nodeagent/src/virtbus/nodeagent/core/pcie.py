@@ -33,21 +33,3 @@ class PcieAllocator:
                 for n in range(1, count + 1)
             ),
         ]
-
-
-def nic_devices(count: int) -> tuple[dict[str, str], ...]:
-    """Return QEMU's `-device` of each NIC, on the first root ports; netd adds netdev and mac.
-
-    The values are passed as JSON, like libvirt's own devices. Otherwise QEMU would create the NICs
-    before their root ports exist. There is no option ROM, because the guest boots from disk.
-    """
-    return tuple(
-        {
-            "driver": "virtio-net-pci",
-            "id": f"vbnet{index}",
-            "bus": f"pci.{index + 1}",
-            "addr": "0x0",
-            "romfile": "",
-        }
-        for index in range(count)
-    )

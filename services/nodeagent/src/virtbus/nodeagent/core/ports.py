@@ -163,6 +163,9 @@ class Hypervisor(Protocol):
             VirtbusError: 409 `tray_locked`; libvirt's own error.
         """
 
+    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
+        """Set the link of NIC `index` of the guest; no effect if none runs."""
+
     async def undefine(self, uid: str) -> None:
         """Remove the domain; no effect if none is defined."""
 

@@ -25,6 +25,7 @@ from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.qemu_monitor import set_link
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -217,6 +218,12 @@ class LibvirtHypervisor:
                     raise
 
         await on_ours(self._ends, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
+
+    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
+        """Set the link of NIC `index`, by QEMU's monitor: libvirt does not know the NIC."""
+        if not self._in_process:  # the test driver has no QEMU
+            order = set_link(index, up=up)
+            await self._if_active(uid, order, "set the link of a NIC")
 
     async def undefine(self, uid: str) -> None:
         flags = (

@@ -9,9 +9,10 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.disks import is_drive, trays
-from virtbus.nodeagent.vm.intent import grace_s
+from virtbus.nodeagent.core.ports import Hypervisor
+from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
-from virtbus.nodeagent.vm.observation import missed
+from virtbus.nodeagent.vm.observation import all_up, missed
 from virtbus.nodeagent.vm.operations.drives import set_drives
 from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
@@ -29,6 +30,7 @@ from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.network import LinkState
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "limits", "drives")
+SYNCS = ("pause", "limits", "drives", "links")
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -176,7 +178,7 @@ class Actions:
             "release": self._release,
             "retry soon": lambda: self.tasks.set_timer(SOON_S, partial(post, "retry")),
             "retry backed off": self._retry_backed_off,
-            "reset attempts": self._reset_attempts,
+            "reset attempts": partial(_reset_attempts, vm),
             "verify running": partial(self._run, "confirm", self._verify_running),
             "await stable": lambda: self.tasks.set_timer(STABLE_S, partial(post, "stable")),
             "watch": self.watch,
@@ -262,6 +264,8 @@ class Actions:
             limited = any(disk.limits for disk in record.spec.domain.devices.disks)
             vm.applied.limits = None if limited else {}  # None: read libvirt's figures
             vm.applied.trays = trays(record.spec.domain.devices.disks)
+            vm.observed.links = all_up(record)
+            self.sync_links()
         return outcome
 
     async def _verify_running(self) -> MachineEvent | None:
@@ -295,6 +299,12 @@ class Actions:
         seen.ready_ns = self._tools.bus.sources.time_ns()
         self._tools.events.emit(EventKind.GUEST_READY, record, reason=seen.ready)
         self._report()
+
+    def sync_links(self) -> None:
+        """Set the links of the guest's NICs as the record says, in the background."""
+        due = due_links(self._vm.record, self._vm.observed.links)
+        if due and self.tasks.running("links") is None:
+            self._until_done("links", partial(_set_links, self._vm, self._tools.hypervisor))
 
     def _sync_pause(self) -> None:
         if self.tasks.running("pause") is None:
@@ -364,9 +374,6 @@ class Actions:
         after_s = backoff_s(self._vm.observed.attempt)
         self.tasks.set_timer(after_s, partial(self._post, "retry"))
 
-    def _reset_attempts(self) -> None:
-        self._vm.observed.attempt = 0
-
 
 async def _set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
     vm.observed.disk_limits = await limit(record, tools.hypervisor)
@@ -381,6 +388,18 @@ async def _change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> 
         vm.observed.drives_error = error.body
         raise
     vm.observed.drives_error = None
+
+
+def _reset_attempts(vm: ActorState) -> None:
+    vm.observed.attempt = 0
+
+
+async def _set_links(vm: ActorState, hypervisor: Hypervisor) -> None:
+    """Set each link that differs from the record, until none does."""
+    while due := due_links(vm.record, vm.observed.links):
+        for index, name, state in due:
+            await hypervisor.set_link(vm.record.uid, index, up=state is LinkState.UP)
+            vm.observed.links[name] = state
 
 
 def backoff_s(attempt: int) -> float:

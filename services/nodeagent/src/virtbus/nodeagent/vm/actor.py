@@ -105,6 +105,8 @@ class VmActor:
             self.vm.applied = applied_by(facts, first, self.vm.record)
             if facts is not None and facts.metadata is not None:
                 self.vm.observed.domain_hash = facts.metadata.domain_hash
+                if facts.metadata.generation == self.vm.record.generation:
+                    self.vm.observed.links = observation.all_up(self.vm.record)
             self.post(first)
         recall = self.vm.resumed and (first is None or self.vm.applied.behind(self.vm.record))
         self._signal("recall" if recall else "settled")
@@ -154,6 +156,8 @@ class VmActor:
         events = self.vm.applied.events(self.vm.record, self.vm.phase)
         for event in events:
             self.post(event)
+        if self.vm.phase in UP:
+            self._does.sync_links()
         if or_report and not events:
             self.report()
 

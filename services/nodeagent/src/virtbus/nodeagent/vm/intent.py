@@ -1,5 +1,6 @@
 """Compares a VM's record with its last-applied state, and derives the events that are due."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.disk_drivers import disk_limits
@@ -7,6 +8,7 @@ from virtbus.nodeagent.core.disks import trays
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
 from virtbus.schemas.disk import DiskLimits, Tray
+from virtbus.schemas.network import LinkState
 from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
@@ -157,6 +159,16 @@ def grace_s(record: VmRecord) -> int:
     else:
         asked = record.stop_grace_s
     return record.spec.termination_grace_s if asked is None else asked
+
+
+def due_links(record: VmRecord, seen: Mapping[str, LinkState]) -> list[tuple[int, str, LinkState]]:
+    """Return the NICs whose link differs from the record, as number, name and wanted state.
+
+    `seen` are the states of the guest's NICs by name. A NIC whose state is unknown is due.
+    """
+    nics = enumerate(record.spec.domain.devices.interfaces)
+    wanted = [(index, nic.name, nic.state or LinkState.UP) for index, nic in nics]
+    return [one for one in wanted if seen.get(one[1]) is not one[2]]
 
 
 def overtaken(record: VmRecord, latest: VmRecord) -> bool:

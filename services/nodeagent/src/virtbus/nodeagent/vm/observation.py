@@ -10,7 +10,7 @@ from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, Vm
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest_end import GuestExit
-from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network import InterfaceStatus, LinkState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.vm_status import GUEST_ENDED, FailureStage, VmStatus
@@ -85,6 +85,8 @@ class Observed:
     """The image of a guest that an earlier agent started, shown until imaged reports it."""
     network_lost: str = ""
     """The reason why the running guest has no network, reported by netd."""
+    links: dict[str, LinkState] = field(default_factory=dict)
+    """The links of the running guest's NICs, by name. That of a missing one is unknown."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -102,6 +104,11 @@ class Observed:
     def recovered(self) -> None:
         """Forget the last failure."""
         self.failed("", "", "")
+
+
+def all_up(record: VmRecord) -> dict[str, LinkState]:
+    """Return the links of a guest that has just been started."""
+    return {nic.name: LinkState.UP for nic in record.spec.domain.devices.interfaces}
 
 
 def note(

@@ -16,6 +16,7 @@ DISKS, NICS = f"{DEVICES}.disks[]", f"{DEVICES}.interfaces[]"
 TO_DISK, TO_NIC = "spec.domain.devices.disks[]", "spec.domain.devices.interfaces[]"
 TO_WATCHDOG = "spec.domain.devices.watchdog.i6300esb"
 BUSES = ("virtio", "sata", "scsi", "usb")
+MODELS = ("virtio", "e1000", "e1000e")
 SPEED = "only the speed differs; each device has one queue"
 POINTER = "a guest has only a PS/2 keyboard and mouse"
 DISCONTINUED = "KubeVirt removed it in v1.3"
@@ -163,8 +164,8 @@ NIC = (
         f"{NICS}.model",
         FieldType.TEXT,
         f"{TO_NIC}.model",
-        values=("virtio",),
-        instead="write virtio, or leave it out",
+        values=MODELS,
+        instead="write virtio, e1000 or e1000e",
     ),
     below(f"{NICS}.bridge", "a Linux bridge of the VM connects it to its network"),
     below(
@@ -199,13 +200,24 @@ NIC = (
     mapped(
         f"{NICS}.state",
         FieldType.TEXT,
-        "",
-        values=("up",),
-        instead="leave it out: links are up; to have no interface, remove it",
+        f"{TO_NIC}.state",
+        "`down`: no frame passes, and the guest sees no carrier",
+        values=("up", "down"),
+        instead="write up or down; to have no interface, remove it",
     ),
-    refused(f"{NICS}.bootOrder", "guests do not boot from the network", "boot from a disk"),
-    refused(f"{NICS}.pciAddress", PLACE, "use macAddress to tell NICs apart"),
-    refused(f"{NICS}.acpiIndex", PLACE, "use macAddress to tell NICs apart"),
+    mapped(
+        f"{NICS}.bootOrder",
+        FieldType.NUMBER,
+        f"{TO_NIC}.boot_order",
+        "an order among disks and interfaces; the network must answer PXE",
+    ),
+    refused(f"{NICS}.pciAddress", PLACE, "use acpiIndex or macAddress to tell NICs apart"),
+    mapped(
+        f"{NICS}.acpiIndex",
+        FieldType.NUMBER,
+        f"{TO_NIC}.acpi_index",
+        "1 to 16383, unique; Linux names the device eno<index>",
+    ),
     refused(f"{NICS}.tag", "tags do not reach the guest's metadata", "use macAddress"),
     refused(
         f"{NICS}.dhcpOptions",
@@ -295,7 +307,12 @@ OTHERS = (
     ignored(f"{DEVICES}.logSerialConsole", "the node always keeps a bounded log of the console"),
     ignored(f"{DEVICES}.disableHotplug", "devices cannot be hotplugged yet"),
     ignored(f"{DEVICES}.blockMultiQueue", SPEED),
-    ignored(f"{DEVICES}.networkInterfaceMultiqueue", SPEED),
+    mapped(
+        f"{DEVICES}.networkInterfaceMultiqueue",
+        FieldType.FLAG,
+        "",
+        "true: each virtio interface has a queue for each vCPU, and at most 16",
+    ),
 )
 
 ALL = (below(DEVICES), *DISK, *NIC, *OTHERS)

@@ -4,6 +4,7 @@ A VMI is one run of a guest, so its VM has the run strategy Once. The VM control
 decides about the next run. VMI and VM share a uid, so a repeated create finds the existing VM.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from virtbus.kubebridge.core.translation.contents import SEEDS, Given, fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.disk_rules import disk_problems
+from virtbus.schemas.nic import QUEUES_MAX
+from virtbus.schemas.nic_rules import nic_problems
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import problems
 
@@ -117,20 +120,23 @@ def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
             for one in problems(error, model=VmCreate)
         )
     else:
-        return create, tuple(_disk_causes(walked, create))
+        return create, tuple(_device_causes(walked, create))
     return None, tuple(
         one for one in found if not any(field.startswith(one.field) for field in reported)
     )
 
 
-def _disk_causes(walked: Translation, create: VmCreate) -> Iterator[Cause]:
-    """Yield the problems of disks that no rule of KubeVirt's webhooks finds."""
+def _device_causes(walked: Translation, create: VmCreate) -> Iterator[Cause]:
+    """Yield the problems of disks and interfaces that no rule of KubeVirt's webhooks finds."""
     if create.spec is None:
         return
     domain = create.spec.domain
-    for one in disk_problems(dict(enumerate(domain.devices.disks)), domain.io_threads):
+    disks, nics = dict(enumerate(domain.devices.disks)), dict(enumerate(domain.devices.interfaces))
+    for one in disk_problems(disks, domain.io_threads):
         if not one.path.endswith(BY_RULES):
             yield Cause(walked.where(one.path), one.message)
+    for one in nic_problems(nics, disks):
+        yield Cause(walked.where(one.path), one.message)
 
 
 def _quantity(found: re.Match[str]) -> str:
@@ -165,6 +171,7 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
         if at(disk, "io") == "native":  # as KubeVirt does; a given mode is set already
             cache = ("spec", "domain", "devices", "disks", index, "cache")
             walked.put(cache, "none", f"{prefix}.domain.devices.disks[{index}].io")
+    _queues(walked, spec, prefix)
     for key, value in placement.selector(spec).items():
         walked.put(("spec", "node_selector", key), value, f"{prefix}.{placement.TERMS}")
     keys = fill(walked, spec, given, prefix) if given is not None else {}
@@ -181,6 +188,20 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
         walked.put((*place, "hostname"), hostname, origin)
         for number, (key, field) in enumerate(keys.get(seed, ())):
             walked.put((*place, "ssh_keys", number), key, field)
+
+
+def _queues(walked: Translation, spec: Object, prefix: str) -> None:
+    """Give each virtio interface a queue for each vCPU, if the manifest says so."""
+    devices = part(spec, "domain", "devices")
+    if at(devices, "networkInterfaceMultiqueue") is not True:
+        return
+    topology = [at(spec, "domain", "cpu", name) for name in ("sockets", "cores", "threads")]
+    vcpus = math.prod(number for number in topology if type(number) is int and number > 0)
+    origin = f"{prefix}.domain.devices.networkInterfaceMultiqueue"
+    for index, nic in enumerate(items(devices, "interfaces")):
+        if at(nic, "model") in {None, "", "virtio"}:
+            queues = ("spec", "domain", "devices", "interfaces", index, "queues")
+            walked.put(queues, min(vcpus, QUEUES_MAX), origin)
 
 
 def _free(spec: Object) -> str:

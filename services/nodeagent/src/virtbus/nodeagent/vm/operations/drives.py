@@ -2,7 +2,7 @@
 
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.disks import drives
-from virtbus.nodeagent.core.domain_xml import bootable, volume_files
+from virtbus.nodeagent.core.domain_xml import default_order, volume_files
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady
@@ -20,4 +20,4 @@ async def set_drives(record: VmRecord, image: Dependency[ImageReady], tools: Age
         raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not known yet; tried again")
     sources = await tools.disks.sources(record, made.disks)
     files = volume_files(sources, tools.seeds.paths(record))
-    await tools.hypervisor.set_drives(record.uid, drives(spec.domain, files, bootable(record)))
+    await tools.hypervisor.set_drives(record.uid, drives(spec.domain, files, default_order(record)))

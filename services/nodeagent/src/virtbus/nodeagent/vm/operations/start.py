@@ -8,7 +8,7 @@ from virtbus.bus.client import tracing
 from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
-from virtbus.nodeagent.core.pcie import nic_devices
+from virtbus.nodeagent.core.nics import nic_devices
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.machine import MachineEvent
@@ -86,13 +86,14 @@ async def _define(
 
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:
     """Let vmwrapper fetch the VM's tap descriptors from netd, once; raises VirtbusError."""
-    if not record.spec.domain.devices.interfaces:
+    wanted = record.spec.domain.devices.interfaces
+    if not wanted:
         return
     made = net.latest
     if made is None:
         message = "the network is not ready; tried again"
         raise VirtbusError(Code.UNAVAILABLE, "no_network", message)
-    devices = nic_devices(len(made.interfaces))
+    devices = nic_devices(wanted, made.interfaces)
     nics = tuple(
         ArmNic(device=device, mac=interface.mac)
         for device, interface in zip(devices, made.interfaces, strict=True)

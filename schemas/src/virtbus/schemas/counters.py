@@ -1,0 +1,38 @@
+"""Counters of a VM's interfaces, which its node reads from the kernel on request."""
+
+from pydantic import Field
+
+from virtbus.schemas.model import LenientModel, StrictModel
+
+
+class CountersAsk(StrictModel):
+    """`rpc.agent.counters`, `rpc.netd.traffic`: read the counters of a VM's interfaces."""
+
+    uid: str
+
+
+class Traffic(LenientModel):
+    """One direction of an interface since its tap was made. A tap outlives the guest's restarts."""
+
+    bytes: int = 0
+    packets: int = 0
+    dropped: int = 0
+    """Packets that no rule dropped: the receiver was too slow, or a limit was reached."""
+
+
+class NicCounters(LenientModel):
+    """The counters of one interface."""
+
+    name: str
+    to_guest: Traffic = Traffic()
+    from_guest: Traffic = Traffic()
+    refused: dict[str, int] = Field(default_factory=dict)
+    """Packets of the guest that a rule dropped, by rule: `mac`, `arp`, `address`, `dhcp`,
+    `protocol`."""
+
+
+class Counters(LenientModel):
+    """The interfaces of a VM, in their order."""
+
+    uid: str
+    interfaces: tuple[NicCounters, ...] = ()

@@ -1,0 +1,43 @@
+"""Properties of a VM's network devices: models, bounds, limits of traffic."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from virtbus.schemas.model import StrictModel
+from virtbus.schemas.quantity import Bytes
+
+NICS_MAX = 8
+ACPI_INDEX_MAX = 16 * 1024 - 1
+"""QEMU's largest acpi-index."""
+MTU_MIN, MTU_MAX = 576, 65_521
+"""The smallest MTU of an IPv4 host (RFC 791), and the largest of a tap."""
+QUEUES_MAX = 16
+"""Each queue is a descriptor, and one message passes at most 253 to vmwrapper."""
+RATE_MIN, RATE_MAX = 1000, 10**12
+BURST_MIN, BURST_MAX = 1600, 2**31 - 1
+
+
+class NicModel(StrEnum):
+    """The device type by which the guest sees an interface."""
+
+    VIRTIO = "virtio"
+    E1000 = "e1000"
+    E1000E = "e1000e"
+
+
+class NicLimit(StrictModel):
+    """The rate of one direction. A larger `burst_bytes` may pass at once after a quiet time."""
+
+    bytes_per_s: Bytes = Field(ge=RATE_MIN, le=RATE_MAX)
+    burst_bytes: Bytes | None = Field(None, ge=BURST_MIN, le=BURST_MAX)
+    """None: 10 ms of the rate, and at least 16 KiB."""
+
+
+class NicLimits(StrictModel):
+    """Limits of an interface's traffic, with the frames' Ethernet headers."""
+
+    inbound: NicLimit | None = None
+    """To the guest."""
+    outbound: NicLimit | None = None
+    """From the guest."""

@@ -1,0 +1,80 @@
+"""Properties of interfaces: what excludes each other, and what a hash covers."""
+
+import pytest
+from pydantic import ValidationError
+
+from virtbus.schemas.nic_rules import nic_problems
+from virtbus.schemas.vm import Disk, Domain, Interface
+from virtbus.schemas.wire import canonical
+
+
+def problems(*nics: Interface, disks: tuple[Disk, ...] = ()) -> list[tuple[str, str]]:
+    found = nic_problems(dict(enumerate(nics)), dict(enumerate(disks)))
+    return [(one.path.removeprefix("spec.domain.devices."), one.message) for one in found]
+
+
+def test_values_that_two_devices_share_are_refused_with_the_other_one() -> None:
+    one, other = Interface(name="a", boot_order=2), Interface(name="b", boot_order=2)
+    assert problems(one, other) == [
+        (
+            "interfaces[1].boot_order",
+            "2 is the boot order of interface 'a', too; give each its own",
+        )
+    ]
+    (found,) = problems(one, disks=(Disk(name="root", boot_order=2),))
+    assert found[1].startswith("2 is the boot order of disk 'root'")
+    (found,) = problems(Interface(name="a", acpi_index=7), Interface(name="b", acpi_index=7))
+    assert found[0] == "interfaces[1].acpi_index"
+    assert found[1] == "7 is the index of interface 'a', too; give each its own"
+    assert problems(one, Interface(name="b", boot_order=1), disks=(Disk(name="root"),)) == []
+
+
+def test_only_virtio_has_several_queues() -> None:
+    assert problems(Interface(name="a", queues=4)) == []
+    assert problems(Interface.model_validate({"name": "a", "model": "e1000", "queues": 1})) == []
+    (found,) = problems(Interface.model_validate({"name": "a", "model": "e1000e", "queues": 2}))
+    assert found[0] == "interfaces[0].queues"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": "rtl8139"},
+        {"boot_order": 0},
+        {"acpi_index": 16384},
+        {"mtu": 575},
+        {"mtu": 65522},
+        {"queues": 17},
+        {"state": "absent"},
+        {"limits": {"inbound": {}}},
+        {"limits": {"inbound": {"bytes_per_s": 999}}},
+        {"limits": {"outbound": {"bytes_per_s": "1MiB", "burst_bytes": 1599}}},
+    ],
+)
+def test_values_out_of_bounds_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Interface.model_validate({"name": "a", **wrong})
+
+
+def test_the_hash_of_an_interface_of_an_older_release_stays() -> None:
+    plain = canonical(Domain.model_validate({"devices": {"interfaces": [{"name": "a"}]}}))
+    assert b'"interfaces":[{"mac_address":null,"model":"virtio","name":"a"}]' in plain
+    for more in ({"boot_order": 1}, {"mtu": 1400}, {"state": "down"}, {"queues": 2}):
+        nics = {"devices": {"interfaces": [{"name": "a", **more}]}}
+        assert canonical(Domain.model_validate(nics)) != plain
+
+
+def test_a_port_is_published_once_in_a_vm() -> None:
+    web = {"host_port": 80, "guest_port": 8080}
+    one = Interface.model_validate({"name": "a", "publish": [web]})
+    here = {"host_address": "192.0.2.1", "guest_port": 1}
+    other = Interface.model_validate({"name": "b", "publish": [web | here]})
+    (found,) = problems(one, other)
+    assert found[0] == "interfaces[1].publish[0].host_port"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "localhost"])
+def test_only_an_address_that_others_reach_is_published(address: str) -> None:
+    port = {"host_port": 80, "guest_port": 80, "host_address": address}
+    with pytest.raises(ValidationError):
+        Interface.model_validate({"name": "a", "publish": [port]})

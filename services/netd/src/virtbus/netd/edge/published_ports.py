@@ -1,0 +1,129 @@
+"""Publishes ports of the host: one nftables table for all guests of the built-in network."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.published import (
+    Lead,
+    Listener,
+    has_ports_table,
+    holder,
+    leads_of,
+    listeners,
+    no_ports_table,
+    no_such_address,
+    port_taken,
+    ports_table,
+    taken_by,
+)
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.schemas.publish import PublishedPort
+
+_TABLES = {"tcp": ("tcp", "tcp6"), "udp": ("udp", "udp6")}
+
+
+class PublishedPorts:
+    """The published ports of this host, by VM. All methods block, in the host's namespace."""
+
+    def __init__(self, bridge: HostBridge) -> None:
+        self._bridge = bridge
+        self._leads: dict[str, tuple[Lead, ...]] = {}
+        self._lock = threading.Lock()
+        self._whole = False
+        """True once the table has been written with all adopted networks."""
+
+    def claim(self, attachment: Attachment) -> None:
+        """Publish the ports of a new network.
+
+        Raises:
+            VirtbusError: 409 `port_taken` with the VM or process that has a port,
+                `address_missing`.
+        """
+        with self._lock:
+            leads = leads_of(attachment)
+            if leads:
+                self._check(attachment.uid, [lead.port for lead in leads])
+            self._set(attachment.uid, leads)
+
+    def adopt(self, attachment: Attachment) -> None:
+        """Publish the ports of a network that was made earlier, and so has them already.
+
+        At netd's start the table of the earlier netd stays until all networks are adopted.
+        """
+        with self._lock:
+            if leads := leads_of(attachment):
+                self._leads[attachment.uid] = leads
+                if self._whole or not self._stands():
+                    self._apply()
+
+    def drop(self, uid: str) -> None:
+        """End the published ports of a VM."""
+        with self._lock:
+            self._set(uid, ())
+
+    def mend(self) -> None:
+        """Write the table after netd's start, or if another program has removed it."""
+        with self._lock:
+            if self._leads and not (self._whole and self._stands()):
+                self._write()
+
+    def _set(self, uid: str, leads: tuple[Lead, ...]) -> None:
+        before = self._leads.get(uid, ())
+        if leads:
+            self._leads[uid] = leads
+        else:
+            self._leads.pop(uid, None)
+        if leads != before or (leads and not self._stands()):
+            self._write()
+
+    def _write(self) -> None:
+        self._apply()
+        self._whole = True
+
+    def _apply(self) -> None:
+        name, leads = self._bridge.name, [lead for held in self._leads.values() for lead in held]
+        with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
+            filters.do(ports_table(name, leads) if leads else no_ports_table(name))
+
+    def _stands(self) -> bool:
+        with Netlink(NETLINK_NETFILTER) as filters:
+            return filters.ask(has_ports_table(self._bridge.name)) is not None
+
+    def _check(self, uid: str, ports: Sequence[PublishedPort]) -> None:
+        addresses = self._bridge.addresses()
+        for port in ports:
+            if port.host_address is not None and port.host_address not in addresses:
+                raise no_such_address(port)
+            if who := holder(port, self._leads, uid):
+                raise port_taken(port, who)
+            if (socket := taken_by(port, _listening(port.protocol))) is not None:
+                raise port_taken(port, _process(socket))
+
+
+def _listening(protocol: str) -> list[Listener]:
+    found: list[Listener] = []
+    for name in _TABLES[protocol]:
+        with suppress(FileNotFoundError):  # a host without IPv6
+            found += listeners(protocol, Path("/proc/thread-self/net", name).read_text())
+    return found
+
+
+def _process(socket: Listener) -> str:
+    """Return the process of a socket in words. Reads /proc, so only refusals call it."""
+    wanted = f"socket:[{socket.inode}]"
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and wanted in _links(folder / "fd"):
+            with suppress(OSError):
+                return f"the process {(folder / 'comm').read_text().strip()} ({folder.name})"
+    return "another process of the host"
+
+
+def _links(folder: Path) -> Iterator[str]:
+    with suppress(OSError):
+        for one in folder.iterdir():
+            with suppress(OSError):
+                yield str(one.readlink())

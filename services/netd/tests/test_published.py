@@ -1,0 +1,189 @@
+"""Published ports on a real kernel: who reaches them, who does not, and who holds them."""
+
+import asyncio
+import contextlib
+import os
+import struct
+import subprocess
+from collections.abc import AsyncIterator
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+from services.netd.tests.pretended_host import Guest, Node, checksum
+from services.netd.tests.test_network_path import answers, listening, world
+
+from virtbus.netd.core.published import listeners, taken_by
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.publish import PublishedPort
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+HOST = "198.51.100.1"
+
+
+def published(*ports: dict[str, Any]) -> dict[str, Any]:
+    return {"nics": ({"publish": list(ports)},)}
+
+
+WEB = published({"host_port": 8080, "guest_port": 80})
+
+
+@contextlib.asynccontextmanager
+async def serving(guest: Guest, port: int) -> AsyncIterator[list[bytes]]:
+    """Answer each SYN to `port` of a guest; yield the source addresses."""
+    seen: list[bytes] = []
+
+    async def serve() -> None:
+        while True:
+            frame = await guest.receive(
+                lambda f: (
+                    f[12:14] == b"\x08\x00" and f[23] == 6 and f[36:38] == struct.pack(">H", port)
+                ),
+                timeout_s=60,
+            )
+            if frame[47] & 0x3F != 2:
+                continue
+            seen.append(frame[26:30])
+            sequence = int.from_bytes(frame[38:42], "big") + 1
+            header = (
+                frame[36:38] + frame[34:36] + bytes(4) + struct.pack(">I", sequence & 2**32 - 1)
+            )
+            header += b"\x50\x12\xff\xff"
+            pseudo = guest.ip.packed + frame[26:30] + b"\0\6\0\x14"
+            check = checksum(pseudo + header + bytes(4))
+            reply = header + struct.pack(">H", check) + bytes(2)
+            guest.send(guest.ipv4(frame[6:12], IPv4Address(frame[26:30]), 6, reply))
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(serve())
+        yield seen
+        task.cancel()
+
+
+def connects(address: str, port: int, *, netns: str = "") -> bool:
+    """Return True if a TCP connection to the port is accepted."""
+    code = f"import socket; socket.create_connection(('{address}', {port}), 0.7).close()"
+    inside = ("ip", "netns", "exec", netns) if netns else ()
+    done = subprocess.run(
+        [*inside, "/usr/bin/python3", "-c", code], check=False, capture_output=True
+    )
+    return done.returncode == 0
+
+
+async def reached(address: str, port: int, netns: str = "vbtest-world") -> bool:
+    return await asyncio.to_thread(connects, address, port, netns=netns)
+
+
+@pytest.mark.integration
+async def test_a_port_leads_to_the_guest_from_outside_and_from_the_host(node: Node) -> None:
+    with world():
+        ready = await node.attach(A, **WEB)
+        assert ready.interfaces[0].published == ("0.0.0.0:8080->80/tcp",)
+        async with node.guest(A) as guest, serving(guest, 80) as seen:
+            assert await reached(HOST, 8080)
+            assert seen[-1] == IPv4Address("198.51.100.2").packed
+            assert await asyncio.to_thread(connects, HOST, 8080)
+            assert not await reached(HOST, 8081)
+            await node.restart()
+            assert await reached(HOST, 8080)
+            await node.attachments.compare()
+            subprocess.run(["nft", "delete", "table", "inet", "virtbus_ports"], check=True)
+            assert not await reached(HOST, 8080)
+            await node.attachments.compare()
+            assert await reached(HOST, 8080)
+        await node.attachments.release(A, 1)
+        assert "virtbus_ports" not in node.host.census()["tables"]
+
+
+@pytest.mark.integration
+async def test_a_published_port_opens_nothing_to_guests(node: Node) -> None:
+    with world(), listening(HOST, 4222):
+        await node.attach(A, **published({"host_port": 8080, "guest_port": 4222}))
+        await node.attach(B)
+        async with node.guest(B) as other:
+            for port in (8080, 4222):
+                assert not await answers(other, IPv4Address(HOST), port)
+                assert not await answers(other, IPv4Address("10.127.0.1"), port)
+
+
+@pytest.mark.integration
+async def test_a_port_of_one_address_is_not_on_another(node: Node) -> None:
+    with world():
+        subprocess.run(["ip", "addr", "add", "198.51.100.9/24", "dev", "wan0"], check=True)
+        port = {"host_port": 80, "guest_port": 80, "host_address": HOST}
+        await node.attach(A, **published(port))
+        async with node.guest(A) as guest, serving(guest, 80):
+            assert await reached(HOST, 80)
+            assert not await reached("198.51.100.9", 80)
+        with pytest.raises(VirtbusError) as refused:
+            await node.attach(B, **published(port | {"host_address": "203.0.113.1"}))
+        assert refused.value.reason == "address_missing"
+
+
+@pytest.mark.integration
+async def test_a_port_that_somebody_holds_is_refused_with_the_holder(node: Node) -> None:
+    await node.attach(A, **WEB)
+    with pytest.raises(VirtbusError, match=f"8080/tcp .* belongs to the VM default/vm-0192 .*{A}"):
+        await node.attach(B, **WEB)
+    udp = {"host_port": 8080, "guest_port": 80, "protocol": "udp"}
+    await node.attach(B, **published(udp), generation=2)
+    with listening("0.0.0.0", 8443), pytest.raises(VirtbusError, match=rf"\({os.getpid()}\)"):
+        await node.attach(B, **published({"host_port": 8443, "guest_port": 1}), generation=3)
+    assert B not in str(node.host.census()["netns"])
+    await node.attachments.release(A, 1)
+    assert (await node.attach(B, **WEB, generation=4)).interfaces[0].published
+
+
+@pytest.mark.integration
+async def test_a_changed_port_waits_for_the_guests_restart(node: Node) -> None:
+    await node.attach(A, **WEB)
+    other = published({"host_port": 9090, "guest_port": 80})
+    async with node.guest(A):
+        kept = await node.attach(A, **other, generation=2)
+        assert kept.interfaces[0].published == ("0.0.0.0:8080->80/tcp",)
+    ready = await node.attach(A, **other, generation=2)
+    assert ready.interfaces[0].published == ("0.0.0.0:9090->80/tcp",)
+
+
+@pytest.mark.integration
+async def test_a_cni_network_publishes_nothing(node: Node) -> None:
+    with pytest.raises(VirtbusError, match="by its plugin portmap"):
+        await node.attach(A, networks=("lan",), **WEB)
+
+
+def line(local: str, state: str) -> str:
+    return f" 0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 0 0 77 1 0 10"
+
+
+def test_sockets_of_loopback_and_connections_hold_no_port() -> None:
+    text = "\n".join(
+        [
+            "  sl  local_address …",
+            line("0100007F:1F90", "0A"),
+            line("016433C6:1F91", "0A"),
+            line("00000000:1F92", "0A"),
+            line("00000000:1F93", "01"),
+            line("0" * 32 + ":1F94", "0A"),
+            line("0" * 31 + "1:1F95", "0A"),
+        ]
+    )
+    found = list(listeners("tcp", text))
+    assert [(str(one.address or "*"), one.port) for one in found] == [
+        ("198.51.100.1", 0x1F91),
+        ("*", 0x1F92),
+        ("*", 0x1F94),
+    ]
+    assert found[0].inode == 77
+    one = PublishedPort(host_port=0x1F91, guest_port=1, host_address="198.51.100.9")
+    assert taken_by(one, found) is None
+    assert taken_by(one.model_copy(update={"host_address": None}), found) is found[0]
+    assert taken_by(one.model_copy(update={"host_port": 0x1F92}), found) is found[1]
+
+
+def test_the_same_port_of_two_addresses_is_two_ports() -> None:
+    one = PublishedPort(host_port=80, guest_port=80, host_address="192.0.2.1")
+    other = one.model_copy(update={"host_address": "192.0.2.2"})
+    assert not one.clashes(other)
+    assert one.clashes(other.model_copy(update={"host_address": None}))
+    assert not one.clashes(one.model_copy(update={"protocol": "udp"}))

@@ -1,0 +1,61 @@
+"""Makes QEMU's devices for the NICs, which vmwrapper adds without libvirt's knowledge (ADR 0009).
+
+The values are passed as JSON, like libvirt's own devices. Otherwise QEMU would create the NICs
+before their root ports exist.
+"""
+
+from collections.abc import Sequence
+
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.nic import NicModel
+from virtbus.schemas.vm import Interface
+
+Device = dict[str, str | int | bool]
+DRIVERS = {
+    NicModel.VIRTIO: "virtio-net-pci",
+    NicModel.E1000: "e1000",
+    NicModel.E1000E: "e1000e",
+}
+_USUAL_MTU = 1500
+
+
+def nic_id(index: int) -> str:
+    """Return the id of the device of interface `index` in QEMU."""
+    return f"vbnet{index}"
+
+
+def nic_devices(nics: Sequence[Interface], made: Sequence[InterfaceStatus]) -> tuple[Device, ...]:
+    """Return QEMU's `-device` of each NIC, on the first root ports; netd adds netdev and mac.
+
+    `made` are the interfaces as netd has made them, in the same order.
+    """
+    return tuple(
+        _device(index, nic, seen) for index, (nic, seen) in enumerate(zip(nics, made, strict=True))
+    )
+
+
+def _device(index: int, nic: Interface, made: InterfaceStatus) -> Device:
+    """Return one device. It has an option ROM only if the guest may boot from it."""
+    device: Device = {
+        "driver": DRIVERS[nic.model],
+        "id": nic_id(index),
+        "bus": f"pci.{index + 1}",
+        "addr": "0x0",
+    }
+    if nic.boot_order is None:
+        device["romfile"] = ""
+    else:
+        device["bootindex"] = nic.boot_order
+    if nic.acpi_index is not None:
+        device["acpi-index"] = nic.acpi_index
+    if nic.model is NicModel.VIRTIO:
+        device |= _virtio(made)
+    return device
+
+
+def _virtio(made: InterfaceStatus) -> Device:
+    """Return what only virtio can tell a guest: the MTU, and several queues."""
+    device: Device = {} if made.mtu == _USUAL_MTU else {"host_mtu": made.mtu}
+    if made.queues > 1:  # a vector for each queue, for the control queue and for changes
+        device |= {"mq": True, "vectors": 2 * made.queues + 2}
+    return device

@@ -1,0 +1,109 @@
+"""Properties of interfaces, as a booted guest sees them, and as they change while it runs."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.login import Login
+from tests.e2e.platform import HALT, Json, Platform, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+NICS: list[dict[str, Any]] = [
+    {"name": "default", "queues": 2, "mtu": 1400, "acpi_index": 7},
+    {"name": "more", "state": "down"},
+]
+
+
+def change(platform: Platform, name: str, **changes: Any) -> Json:
+    """Change the second interface of a running VM by `vm.update`."""
+    view = platform.get(name)
+    view["spec"]["domain"]["devices"]["interfaces"][1] |= changes
+    request = {"uid": view["uid"], "revision": view["revision"], "spec": view["spec"]}
+    platform.ask("vm.update", request)
+    return platform.get(name)
+
+
+def test_a_guest_sees_its_interfaces_properties_and_the_changes_of_its_link(
+    platform: Platform, tmp_path: Path
+) -> None:
+    login = Login(tmp_path)
+    spec = {
+        "domain": {"devices": {"interfaces": NICS}},
+        "networks": [{"name": nic["name"]} for nic in NICS],
+    }
+    file = tmp_path / "vm.json"
+    file.write_text(json.dumps({"image": "tiny", "memory": "128MiB", "cpus": 2, "spec": spec}))
+    view = platform.create("nics", "-f", str(file), "--ssh-key", login.public_key, wait="ready")
+    assert [one["state"] for one in view["interfaces"]] == ["up", "down"]
+    assert [one["mtu"] for one in view["interfaces"]] == [1400, 1500]
+
+    def in_guest(command: str) -> str:
+        return login(view, command).strip()
+
+    assert in_guest("cat /sys/class/net/eth0/mtu") == "1400"
+    assert in_guest("ls -d /sys/class/net/eth0/queues/rx-* | wc -l") == "2"
+    assert in_guest("cat /sys/class/net/eth0/device/../acpi_index") == "7"
+    in_guest("ip link set eth1 up")
+    assert in_guest("cat /sys/class/net/eth1/carrier") == "0"
+
+    limits = {"inbound": {"bytes_per_s": "1MiB"}, "outbound": {"bytes_per_s": "2MiB"}}
+    change(platform, "nics", state="up", limits=limits)
+    until(lambda: in_guest("cat /sys/class/net/eth1/carrier") == "1", "the link is up")
+    after = until(
+        lambda: (now := platform.get("nics"))["interfaces"][1]["state"] == "up" and now,
+        "the status shows the link",
+    )
+    assert "RestartRequired" not in [one["type"] for one in after["conditions"]]
+    change(platform, "nics", state="down")
+    until(lambda: in_guest("cat /sys/class/net/eth1/carrier") == "0", "the link is down")
+    (first, _) = json.loads(platform.cli("vm", "get", "nics", "--counters", "-o", "json"))[
+        "counters"
+    ]
+    assert first["from_guest"]["packets"] > 10
+    platform.delete("nics")
+
+
+def test_a_published_port_reaches_the_guest_at_an_address_of_its_host(
+    platform: Platform, tmp_path: Path
+) -> None:
+    login = Login(tmp_path)
+    wanted = ("--ssh-key", login.public_key, "--publish", "2222:22")
+    view = platform.create("published", *wanted, wait="ready")
+    assert view["interfaces"][0]["published"] == ["0.0.0.0:2222->22/tcp"]
+    with socket.create_connection(("10.127.0.1", 2222), 10) as connection:
+        assert connection.recv(4) == b"SSH-"
+    assert "0.0.0.0:2222->22/tcp" in platform.cli("vm", "get", "published")
+    platform.create("late", "--publish", "2222:22", wait="")
+    late = until(
+        lambda: (now := platform.get("late"))["reason"] == "port_taken" and now, "the refusal"
+    )
+    assert f"belongs to the VM default/published ({view['uid']})" in late["message"]
+    platform.delete("published")
+    platform.wait_state("late", "Running")
+    platform.delete("late")
+
+
+@pytest.mark.long
+def test_the_firmware_asks_for_an_address_on_each_interface_of_the_boot_order(
+    platform: Platform, tmp_path: Path
+) -> None:
+    nics = [
+        {"name": f"on-{model}", "model": model, "boot_order": order}
+        for order, model in enumerate(("virtio", "e1000", "e1000e"), start=1)
+    ]
+    networks = [{"name": nic["name"]} for nic in nics]
+    spec = {"domain": {"devices": {"interfaces": nics}}, "networks": networks}
+    file = tmp_path / "vm.json"
+    file.write_text(json.dumps({"image": HALT, "memory": "64MiB", "spec": spec}))
+    platform.create("netboot", "-f", str(file))
+
+    def answered() -> bool:
+        text = platform.cli("vm", "get", "netboot", "--counters", "-o", "json")
+        found = json.loads(text)["counters"]
+        return all(one[way]["packets"] >= 2 for one in found for way in ("from_guest", "to_guest"))
+
+    until(answered, "an offer and a lease on each", within_s=120)
+    platform.delete("netboot")

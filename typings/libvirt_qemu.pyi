@@ -1,0 +1,3 @@
+from libvirt import virDomain
+
+def qemuMonitorCommand(domain: virDomain, cmd: str, flags: int = 0) -> str: ...
