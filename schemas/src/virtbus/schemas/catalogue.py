@@ -15,7 +15,6 @@ from virtbus.schemas import (
     image,
     image_api,
     image_name,
-    image_name_api,
     lease,
     names,
     node,
@@ -27,10 +26,8 @@ from virtbus.schemas import (
     subjects,
     vm,
     volume,
-    volume_api,
 )
 from virtbus.schemas import image_upload as up
-from virtbus.schemas import operation_api as op
 from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel import Channel as Channel
 from virtbus.schemas.channel import Plane as Plane
@@ -39,6 +36,7 @@ from virtbus.schemas.channel import of_api as _api
 from virtbus.schemas.channel import of_node as _rpc
 from virtbus.schemas.channel import ready as _ready
 from virtbus.schemas.channel_parameters import template
+from virtbus.schemas.object_channels import OBJECTS
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 CHANNELS: tuple[Channel, ...] = (
@@ -80,53 +78,7 @@ CHANNELS: tuple[Channel, ...] = (
         image_api.DeletedImages,
         "Remove an image from nodes.",
     ),
-    _api(
-        "volume",
-        "create",
-        volume_api.VolumeCreate,
-        volume_api.VolumeCreated,
-        "Make a volume; safe to repeat with its uid.",
-    ),
-    _api("volume", "get", volume_api.VolumeAsk, volume_api.VolumeView, "One volume."),
-    _api("volume", "list", volume_api.VolumeList, volume_api.VolumePage, "Volumes, in pages."),
-    _api("volume", "update", volume_api.VolumeUpdate, volume_api.VolumeView, "Change a volume."),
-    _api("volume", "delete", volume_api.VolumeDelete, volume_api.VolumeView, "Remove its data."),
-    _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
-    _api("volume", "attach", volume_api.VolumeAttach, volume_api.VolumeView, "Add it to a VM."),
-    _api("volume", "detach", volume_api.VolumeDetach, volume_api.VolumeView, "Take it from a VM."),
-    _api(
-        "imagename",
-        "set",
-        image_name_api.ImageNameSet,
-        image_name_api.ImageNameView,
-        "Make or change an image name.",
-    ),
-    _api(
-        "imagename",
-        "get",
-        image_name_api.ImageNameAsk,
-        image_name_api.ImageNameView,
-        "One image name.",
-    ),
-    _api(
-        "imagename",
-        "list",
-        image_name_api.ImageNameList,
-        image_name_api.ImageNamePage,
-        "Image names, in pages.",
-    ),
-    _api(
-        "imagename",
-        "delete",
-        image_name_api.ImageNameDelete,
-        image_name_api.ImageNameDeleted,
-        "Remove an image name; VMs and images stay.",
-    ),
-    _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
-    _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),
-    _api("operation", "list", op.OperationList, op.OperationPage, "Operations, in pages."),
-    _api("operation", "cancel", op.OperationAsk, op.OperationView, "End it without effect."),
-    _api("operation", "delete", op.OperationAsk, op.OperationView, "Remove it and its file."),
+    *OBJECTS,
     _api("network", "list", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Restore records from hosts."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
