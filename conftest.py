@@ -23,6 +23,11 @@ NOT_RUN = pytest.StashKey[int]()
 """The number of skipped Kubernetes tests, because the programs are not built."""
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their parameter: each worker would name random or timed ones differently."""
+    return argname if isinstance(val, bytes) else None
+
+
 class Lanes(LoadScopeScheduling):
     """Several workers, each on a host of its own: tests of one lane run in one of them."""
 
