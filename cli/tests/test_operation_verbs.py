@@ -24,6 +24,7 @@ def view(phase: OperationPhase = OperationPhase.SUCCEEDED, **changes: Any) -> Op
     known: dict[str, Any] = {
         "id": ID,
         "namespace": "default",
+        "kind": "export",
         "resource": "vm",
         "name": "web",
         "uid": UID,

@@ -20,7 +20,14 @@ from virtbus.schemas.wire import encode
 
 ID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 RECORD = OperationRecord(
-    id=ID, node="n1", namespace="default", resource="vm", uid=ID, name="web", created_ns=1
+    kind="export",
+    id=ID,
+    node="n1",
+    namespace="default",
+    resource="vm",
+    uid=ID,
+    name="web",
+    created_ns=1,
 )
 STATUS = OperationStatus(id=ID, node="n1")
 

@@ -5,7 +5,6 @@ from typing import get_args
 import pytest
 
 from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
-from virtbus.nodeagent.vm.actions import backoff_s
 from virtbus.nodeagent.vm.machine import (
     ALIVE,
     ALSO,
@@ -28,6 +27,7 @@ from virtbus.nodeagent.vm.machine import (
     step,
 )
 from virtbus.nodeagent.vm.observation import found, missed
+from virtbus.nodeagent.vm.operations.outcome import backoff_s
 from virtbus.schemas.vm import RunStrategy
 
 STRATEGIES = [str(s) for s in RunStrategy]

@@ -115,6 +115,7 @@ class Site:
             "id": uid(number),
             "node": NODE,
             "namespace": "default",
+            "kind": "export",
             "resource": "vm",
         }
         fields |= {"uid": VM, "name": "web", "epoch": 1, "disk": "root", "created_ns": number}
@@ -345,7 +346,8 @@ async def test_an_agent_exports_and_a_restarted_one_continues(tmp_path: Path) ->
     vm = vm_record(1, powered=False)
     await node.put(vm)
     key = subjects.operation_record(NODE, uid(10))
-    fields: dict[str, Any] = {"id": uid(10), "node": NODE, "namespace": "default", "resource": "vm"}
+    fields: dict[str, Any] = {"id": uid(10), "kind": "export", "node": NODE}
+    fields |= {"namespace": "default", "resource": "vm"}
     fields |= {"uid": vm.uid, "name": vm.name, "epoch": vm.epoch, "created_ns": 1}
     status = subjects.operation_status(NODE, uid(10))
 

@@ -69,7 +69,7 @@ class OperationRecord(LenientModel):
 
     schema_version: int = SCHEMA_VERSION
     id: Uid
-    kind: Literal["export"] = "export"
+    kind: Literal["export"]
     node: Id
     namespace: Id
     resource: Literal["vm", "volume"]

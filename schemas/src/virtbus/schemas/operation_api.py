@@ -49,7 +49,7 @@ class OperationView(LenientModel):
     """An operation as the API shows it."""
 
     id: Uid
-    kind: Literal["export"] = "export"
+    kind: Literal["export"]
     namespace: Id
     owner: str = ""
     resource: Literal["vm", "volume"]

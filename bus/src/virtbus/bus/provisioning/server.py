@@ -206,7 +206,7 @@ class Server:
         nats-server 2.15 activates the imports of a new account only at a second reload.
         """
         role = next(r for r in self._users() if r.user == user)
-        if role.user != permissions.agent(role.node).user:
+        if not role.node or role.user != permissions.agent(role.node).user:
             return
         asked = heard_of(role.node), f"{role.inbox_prefix}.check"
         while not await probes.is_heard(self._near, self.port, user, password, *asked):

@@ -68,6 +68,7 @@ class OperationApi:
         fields = await self._of(want, request.account)
         record = OperationRecord.model_validate(
             {
+                "kind": "export",
                 "id": want.id or self._sources.uuid7(),
                 "namespace": want.namespace,
                 "format": want.format,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from virtbus.netd.core import nft, nft_counters
+from virtbus.netd.core import nft, nft_counters, nft_tables
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import NetlinkCall
 
@@ -86,7 +86,7 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
 
     `replace` removes an existing table first.
     """
-    make = nft.replace_table if replace else nft.new_table
+    make = nft_tables.replace_table if replace else nft_tables.new_table
     chains, rules = [], []
     for tap in taps:
         found = _rules(tap)
@@ -103,9 +103,9 @@ def list_rules(tap: Tap) -> NetlinkCall:
 
 def has_table() -> NetlinkCall:
     """Return the query for the table in a namespace (ENOENT if there is none)."""
-    return nft.get_table(nft.Family.NETDEV, TABLE)
+    return nft_tables.get_table(nft.Family.NETDEV, TABLE)
 
 
 def has_chain(tap: Tap) -> NetlinkCall:
     """Return the query for the filter of `tap` with these rules (ENOENT if there is none)."""
-    return nft.get_chain(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))
+    return nft_tables.get_chain(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))

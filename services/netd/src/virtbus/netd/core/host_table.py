@@ -6,7 +6,7 @@ It masquerades the guests' traffic and limits the addresses that guests may reac
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface
 
-from virtbus.netd.core import nft
+from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import ReachRules
 
@@ -83,7 +83,7 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
             nft.masquerade(),
         ),
     ]
-    return nft.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts])
+    return nft_tables.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts])
 
 
 def _opened(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]:
@@ -107,9 +107,9 @@ def _opened(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]
 
 def has_host_table(bridge: str) -> NetlinkCall:
     """Return the query for the table."""
-    return nft.get_table(_FAMILY, table_of(bridge))
+    return nft_tables.get_table(_FAMILY, table_of(bridge))
 
 
 def no_host_table(bridge: str) -> list[NetlinkCall]:
     """Return the transaction that removes the table (ENOENT if there is none)."""
-    return nft.batch([nft.delete_table(_FAMILY, table_of(bridge))])
+    return nft_tables.batch([nft_tables.delete_table(_FAMILY, table_of(bridge))])

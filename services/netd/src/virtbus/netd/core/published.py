@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 
-from virtbus.netd.core import nft
+from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.host_table import table_of
 from virtbus.netd.core.netlink import NetlinkCall
@@ -70,7 +70,7 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
         redirect = nft.redirect_to(lead.guest, lead.port.guest_port)
         rules.append(nft.rule("prerouting", outside, place, redirect))
         rules.append(nft.rule("output", nft.is_ipv4(), nft.is_not_to_loopback(), place, redirect))
-    return nft.replace_table(_FAMILY, table_name(bridge), chains, rules)
+    return nft_tables.replace_table(_FAMILY, table_name(bridge), chains, rules)
 
 
 def _place(port: PublishedPort) -> tuple[bytes, ...]:
@@ -85,12 +85,12 @@ def _place(port: PublishedPort) -> tuple[bytes, ...]:
 
 def has_ports_table(bridge: str) -> NetlinkCall:
     """Return the query for the table."""
-    return nft.get_table(_FAMILY, table_name(bridge))
+    return nft_tables.get_table(_FAMILY, table_name(bridge))
 
 
 def no_ports_table(bridge: str) -> list[NetlinkCall]:
     """Return the transaction that removes the table (ENOENT if there is none)."""
-    return nft.batch([nft.delete_table(_FAMILY, table_name(bridge))])
+    return nft_tables.batch([nft_tables.delete_table(_FAMILY, table_name(bridge))])
 
 
 def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -> str:

@@ -8,14 +8,14 @@ from functools import partial
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.core.disks import is_drive, trays
+from virtbus.nodeagent.core.disks import trays
 from virtbus.nodeagent.core.ports import Hypervisor
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import all_up, missed
 from virtbus.nodeagent.vm.operations.drives import set_drives
 from virtbus.nodeagent.vm.operations.limits import limit
-from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
+from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
 from virtbus.nodeagent.vm.operations.release import release
@@ -380,8 +380,6 @@ async def _set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> No
 
 
 async def _change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
-    if not any(map(is_drive, record.spec.domain.devices.disks)):
-        return
     try:
         await set_drives(record, vm.image, tools)
     except VirtbusError as error:
@@ -400,8 +398,3 @@ async def _set_links(vm: ActorState, hypervisor: Hypervisor) -> None:
         for index, name, state in due:
             await hypervisor.set_link(vm.record.uid, index, up=state is LinkState.UP)
             vm.observed.links[name] = state
-
-
-def backoff_s(attempt: int) -> float:
-    """Return the delay before retry `attempt` (from 1): 1, 2, 4 … 60 s."""
-    return min(60.0, 2.0 ** max(attempt - 1, 0))

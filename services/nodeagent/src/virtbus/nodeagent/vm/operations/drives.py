@@ -1,7 +1,7 @@
 """Ejects and inserts the media of a running guest's CD-ROM drives."""
 
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.core.disks import drives
+from virtbus.nodeagent.core.disks import drives, is_drive
 from virtbus.nodeagent.core.domain_xml import default_order, volume_files
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.schemas.errors import Code, VirtbusError
@@ -16,6 +16,8 @@ async def set_drives(record: VmRecord, image: Dependency[ImageReady], tools: Age
         VirtbusError: 409 `tray_locked`; 503 `no_image`; libvirt does not answer, or refuses.
     """
     spec, made = record.spec, image.latest
+    if not any(map(is_drive, spec.domain.devices.disks)):
+        return
     if made is None:
         raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not known yet; tried again")
     sources = await tools.disks.sources(record, made.disks)

@@ -20,3 +20,8 @@ class Outcome:
     stage: FailureStage = "start"
     """The stage that the error stopped."""
     kind: EventKind = EventKind.VM_FAILED
+
+
+def backoff_s(attempt: int) -> float:
+    """Return the delay before retry `attempt` (from 1): 1, 2, 4 … 60 s."""
+    return min(60.0, 2.0 ** max(attempt - 1, 0))
