@@ -124,7 +124,11 @@ def consoles(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 def uploads(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
     """Uploads that lie about their digest or size, leave gaps, or never end."""
-    bodies = (b"QFI\xfb" + b"\xff" * 5000, gzip.compress(bytes(10**7)), rng.randbytes(70_000))
+    bodies = (
+        b"QFI\xfb" + b"\xff" * 5000,
+        gzip.compress(bytes(10**7), mtime=0),
+        rng.randbytes(70_000),
+    )
     data = rng.choice(bodies)
     digest = hashlib.sha256(rng.choice((data, b""))).hexdigest()
     size = rng.choice((len(data), 2 * len(data), 2**40, 1))
