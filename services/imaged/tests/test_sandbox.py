@@ -105,6 +105,30 @@ def test_every_way_out_is_closed(tmp_path: Path, secret: Path) -> None:
     assert secret.stat().st_mode & 0o777 == 0o666
 
 
+_THREADS = """
+import threading
+libc = ctypes.CDLL(None)
+together = threading.Barrier(64, timeout=20)
+def work():
+    together.wait()
+    libc.malloc(1024)
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(64)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+with open(target, "r+b") as file:
+    file.write(b"done")
+"""
+
+
+def test_a_program_may_use_as_many_threads_as_a_slow_disk_asks_for(
+    tmp_path: Path, secret: Path
+) -> None:
+    assert sandboxed(tmp_path, _THREADS).read_bytes() == b"done"
+
+
 def test_time_and_output_are_bounded(tmp_path: Path, secret: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         sandboxed(tmp_path, "while True: pass", cpu_s=1)

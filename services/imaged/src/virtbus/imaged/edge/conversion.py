@@ -20,7 +20,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 QEMU_IMG = "/usr/bin/qemu-img"
 ADDRESS_BYTES = 1024**3
-"""Address space of qemu-img; the least that works is 512 MiB."""
+"""Address space of qemu-img; it needs 140 MiB, and 1 MiB more for each request that waits."""
 _LOOK_S = 0.1
 """Interval of checks for free space, progress and time."""
 _WALL_PER_CPU = 4

@@ -19,6 +19,10 @@ import sys
 UNAVAILABLE = 125
 """The exit code if the sandbox cannot be made; the reason is on stderr."""
 NOBODY = 65534
+ENVIRONMENT = {"LC_ALL": "C", "MALLOC_ARENA_MAX": "1"}
+"""Of the program. glibc reserves 64 MiB of address space for each thread's own heap."""
+_STACK_BYTES = 1 << 20
+"""Of each thread; the default is 8 MiB, and qemu-img has up to 64 threads on a slow disk."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SIGKILL = 9
@@ -136,6 +140,7 @@ def _drop_user() -> None:
 def _limit(address_bytes: int, file_bytes: int, cpu_s: int) -> None:
     limits = {
         resource.RLIMIT_AS: address_bytes,
+        resource.RLIMIT_STACK: _STACK_BYTES,
         resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_CORE: 0,
@@ -181,7 +186,7 @@ def main(argv: list[str]) -> None:
     program = argv[end + 1 :]
     try:
         enter((source, *numbers[3:]), target, (numbers[0], numbers[1], numbers[2]))
-        os.execve(program[0], program, {"LC_ALL": "C"})  # noqa: S606  the program of our caller
+        os.execve(program[0], program, ENVIRONMENT)  # noqa: S606  the program of our caller
     except OSError as error:
         os.write(2, f"sandbox: {error.strerror}".encode())
         os._exit(UNAVAILABLE)
