@@ -4,6 +4,8 @@ It runs one node with its state on disk, or many nodes whose state ends with the
 is a real agent with its own credentials, connection, watch and libvirt test host.
 """
 
+import virtbus.bus.quick_start  # noqa: F401  before all other imports
+
 import asyncio
 import platform
 from contextlib import AsyncExitStack, closing

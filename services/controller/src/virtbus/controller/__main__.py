@@ -1,5 +1,7 @@
 """Starts `virtbus-controller` with its settings and its connection to the bus."""
 
+import virtbus.bus.quick_start  # noqa: F401  before all other imports
+
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.provisioning import node_join, stream_setup
 from virtbus.bus.runtime import process

@@ -1,5 +1,7 @@
 """Starts `virtbus-imaged` with its settings and its connection to the bus."""
 
+import virtbus.bus.quick_start  # noqa: F401  before all other imports
+
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 

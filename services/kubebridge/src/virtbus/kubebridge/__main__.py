@@ -1,5 +1,7 @@
 """Entry point of `virtbus-kubebridge`: connects settings, bus, cluster and service."""
 
+import virtbus.bus.quick_start  # noqa: F401  before all other imports
+
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load

@@ -1,5 +1,7 @@
 """Entry point of `virtbus-netd`: connects settings, bus and service."""
 
+import virtbus.bus.quick_start  # noqa: F401  before all other imports
+
 import sys
 
 from virtbus.bus.client import tracing

@@ -1,5 +1,7 @@
 """Starts `virtbus-nodeagent`: builds its parts from the settings, and serves."""
 
+import virtbus.bus.quick_start  # noqa: F401  before all other imports
+
 import asyncio
 import logging
 import os
