@@ -1,7 +1,7 @@
 """Decides about changes of image names, and shows them (ADR 0046)."""
 
-from virtbus.controller.core.image_names import StoredImageName
 from virtbus.controller.core.mutations import remembered
+from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.image_name import FLEET, ImageNameRecord

@@ -8,8 +8,8 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import image_name_changes, pages
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.image_names import StoredImageName
 from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import image_name_of

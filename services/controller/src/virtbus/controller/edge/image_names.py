@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_name_changes import target_of
-from virtbus.controller.core.image_names import StoredImageName
 from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageTarget, parse_image_ref
@@ -59,7 +59,7 @@ class ImageNameReads:
         for scope in (namespace, FLEET):
             key = image_name(scope, name)
             # most names are not on the bus: only a name that the cache has costs a round trip
-            if self._fleet.images.names.has(key) or self._fleet.damaged.has(key):
+            if self._fleet.images.names.at(key) or self._fleet.damaged.has(key):
                 held = image_name_of(await self._bus.get(key))
                 if held is not None:
                     return target_of(held.record)
