@@ -10,7 +10,7 @@ from virtbus.controller.core import image_name_changes, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredImageName
-from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import image_name_of
 from virtbus.schemas.errors import Code, Retry, VirtbusError
@@ -158,7 +158,7 @@ class ImageNameApi:
 
     def _refuse_more(self, namespace: str) -> None:
         """Raise 429 if a new name exceeds a quota, or needs the space that VMs need."""
-        self._storage.refuse_create("image names", VOLUMES_UNTIL_FULL)
+        self._storage.refuse_create("image names", OBJECTS_UNTIL_FULL)
         names, quota = self._fleet.images.names, self._quota
         for count, most, where in (
             (names.count(namespace), quota.per_namespace, f"namespace {namespace}"),

@@ -11,7 +11,7 @@ from virtbus.controller.core import exports, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation, shown
 from virtbus.controller.core.volume_changes import not_found
-from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.vm_api import VmApi
@@ -77,7 +77,7 @@ class OperationApi:
             }
         )
         if self._fleet.operations.of_id(record.id) is None:
-            self._storage.refuse_create("operations", VOLUMES_UNTIL_FULL)
+            self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
             self._check_quota(want.namespace)
         refuse_late(request.deadline_s)
         held, created = await self._writes.create(record)

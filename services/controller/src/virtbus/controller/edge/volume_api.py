@@ -14,7 +14,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
@@ -83,7 +83,7 @@ class VolumeApi:
         volume_changes.refuse_large(record)
         if self._fleet.volumes.get(want.namespace, want.name) is None:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
-            self._storage.refuse_create("volumes", VOLUMES_UNTIL_FULL)
+            self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
             self._check_quota(want.namespace)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
@@ -102,7 +102,7 @@ class VolumeApi:
         users = self._users(record, ref.uid)
         if users:  # its VM has kept its record
             record = record.model_copy(update={"holder": users[0]})
-        self._storage.refuse_create("volumes", VOLUMES_UNTIL_FULL)
+        self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
         self._check_quota(want.namespace)
         async with in_time(request.deadline_s):
             held, _ = await self._writes.create(record)
