@@ -169,7 +169,7 @@ class ImageNameApi:
                 raise VirtbusError(Code.EXHAUSTED, "image_name_quota", message, after_ms=10_000)
 
     def _told(self, kind: EventKind, held: StoredImageName, message: str) -> None:
-        self._events.image_name(kind, held.record, held.revision, message)
+        self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
 

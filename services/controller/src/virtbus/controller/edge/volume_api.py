@@ -200,7 +200,7 @@ class VolumeApi:
         except ConflictError:
             return  # another controller was first
         record = held.record
-        self._events.volume(EventKind.VOLUME_DELETED, record, revision, "")
+        self._events.named(EventKind.VOLUME_DELETED, record, revision, "")
         log.info("deleted volume %s", record.name, extra={"code": "volume_deleted"})
 
     async def _change(
@@ -240,7 +240,7 @@ class VolumeApi:
     def tell(self, kind: EventKind, held: StoredVolume, message: str) -> None:
         """Apply a change to the cache; log it and emit its event."""
         self._fleet.volumes.apply(held)
-        self._events.volume(kind, held.record, held.revision, message)
+        self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
 
