@@ -11,9 +11,10 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import image_name_of
-from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.image_name_api import (
@@ -29,11 +30,6 @@ from virtbus.schemas.subjects import image_name
 from virtbus.schemas.wire import encode, validate
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 8
-"""Limit of attempts. In each lost race another writer won."""
-MARKER_TTL_S = 86_400.0
-"""Time that a deleted uid is remembered, so that a restore of a backup does not bring it back."""
 
 
 class ImageNameQuota(NamedTuple):
@@ -109,7 +105,7 @@ class ImageNameApi:
             self._fleet.images.names.apply(held)
             self._told(EventKind.IMAGE_NAME_SET, held, want.spec.url)
             return image_name_changes.shown(held)
-        raise _contended(want.name)
+        raise contended(f"the image name {want.name}")
 
     async def delete(self, request: Request) -> ImageNameDeleted:
         """Remove a name, also one that cannot be read. VMs and images stay."""
@@ -133,7 +129,7 @@ class ImageNameApi:
                 held = held._replace(revision=revision)
                 self._told(EventKind.IMAGE_NAME_DELETED, held, "")
             return ImageNameDeleted(namespace=want.namespace, name=want.name, uid=uid)
-        raise _contended(want.name)
+        raise contended(f"the image name {want.name}")
 
     # --- shared ---------------------------------------------------------------------------
     async def _look(self, key: str) -> tuple[Entry | None, StoredImageName | None]:
@@ -172,9 +168,3 @@ class ImageNameApi:
         self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
-
-
-def _contended(name: str) -> VirtbusError:
-    """Return 503: each attempt lost a race."""
-    message = f"the image name {name} keeps changing; repeat the request with the same id"
-    return VirtbusError(Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200)

@@ -5,16 +5,13 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.exports import refuse_other
 from virtbus.controller.core.operations import StoredOperation, StoredStatus
 from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, ErrorBody, Retry, VirtbusError
+from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation, read_operation_status
 from virtbus.schemas.wire import encode
-
-ATTEMPTS = 8
-MARKER_TTL_S = 86_400.0
-"""Time that the id of a removed operation is remembered, so a late repeat does not begin it."""
 
 
 class OperationWrites:
@@ -79,10 +76,7 @@ class OperationWrites:
             except ConflictError:
                 continue
             return held
-        message = f"the operation {id_} keeps changing; repeat the request"
-        raise VirtbusError(
-            Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200
-        )
+        raise contended(f"the operation {id_}")
 
     async def _mark(self, held: StoredOperation) -> StoredOperation:
         record = held.record.model_copy(update={"cancel": True})

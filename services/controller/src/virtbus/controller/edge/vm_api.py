@@ -30,7 +30,8 @@ from virtbus.controller.core.placement import (
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.bus_storage import BusStorageGuard
-from virtbus.controller.edge.commit import ATTEMPTS, Commits
+from virtbus.controller.edge.cas import ATTEMPTS
+from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError

@@ -15,11 +15,12 @@ from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
-from virtbus.controller.edge.volume_writes import ATTEMPTS, VolumeWrites, contended
+from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image import ImageTarget
@@ -180,7 +181,7 @@ class VolumeApi:
         try:
             held = await self._writes.replace(StoredVolume(record, error.found.revision), record)
         except ConflictError:
-            raise contended(want.name) from error
+            raise contended(f"the volume {want.name}") from error
         self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
         return held
 
@@ -225,7 +226,7 @@ class VolumeApi:
                 continue
             self.tell(kind, held, "")
             return held
-        raise contended(want.name)
+        raise contended(f"the volume {want.name}")
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: VolumeAsk, account: str) -> StoredVolume:

@@ -6,18 +6,14 @@ from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import CreateStep, create_step
 from virtbus.controller.core.volume_holds import restored, sized
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
-
-ATTEMPTS = 8
-"""Limit of attempts. In each lost race another writer won."""
-MARKER_TTL_S = 86_400.0
-"""Time that a deleted uid is remembered, so that a late create cannot restore it (I3)."""
 
 
 def volume_of(entry: Entry | None) -> StoredVolume | None:
@@ -56,7 +52,7 @@ class VolumeWrites:
             if step is CreateStep.SAME and held is not None:
                 return held, False
             expect = entry.revision if entry is not None else 0
-        raise contended(record.name)
+        raise contended(f"the volume {record.name}")
 
     async def restore(self, vm: VmRecord) -> None:
         """Write the volumes of a VM's record that the bus has lost, or has at an earlier size.
@@ -94,9 +90,3 @@ class VolumeWrites:
 
 def _key(record: VolumeRecord) -> str:
     return subjects.volume_record(record.namespace, record.name)
-
-
-def contended(name: str) -> VirtbusError:
-    """Return 503: each attempt lost a race."""
-    message = f"the volume {name} keeps changing; repeat the request with the same uid"
-    return VirtbusError(Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200)
