@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from virtbus.controller.core.mutations import changed_paths, remembered
+from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.unreadable import Unreadable
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
@@ -178,13 +178,6 @@ def refuse_deleting(record: VolumeRecord) -> None:
     if record.deleting:
         message = f"{record.name} is being deleted; repeat after volume.deleted"
         raise VirtbusError(Code.CONFLICT, "deleting", message)
-
-
-def asked(record: VolumeRecord, before: VolumeRecord, request_id: str) -> VolumeRecord:
-    """Return the volume with the request's id, or as it is if it equals `before`."""
-    if record == before:
-        return record
-    return record.model_copy(update={"requests": remembered(record.requests, request_id)})
 
 
 def refuse_large(record: VolumeRecord) -> None:

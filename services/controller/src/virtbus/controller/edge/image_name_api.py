@@ -8,6 +8,7 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import image_name_changes, pages
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
@@ -94,7 +95,7 @@ class ImageNameApi:
             if held is None:
                 self._refuse_more(want.namespace)
             refuse_late(request.deadline_s)
-            record = image_name_changes.asked(record, request.id)
+            record = with_request(record, None, request.id)
             try:
                 revision = await self._bus.put(
                     key, encode(record), expect=entry.revision if entry is not None else 0

@@ -203,7 +203,7 @@ class VmApi:
             if request.id in held.record.requests:
                 return self.show(held)
             refuse_late(request.deadline_s)
-            record = mutations.asked(change(held.record), held.record, request.id)
+            record = mutations.with_request(change(held.record), held.record, request.id)
             if record == held.record:
                 return self.show(held)
             self._check_room(held.record, record)

@@ -11,6 +11,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import pages, volume_changes
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
@@ -217,7 +218,7 @@ class VolumeApi:
             if request.id in held.record.requests:
                 return held
             refuse_late(request.deadline_s)
-            record = volume_changes.asked(change(held.record), held.record, request.id)
+            record = with_request(change(held.record), held.record, request.id)
             if record == held.record:
                 return held
             try:
