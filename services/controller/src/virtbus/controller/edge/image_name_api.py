@@ -14,7 +14,7 @@ from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
-from virtbus.controller.edge.image_names import image_name_of
+from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image_name import ImageNameRecord
@@ -27,6 +27,7 @@ from virtbus.schemas.image_name_api import (
     ImageNameSet,
     ImageNameView,
 )
+from virtbus.schemas.records import read_image_name
 from virtbus.schemas.subjects import image_name
 from virtbus.schemas.wire import encode, validate
 
@@ -60,7 +61,8 @@ class ImageNameApi:
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> ImageNameView:
         want = validate(ImageNameAsk, request.data)
-        held = image_name_of(await self._bus.get(image_name(want.namespace, want.name)))
+        entry = await self._bus.get(image_name(want.namespace, want.name))
+        held = stored_in(entry, read_image_name)
         if held is None:
             raise image_name_changes.not_found(want)
         return image_name_changes.shown(held)
@@ -137,7 +139,7 @@ class ImageNameApi:
         """Return the last message of a key, and its name if it can be read."""
         entry = await self._bus.get(key)
         try:
-            return entry, image_name_of(entry)
+            return entry, stored_in(entry, read_image_name)
         except UnreadableValueError as error:
             log.warning("%s", error, extra={"code": "bad_record"})
             return entry, None

@@ -4,9 +4,8 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.exports import refuse_other
 from virtbus.controller.core.operations import StoredOperation, StoredStatus
-from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
-from virtbus.controller.edge.key_states import unreadable
+from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.operation import OperationRecord, OperationStatus
@@ -41,12 +40,7 @@ class OperationWrites:
     async def latest(self, id_: str) -> StoredOperation | None:
         """Return an operation from the stream's leader, None if there is none."""
         entry = await self._bus.get(subjects.operation_anywhere(id_))
-        if entry is None or entry.kind is EntryKind.PURGE:
-            return None
-        try:
-            return StoredOperation(read_operation(entry.key, entry.value), entry.revision)
-        except VirtbusError as error:
-            raise UnreadableValueError(unreadable(entry, error)) from error
+        return stored_in(entry, read_operation)
 
     async def status(self, record: OperationRecord) -> StoredStatus:
         """Return the status from the stream's leader; an unreadable one counts as none."""

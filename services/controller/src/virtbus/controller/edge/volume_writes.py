@@ -1,29 +1,17 @@
 """Writes volumes to the bus: each create, change and end is one compare-and-set (ADR 0045)."""
 
-from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import ConflictError
-from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import CreateStep, create_step
 from virtbus.controller.core.volume_holds import restored, sized
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
-from virtbus.controller.edge.key_states import unreadable
+from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
-
-
-def volume_of(entry: Entry | None) -> StoredVolume | None:
-    """Return the volume in an entry, None if there is none; raises UnreadableValueError."""
-    if entry is None or entry.kind is EntryKind.PURGE:
-        return None
-    try:
-        return StoredVolume(read_volume(entry.key, entry.value), entry.revision)
-    except VirtbusError as error:
-        raise UnreadableValueError(unreadable(entry, error)) from error
 
 
 class VolumeWrites:
@@ -46,7 +34,7 @@ class VolumeWrites:
                 return StoredVolume(record, revision), True
             except ConflictError:
                 entry = await self._bus.get(key)
-            held = volume_of(entry)
+            held = stored_in(entry, read_volume)
             ended = entry.why.decode(errors="replace") if entry is not None else ""
             step = create_step(held.record if held else None, ended, record)
             if step is CreateStep.SAME and held is not None:
@@ -70,7 +58,8 @@ class VolumeWrites:
 
     async def latest(self, namespace: str, name: str) -> StoredVolume | None:
         """Return a volume from the stream's leader; raises UnreadableValueError."""
-        return volume_of(await self._bus.get(subjects.volume_record(namespace, name)))
+        entry = await self._bus.get(subjects.volume_record(namespace, name))
+        return stored_in(entry, read_volume)
 
     async def replace(self, held: StoredVolume, record: VolumeRecord) -> StoredVolume:
         """CAS the volume over the revision that was read; raises ConflictError if it changed."""
