@@ -1,7 +1,6 @@
 """Handles `virtbus.api.v1.imagename.*`, the requests about image names."""
 
 import logging
-from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request
@@ -9,6 +8,7 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import image_name_changes, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.mutations import with_request
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
@@ -34,13 +34,6 @@ from virtbus.schemas.wire import encode, validate
 log = logging.getLogger(__name__)
 
 
-class ImageNameQuota(NamedTuple):
-    """The largest number of image names of a namespace, and of all namespaces."""
-
-    per_namespace: int
-    in_all: int
-
-
 class ImageNameApi:
     """The handlers of `imagename.*`; each takes a Request and returns the answer's model."""
 
@@ -50,7 +43,7 @@ class ImageNameApi:
         fleet: Fleet,
         events: FleetEvents,
         storage: BusStorageGuard,
-        quota: ImageNameQuota,
+        quota: Quota,
     ) -> None:
         self._bus = bus
         self._fleet = fleet
@@ -158,14 +151,10 @@ class ImageNameApi:
     def _refuse_more(self, namespace: str) -> None:
         """Raise 429 if a new name exceeds a quota, or needs the space that VMs need."""
         self._storage.refuse_create("image names", OBJECTS_UNTIL_FULL)
-        names, quota = self._fleet.images.names, self._quota
-        for count, most, where in (
-            (names.count(namespace), quota.per_namespace, f"namespace {namespace}"),
-            (names.count(), quota.in_all, "the bus"),
-        ):
-            if count >= most:
-                message = f"{where} has {count} image names of {most} at most; delete some"
-                raise VirtbusError(Code.EXHAUSTED, "image_name_quota", message, after_ms=10_000)
+        names = self._fleet.images.names
+        if why := self._quota.full(names, namespace, "image names", "the bus"):
+            message = f"{why}; delete some, then repeat"
+            raise VirtbusError(Code.EXHAUSTED, "image_name_quota", message, after_ms=10_000)
 
     def _told(self, kind: EventKind, held: StoredImageName, message: str) -> None:
         self._events.named(kind, held.record, held.revision, message)

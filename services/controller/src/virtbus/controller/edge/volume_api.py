@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import in_time, refuse_late
 from virtbus.bus.client.owners import check_owner, may_touch, owner_of
@@ -13,6 +12,7 @@ from virtbus.controller.core import pages, volume_changes
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
@@ -42,13 +42,6 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 
-class VolumeQuota(NamedTuple):
-    """The largest number of volumes of a namespace, and of all namespaces."""
-
-    per_namespace: int
-    in_all: int
-
-
 class VolumeApi:
     """The handlers of `volume.*`; each takes a Request and returns the answer's model."""
 
@@ -58,7 +51,7 @@ class VolumeApi:
         fleet: Fleet,
         events: FleetEvents,
         storage: BusStorageGuard,
-        quota: VolumeQuota,
+        quota: Quota,
     ) -> None:
         self._fleet = fleet
         self._events = events
@@ -85,8 +78,7 @@ class VolumeApi:
         volume_changes.refuse_large(record)
         if self._fleet.volumes.get(want.namespace, want.name) is None:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
-            self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
-            self._check_quota(want.namespace)
+            self._refuse_more(want.namespace)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
         check_owner(request.account, held.record.owner)
@@ -104,8 +96,7 @@ class VolumeApi:
         users = self._users(record, ref.uid)
         if users:  # its VM has kept its record
             record = record.model_copy(update={"holder": users[0]})
-        self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
-        self._check_quota(want.namespace)
+        self._refuse_more(want.namespace)
         async with in_time(request.deadline_s):
             held, _ = await self._writes.create(record)
         self.tell(EventKind.VOLUME_CREATED, held, f"adopted from {node}")
@@ -122,15 +113,12 @@ class VolumeApi:
             raise node_not_found(node)
         return node or ""
 
-    def _check_quota(self, namespace: str) -> None:
-        volumes, quota = self._fleet.volumes, self._quota
-        for count, most, where in (
-            (volumes.count(namespace), quota.per_namespace, f"namespace {namespace}"),
-            (volumes.count(), quota.in_all, "the fleet"),
-        ):
-            if count >= most:
-                message = f"{where} has {count} volumes of {most} at most; delete some, then repeat"
-                raise VirtbusError(Code.EXHAUSTED, "volume_quota", message, after_ms=10_000)
+    def _refuse_more(self, namespace: str) -> None:
+        """Raise 429 if a new volume exceeds a quota, or needs the space that VMs need."""
+        self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
+        if why := self._quota.full(self._fleet.volumes, namespace, "volumes"):
+            message = f"{why}; delete some, then repeat"
+            raise VirtbusError(Code.EXHAUSTED, "volume_quota", message, after_ms=10_000)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VolumeView:
