@@ -99,7 +99,7 @@ class ImageNameApi:
                 continue
             held = StoredImageName(record, revision)
             self._fleet.images.names.apply(held)
-            self._told(EventKind.IMAGE_NAME_SET, held, want.spec.url)
+            self._report(EventKind.IMAGE_NAME_SET, held, want.spec.url)
             return image_name_changes.shown(held)
         raise contended(f"the image name {want.name}")
 
@@ -123,7 +123,7 @@ class ImageNameApi:
             self._fleet.images.names.purge(key, revision)
             if held is not None:
                 held = held._replace(revision=revision)
-                self._told(EventKind.IMAGE_NAME_DELETED, held, "")
+                self._report(EventKind.IMAGE_NAME_DELETED, held, "")
             return ImageNameDeleted(namespace=want.namespace, name=want.name, uid=uid)
         raise contended(f"the image name {want.name}")
 
@@ -156,7 +156,7 @@ class ImageNameApi:
             message = f"{why}; delete some, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "image_name_quota", message, after_ms=10_000)
 
-    def _told(self, kind: EventKind, held: StoredImageName, message: str) -> None:
+    def _report(self, kind: EventKind, held: StoredImageName, message: str) -> None:
         self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
