@@ -14,8 +14,8 @@ from services.controller.tests.virtual import World, run, settle, world
 
 from virtbus.bus.client.ports import Endpoint, EntryKind, Request, ServiceInfo
 from virtbus.bus.provisioning import permissions
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import Unreadable
-from virtbus.controller.edge.image_name_api import ImageNameQuota
 from virtbus.schemas import subjects
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageTarget
@@ -120,7 +120,7 @@ async def test_names_are_listed_in_pages_by_namespace(made: World) -> None:
 @played()
 async def test_new_names_stop_at_the_quota_and_changes_do_not(made: World) -> None:
     (controller,) = made.controllers.values()
-    controller._image_names._quota = ImageNameQuota(1, 2)
+    controller._image_names._quota = Quota(1, 2)
     await name(made, name="a")
     assert (await refused(name(made, name="b"))).reason == "image_name_quota"
     assert (await name(made, OTHER, name="a")).generation == 2

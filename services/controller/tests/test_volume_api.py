@@ -12,7 +12,7 @@ from services.controller.tests.volumes import volume
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.bus.provisioning import permissions
-from virtbus.controller.edge import volume_api
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -187,7 +187,7 @@ async def test_a_volume_that_is_too_large_to_store_is_refused_by_field(made: Wor
 @played()
 async def test_creates_stop_at_the_quota_and_repeats_do_not(made: World) -> None:
     (controller,) = made.controllers.values()
-    controller._volumes._quota = volume_api.VolumeQuota(2, 3)
+    controller._volumes._quota = Quota(2, 3)
     await make(made, "a", 1)
     await make(made, "b", 2)
     error = await refused(make(made, "c", 3))

@@ -66,6 +66,15 @@ def test_our_own_write_does_not_bring_back_a_purged_volume() -> None:
     assert cache.count("default") == 1
 
 
+def test_the_uid_of_a_replaced_volume_is_forgotten() -> None:
+    cache = Volumes()
+    put(cache, volume(1, deleting=True), 5)
+    put(cache, volume(2), 6)  # a list after an outage contains no purge marker
+    assert cache.of_uid(uid(1)) is None
+    assert cache.of_uid(uid(2)) == cache.get("default", "data")
+    assert (cache.count("default"), cache.deleting) == (1, set())
+
+
 @pytest.mark.parametrize("name", ["web", "a", "0", "x" * 63])
 def test_a_volumes_key_is_never_read_as_a_claim(name: str) -> None:
     one = volume(1, name)

@@ -1,15 +1,14 @@
 """Implements `virtbus imagename set|list|get|delete`."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from virtbus.cli import completion_sources, output
-from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
-from virtbus.cli.vm.target import namespace_option
+from virtbus.cli.vm.target import namespace_filter, namespace_option
 
 _HERE = "virtbus.cli.imagename"
 HEADER = ("NAMESPACE", "NAME", "URL", "DIGEST", "TRANSPORT", "PULL", "GENERATION")
@@ -123,18 +122,12 @@ def set_name(
         """
     ),
 )
-@click.option(
-    "-n",
-    "--namespace",
-    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
-    metavar="NS",
-    help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
-)
+@namespace_filter
 @click.option("--fleet", is_flag=True, help="Only names of the whole fleet.")
 @verb
 def listing(invocation: Invocation, *, namespace: str | None, fleet: bool) -> None:
     """List the image names on the bus. Names in images.d of nodes are not among them."""
-    query: dict[str, Any] = {"limit": 500}
+    query: dict[str, Any] = {"limit": PAGE}
     if fleet or namespace:
         query["namespace"] = FLEET if fleet else namespace
     items = invocation.listed("imagename", query)["items"]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 STYLES = ("table", "json", "yaml")
+PAGE = 500
+"""The largest page of a list that has a `limit`."""
 
 
 class Invocation:

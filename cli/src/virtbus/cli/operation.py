@@ -1,6 +1,5 @@
 """Implements `virtbus operation list|get|watch|cancel|delete`."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +8,10 @@ import click
 
 from virtbus.cli import output, units
 from virtbus.cli.failures import CliError, Exit, unknown
-from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.progress import Steps
+from virtbus.cli.vm.target import namespace_filter
 
 _HERE = "virtbus.cli.operation"
 HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESSAGE")
@@ -52,17 +52,11 @@ def command() -> None:
         """
     ),
 )
-@click.option(
-    "-n",
-    "--namespace",
-    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
-    metavar="NS",
-    help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
-)
+@namespace_filter
 @verb
 def listing(invocation: Invocation, *, namespace: str | None) -> None:
     """List operations, the oldest first."""
-    query: dict[str, Any] = {"limit": 500}
+    query: dict[str, Any] = {"limit": PAGE}
     if namespace:
         query["namespace"] = namespace
     items = invocation.listed("operation", query)["items"]

@@ -1,6 +1,5 @@
 """Implements `virtbus volume create|list|get|update|adopt|attach|detach|delete`."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,10 +9,10 @@ import click
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import completion_sources, output, units
 from virtbus.cli.failures import CliError, Exit, unknown, usage
-from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.vm import request
-from virtbus.cli.vm.target import namespace_option
+from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.schemas.disk import DiskBus
 
 _HERE = "virtbus.cli.volume"
@@ -118,18 +117,12 @@ def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
         """
     ),
 )
-@click.option(
-    "-n",
-    "--namespace",
-    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
-    metavar="NS",
-    help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
-)
+@namespace_filter
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @verb
 def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple[str, ...]) -> None:
     """List volumes with their states, nodes and holders."""
-    query: dict[str, Any] = {"labels": request.labels(label_texts), "limit": 500}
+    query: dict[str, Any] = {"labels": request.labels(label_texts), "limit": PAGE}
     if namespace:
         query["namespace"] = namespace
     items = invocation.listed("volume", query)["items"]
@@ -142,8 +135,7 @@ def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple
 @verb
 def get(invocation: Invocation, *, name: str, namespace: str) -> None:
     """Show the volume NAME."""
-    view = invocation.call("volume", "get", {"name": name, "namespace": namespace})
-    invocation.show(view, lambda: table([view]))
+    view = _show(invocation, "get", {"name": name, "namespace": namespace})
     if view.get("message"):
         invocation.note(str(view["message"]))
 
@@ -179,8 +171,7 @@ def update(
     if not changes:
         raise usage("nothing to change", "give --size, --protected, --no-protected or --label")
     asked = {"name": name, "namespace": namespace, **changes}
-    view = invocation.call("volume", "update", asked)
-    invocation.show(view, lambda: table([view]))
+    _show(invocation, "update", asked)
 
 
 @click.command(
@@ -208,8 +199,7 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
     `virtbus volume delete` then removes it, or a VM uses it.
     """
     asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
-    view = invocation.call("volume", "adopt", asked)
-    invocation.show(view, lambda: table([view]))
+    _show(invocation, "adopt", asked)
 
 
 @click.command(
@@ -231,8 +221,7 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
     """Add the volume NAME to the VM, which is off. The guest sees it at its next start."""
     given = {key: value for key, value in flags.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "vm": vm, **given}
-    view = invocation.call("volume", "attach", asked)
-    invocation.show(view, lambda: table([view]))
+    _show(invocation, "attach", asked)
 
 
 @click.command(
@@ -257,8 +246,7 @@ def detach(invocation: Invocation, *, name: str, namespace: str, **flags: str | 
     """Take the volume NAME from the VM that holds it, which is off. The data stays."""
     given = {key: value for key, value in flags.items() if value}
     asked = {"name": name, "namespace": namespace, **given}
-    view = invocation.call("volume", "detach", asked)
-    invocation.show(view, lambda: table([view]))
+    _show(invocation, "detach", asked)
 
 
 @click.command(
@@ -316,6 +304,13 @@ def _wait(invocation: Invocation, view: Mapping[str, Any], until: float) -> None
                 f"it continues by itself: `virtbus volume get {seen.get('name')}`",
             )
         time.sleep(POLL_S)
+
+
+def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a request about a volume; show and return the volume."""
+    view = invocation.call("volume", action, asked)
+    invocation.show(view, lambda: table([view]))
+    return view
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:

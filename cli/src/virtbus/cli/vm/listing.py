@@ -1,6 +1,5 @@
 """Implements `virtbus vm list`."""
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -8,13 +7,13 @@ from typing import Any
 import click
 
 from virtbus.cli import output
-from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm import request
 from virtbus.cli.vm import view as views
+from virtbus.cli.vm.target import namespace_filter
 from virtbus.cli.wire.watch import Sees, WireWatch
 
-PAGE = 500
 _TICK_S = 1.0
 
 
@@ -28,14 +27,7 @@ _TICK_S = 1.0
         """
     )
 )
-@click.option(
-    "-n",
-    "--namespace",
-    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
-    metavar="NS",
-    show_default="all",
-    help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
-)
+@namespace_filter
 @click.option("-l", "--label", "label_texts", multiple=True, metavar="K=V", help="Only with label.")
 @click.option("-w", "--watch", is_flag=True, help="Continue with every change.")
 @verb

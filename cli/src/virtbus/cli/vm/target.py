@@ -1,4 +1,4 @@
-"""Defines the arguments and options that name a VM: NAME in a namespace, or uid."""
+"""Defines the arguments and options that name VMs and namespaces: NAME with `-n`, or uid."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,19 @@ def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
         default=lambda: os.environ.get("VIRTBUS_NAMESPACE", "default"),
         metavar="NS",
         show_default="default",
-        help="The VM's namespace. [env: VIRTBUS_NAMESPACE]",
+        help="The namespace. [env: VIRTBUS_NAMESPACE]",
+    )(function)
+
+
+def namespace_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option `-n NAMESPACE` of a list. By default it is VIRTBUS_NAMESPACE, or all."""
+    return click.option(
+        "-n",
+        "--namespace",
+        default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
+        metavar="NS",
+        show_default="all",
+        help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
     )(function)
 
 

@@ -11,6 +11,7 @@ from virtbus.bus.client.signing import signing
 from virtbus.bus.provisioning.node_join import Nodes
 from virtbus.bus.runtime.process import notify
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.bus_storage import BusStorageGuard
@@ -22,7 +23,7 @@ from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.hold_sweep import HoldSweep
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
-from virtbus.controller.edge.image_name_api import ImageNameApi, ImageNameQuota
+from virtbus.controller.edge.image_name_api import ImageNameApi
 from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
@@ -37,7 +38,7 @@ from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
-from virtbus.controller.edge.volume_api import VolumeApi, VolumeQuota
+from virtbus.controller.edge.volume_api import VolumeApi
 from virtbus.controller.edge.volume_attachments import VolumeAttachments
 from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.watch_server import WatchServer
@@ -111,14 +112,14 @@ class ControllerService:
             self._fleet,
             events,
             self._storage,
-            VolumeQuota(settings.volumes_per_namespace, settings.volumes_in_all),
+            Quota(settings.volumes_per_namespace, settings.volumes_in_all),
         )
         self._image_names = ImageNameApi(
             bus,
             self._fleet,
             events,
             self._storage,
-            ImageNameQuota(settings.image_names_per_namespace, settings.image_names_in_all),
+            Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
         self._operations = self._operation_api(events)
         self._power = VmPower(self._vms, self._fleet)
@@ -140,7 +141,7 @@ class ControllerService:
     def _operation_api(self, events: FleetEvents) -> OperationApi:
         """Return the handlers of requests about operations."""
         all_, each = self._settings.operations_in_all, self._settings.operations_per_namespace
-        limits = OperationLimits(each, all_, self._settings.operation_keep_s)
+        limits = OperationLimits(Quota(each, all_), self._settings.operation_keep_s)
         return OperationApi(self._bus, self._fleet, events, self._storage, limits, self._vms)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:

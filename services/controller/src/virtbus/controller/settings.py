@@ -52,7 +52,9 @@ class Settings(ServiceSettings):
         "included",
     )
     operations_in_all: int = Field(
-        10_000, ge=1, description="operations of all namespaces at most, as above"
+        10_000,
+        ge=1,
+        description="operations of all namespaces at most, as operations_per_namespace",
     )
     operation_keep_s: float = Field(
         86_400.0,

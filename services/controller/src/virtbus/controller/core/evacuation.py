@@ -38,7 +38,10 @@ def volumes_stay(record: VmRecord) -> str:
     if not record.volume_refs:
         return ""
     names = ", ".join(ref.name for ref in record.volume_refs.values())
-    return f"its volumes are on this node ({names}); delete the VM, and its volumes stay"
+    return (
+        f"its volumes are on this node ({names}); `virtbus volume detach` takes them from the VM "
+        "while it is off, and a delete of the VM keeps them"
+    )
 
 
 def data_loss_reason(record: VmRecord) -> str:

@@ -1,7 +1,6 @@
 """Decides about changes of image names, and shows them (ADR 0046)."""
 
-from virtbus.controller.core.image_names import StoredImageName
-from virtbus.controller.core.mutations import remembered
+from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.image_name import FLEET, ImageNameRecord
@@ -46,11 +45,6 @@ def changed(
             "changed_ns": new.changed_ns,
         }
     )
-
-
-def asked(record: ImageNameRecord, request_id: str) -> ImageNameRecord:
-    """Return the record with the request's id."""
-    return record.model_copy(update={"requests": remembered(record.requests, request_id)})
 
 
 def target_of(record: ImageNameRecord) -> ImageTarget:

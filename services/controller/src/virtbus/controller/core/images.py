@@ -6,12 +6,12 @@ It also holds the cache of the image names on the bus.
 from hashlib import sha256
 from typing import NamedTuple
 
-from virtbus.controller.core.image_names import ImageNames
+from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeImages
-from virtbus.schemas.records import read_stored
+from virtbus.schemas.records import read_image_name, read_stored
 from virtbus.schemas.wire import encode
 
 
@@ -29,7 +29,9 @@ class KnownImages:
     """The last report of each node; `names` are the image names on the bus."""
 
     def __init__(self) -> None:
-        self.names = ImageNames()
+        self.names = NamedRecords(
+            read_image_name, lambda one: subjects.image_name(one.namespace, one.name)
+        )
         self._of: dict[str, HasImages] = {}
 
     def of(self, node: str) -> HasImages:

@@ -2,14 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from virtbus.controller.core.admission import check_devices, starts_by_itself
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref
+from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.vm import VmRecord, VmSpec, Volume
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import spec_hash
+
+RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, ImageNameRecord)
 
 LIVE = frozenset(
     {
@@ -198,8 +202,8 @@ def _refuse_down(record: VmRecord, *, up: bool) -> None:
         raise VirtbusError(Code.CONFLICT, "not_running", message)
 
 
-def asked(record: VmRecord, before: VmRecord, request_id: str) -> VmRecord:
-    """Return the record with the request's id, or as it is if it equals `before`."""
+def with_request(record: RecordT, before: RecordT | None, request_id: str) -> RecordT:
+    """Return the record with the request's id, or as it is if it equals `before` (None: is new)."""
     if record == before or not request_id:
         return record
     return record.model_copy(update={"requests": remembered(record.requests, request_id)})

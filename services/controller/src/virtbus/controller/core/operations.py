@@ -4,17 +4,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from virtbus.controller.core.vm_keys import Stored
 from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.operation_api import OperationView
 from virtbus.schemas.records import read_operation, read_operation_status
 from virtbus.schemas.subjects import operation_record, operation_status
 
-
-class StoredOperation(NamedTuple):
-    """An operation with its revision, as a CAS needs it."""
-
-    record: OperationRecord
-    revision: int
+StoredOperation = Stored[OperationRecord]
 
 
 class StoredStatus(NamedTuple):

@@ -1,7 +1,7 @@
 """Decodes values of the bucket `vm`: records, claims, node states, volumes, image names."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
@@ -44,14 +44,30 @@ class StoredVm(NamedTuple):
         return (self.record.namespace, self.record.name, self.record.uid)
 
 
-class StoredVolume(NamedTuple):
-    """A volume with its revision, as a CAS needs it."""
+class Named(Protocol):
+    """A record that has a namespace and a name."""
 
-    record: VolumeRecord
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+NamedT = TypeVar("NamedT", bound=Named)
+
+
+class Stored(NamedTuple, Generic[NamedT]):
+    """A record with its revision, as a CAS needs it."""
+
+    record: NamedT
     revision: int
 
     def order(self) -> tuple[str, str]:
         return (self.record.namespace, self.record.name)
+
+
+StoredVolume = Stored[VolumeRecord]
+StoredImageName = Stored[ImageNameRecord]
 
 
 class StoredClaim(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from virtbus.controller.core.mutations import changed_paths, remembered
+from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.unreadable import Unreadable
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
@@ -97,8 +97,7 @@ def _grown(record: VolumeRecord, size_bytes: int) -> int:
         hint = "create a smaller volume and copy the files"
         raise invalid((Detail(path="size", message=message, hint=hint),))
     if record.holder:
-        message = f"{record.name} is held by VM {record.holder}; it grows after that VM is deleted"
-        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+        raise _in_use(record)
     return size_bytes
 
 
@@ -111,8 +110,7 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
     if record.deleting:
         return record
     if record.holder:
-        message = f"VM {record.holder} holds {record.name}; delete the VM first, then the volume"
-        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+        raise _in_use(record)
     if record.spec.protected:
         message = (
             f"{record.name} is protected; `virtbus volume update {record.name} --no-protected "
@@ -120,6 +118,15 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
         )
         raise VirtbusError(Code.CONFLICT, "protected", message)
     return record.model_copy(update={"deleting": True})
+
+
+def _in_use(record: VolumeRecord) -> VirtbusError:
+    """Return 409 with the holder."""
+    message = (
+        f"VM {record.holder} holds {record.name}; `virtbus volume detach {record.name} "
+        f"-n {record.namespace}` frees it, then repeat"
+    )
+    return VirtbusError(Code.CONFLICT, "volume_in_use", message)
 
 
 def mended(
@@ -178,13 +185,6 @@ def refuse_deleting(record: VolumeRecord) -> None:
     if record.deleting:
         message = f"{record.name} is being deleted; repeat after volume.deleted"
         raise VirtbusError(Code.CONFLICT, "deleting", message)
-
-
-def asked(record: VolumeRecord, before: VolumeRecord, request_id: str) -> VolumeRecord:
-    """Return the volume with the request's id, or as it is if it equals `before`."""
-    if record == before:
-        return record
-    return record.model_copy(update={"requests": remembered(record.requests, request_id)})
 
 
 def refuse_large(record: VolumeRecord) -> None:

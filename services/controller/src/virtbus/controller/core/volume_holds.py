@@ -73,7 +73,10 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message, details=(detail,))
     if record.holder not in {"", vm}:
-        message = f"VM {record.holder} holds the volume {name}; delete that VM, or use another"
+        message = (
+            f"VM {record.holder} holds the volume {name}; `virtbus volume detach {name} "
+            f"-n {namespace}` frees it, or use another"
+        )
         raise VirtbusError(Code.CONFLICT, "volume_in_use", message, details=(detail,))
     return record
 

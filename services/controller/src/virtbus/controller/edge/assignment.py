@@ -12,7 +12,8 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.evacuation import moved
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVm
-from virtbus.controller.edge.commit import MARKER_TTL_S, Fenced, guarded
+from virtbus.controller.edge.cas import MARKER_TTL_S
+from virtbus.controller.edge.commit import Fenced, guarded
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
 from virtbus.schemas.vm import VmRecord

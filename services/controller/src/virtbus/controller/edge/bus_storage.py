@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 CREATES_UNTIL_FULL = 0.8
 """Creates stop at this fill of the bucket, so that deletes still fit."""
-VOLUMES_UNTIL_FULL = 0.6
-"""Creates of volumes stop earlier, so that volumes never stop the creates of VMs."""
+OBJECTS_UNTIL_FULL = 0.6
+"""Creates of volumes, image names and operations stop earlier, so that VMs still fit."""
 LOOK_S = 5.0
 PROBE_S = 1.5
 """Time limit of a probe: a stored write takes milliseconds."""

@@ -22,10 +22,11 @@ from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import holder_of, known_of, message_of, purged, stands
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import DELETED
@@ -33,12 +34,6 @@ from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmSecrets
 from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 8
-"""Limit of attempts. In each lost race another writer won; eight in a row are contention."""
-MARKER_TTL_S = 86_400.0
-"""Time that a deleted uid is remembered, so that a late create cannot restore it (I3)."""
-
 
 Fenced = tuple[NodeSpec, int]
 """The desired state of a fenced node, and its revision."""
@@ -111,7 +106,7 @@ class Commits:
                 there = await self._bus.get(key)
             else:
                 return
-        raise _storm()
+        raise contended("this name or uid")
 
     async def buried(self, uid: str, *, bury: bool = True) -> bool:
         """Return True if `uid` has no record and was not deleted.
@@ -142,7 +137,7 @@ class Commits:
                 if not await self._take_over(key, body, record, renew=renew):
                     continue
             return
-        raise _storm()
+        raise contended("this name or uid")
 
     async def _take_over(self, key: str, body: bytes, record: VmRecord, *, renew: bool) -> bool:
         """Try once to take over an existing claim; return False if another writer was faster."""
@@ -204,7 +199,7 @@ class Commits:
                 done = await self._settle(record, body, last)
             if done is not None:
                 return done
-        raise _storm()
+        raise contended("this name or uid")
 
     async def _settle(
         self, record: VmRecord, body: bytes | None, last: Entry | None
@@ -377,8 +372,3 @@ class Commits:
 
 def _left(error: BusError, uid: str) -> None:
     log.info("left to the sweep: %s", error, extra={"code": "claim_left", "uid": uid})
-
-
-def _storm() -> VirtbusError:
-    message = "too many writers on this name or uid; repeat the request with the same uid"
-    return VirtbusError(Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200)

@@ -12,7 +12,8 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.orphan_grace import OrphanGrace
 from virtbus.controller.core.vm_keys import StoredClaim, StoredVm
 from virtbus.controller.edge.assignment import Assignment
-from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
+from virtbus.controller.edge.cas import MARKER_TTL_S
+from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.key_states import purged
 from virtbus.controller.edge.lease import LeaderTerm

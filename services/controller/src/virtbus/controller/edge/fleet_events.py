@@ -29,27 +29,14 @@ class FleetEvents:
             subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
         )
 
-    def volume(self, kind: EventKind, record: VolumeRecord, revision: int, message: str) -> None:
-        """Emit an event of a volume; `revision` is that of the change or of the end."""
-        event = self._events.event(
-            kind,
-            uid=record.uid,
-            node=record.node or UNPLACED,
-            generation=record.generation,
-            namespace=record.namespace,
-            name=record.name,
-            message=message,
-        )
-        self._events.emit(event, f"{record.uid}:{revision}:{kind}")
-
-    def image_name(
-        self, kind: EventKind, record: ImageNameRecord, revision: int, message: str
+    def named(
+        self, kind: EventKind, record: VolumeRecord | ImageNameRecord, revision: int, message: str
     ) -> None:
-        """Emit an event of an image name; `revision` is that of the change or of the end."""
+        """Emit an event of a volume or image name; `revision` is that of the change or end."""
         event = self._events.event(
             kind,
             uid=record.uid,
-            node=UNPLACED,
+            node=(record.node if isinstance(record, VolumeRecord) else "") or UNPLACED,
             generation=record.generation,
             namespace=record.namespace,
             name=record.name,

@@ -96,6 +96,6 @@ class HoldSweep:
             return  # it changed meanwhile
         self._fleet.volumes.apply(free)
         why = f"free: VM {vm} has no record, and its node has released it"
-        self._events.volume(EventKind.VOLUME_UPDATED, record, free.revision, why)
+        self._events.named(EventKind.VOLUME_UPDATED, record, free.revision, why)
         extra = {"code": "hold_ended", "uid": record.uid, "vm": vm}
         log.warning("the hold of volume %s ended: its VM is gone", record.name, extra=extra)

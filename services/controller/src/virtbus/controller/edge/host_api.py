@@ -10,7 +10,7 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.approval import approval
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.mutations import remembered
-from virtbus.controller.edge.commit import ATTEMPTS
+from virtbus.controller.edge.cas import ATTEMPTS
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.node_api import NodeApi, not_off

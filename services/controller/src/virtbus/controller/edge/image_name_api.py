@@ -1,19 +1,21 @@
 """Handles `virtbus.api.v1.imagename.*`, the requests about image names."""
 
 import logging
-from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import image_name_changes, pages
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.image_names import StoredImageName
+from virtbus.controller.core.mutations import with_request
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
-from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.core.vm_keys import StoredImageName
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
-from virtbus.controller.edge.image_names import image_name_of
-from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.controller.edge.key_states import stored_in
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.image_name_api import (
@@ -25,22 +27,11 @@ from virtbus.schemas.image_name_api import (
     ImageNameSet,
     ImageNameView,
 )
+from virtbus.schemas.records import read_image_name
 from virtbus.schemas.subjects import image_name
 from virtbus.schemas.wire import encode, validate
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 8
-"""Limit of attempts. In each lost race another writer won."""
-MARKER_TTL_S = 86_400.0
-"""Time that a deleted uid is remembered, so that a restore of a backup does not bring it back."""
-
-
-class ImageNameQuota(NamedTuple):
-    """The largest number of image names of a namespace, and of all namespaces."""
-
-    per_namespace: int
-    in_all: int
 
 
 class ImageNameApi:
@@ -52,7 +43,7 @@ class ImageNameApi:
         fleet: Fleet,
         events: FleetEvents,
         storage: BusStorageGuard,
-        quota: ImageNameQuota,
+        quota: Quota,
     ) -> None:
         self._bus = bus
         self._fleet = fleet
@@ -63,7 +54,8 @@ class ImageNameApi:
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> ImageNameView:
         want = validate(ImageNameAsk, request.data)
-        held = image_name_of(await self._bus.get(image_name(want.namespace, want.name)))
+        entry = await self._bus.get(image_name(want.namespace, want.name))
+        held = stored_in(entry, read_image_name)
         if held is None:
             raise image_name_changes.not_found(want)
         return image_name_changes.shown(held)
@@ -98,7 +90,7 @@ class ImageNameApi:
             if held is None:
                 self._refuse_more(want.namespace)
             refuse_late(request.deadline_s)
-            record = image_name_changes.asked(record, request.id)
+            record = with_request(record, None, request.id)
             try:
                 revision = await self._bus.put(
                     key, encode(record), expect=entry.revision if entry is not None else 0
@@ -107,9 +99,9 @@ class ImageNameApi:
                 continue
             held = StoredImageName(record, revision)
             self._fleet.images.names.apply(held)
-            self._told(EventKind.IMAGE_NAME_SET, held, want.spec.url)
+            self._report(EventKind.IMAGE_NAME_SET, held, want.spec.url)
             return image_name_changes.shown(held)
-        raise _contended(want.name)
+        raise contended(f"the image name {want.name}")
 
     async def delete(self, request: Request) -> ImageNameDeleted:
         """Remove a name, also one that cannot be read. VMs and images stay."""
@@ -131,16 +123,16 @@ class ImageNameApi:
             self._fleet.images.names.purge(key, revision)
             if held is not None:
                 held = held._replace(revision=revision)
-                self._told(EventKind.IMAGE_NAME_DELETED, held, "")
+                self._report(EventKind.IMAGE_NAME_DELETED, held, "")
             return ImageNameDeleted(namespace=want.namespace, name=want.name, uid=uid)
-        raise _contended(want.name)
+        raise contended(f"the image name {want.name}")
 
     # --- shared ---------------------------------------------------------------------------
     async def _look(self, key: str) -> tuple[Entry | None, StoredImageName | None]:
         """Return the last message of a key, and its name if it can be read."""
         entry = await self._bus.get(key)
         try:
-            return entry, image_name_of(entry)
+            return entry, stored_in(entry, read_image_name)
         except UnreadableValueError as error:
             log.warning("%s", error, extra={"code": "bad_record"})
             return entry, None
@@ -158,23 +150,13 @@ class ImageNameApi:
 
     def _refuse_more(self, namespace: str) -> None:
         """Raise 429 if a new name exceeds a quota, or needs the space that VMs need."""
-        self._storage.refuse_create("image names", VOLUMES_UNTIL_FULL)
-        names, quota = self._fleet.images.names, self._quota
-        for count, most, where in (
-            (names.count(namespace), quota.per_namespace, f"namespace {namespace}"),
-            (names.count(), quota.in_all, "the bus"),
-        ):
-            if count >= most:
-                message = f"{where} has {count} image names of {most} at most; delete some"
-                raise VirtbusError(Code.EXHAUSTED, "image_name_quota", message, after_ms=10_000)
+        self._storage.refuse_create("image names", OBJECTS_UNTIL_FULL)
+        names = self._fleet.images.names
+        if why := self._quota.full(names, namespace, "image names", "the bus"):
+            message = f"{why}; delete some, then repeat"
+            raise VirtbusError(Code.EXHAUSTED, "image_name_quota", message, after_ms=10_000)
 
-    def _told(self, kind: EventKind, held: StoredImageName, message: str) -> None:
-        self._events.image_name(kind, held.record, held.revision, message)
+    def _report(self, kind: EventKind, held: StoredImageName, message: str) -> None:
+        self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
-
-
-def _contended(name: str) -> VirtbusError:
-    """Return 503: each attempt lost a race."""
-    message = f"the image name {name} keeps changing; repeat the request with the same id"
-    return VirtbusError(Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200)

@@ -2,28 +2,15 @@
 
 from collections.abc import Iterable
 
-from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_name_changes import target_of
-from virtbus.controller.core.image_names import StoredImageName
-from virtbus.controller.core.unreadable import UnreadableValueError
-from virtbus.controller.edge.key_states import unreadable
-from virtbus.schemas.errors import VirtbusError
+from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas.image import ImageTarget, parse_image_ref
 from virtbus.schemas.image_name import FLEET, MAX_NAME_CHARS
 from virtbus.schemas.records import read_image_name
 from virtbus.schemas.subjects import image_name
 from virtbus.schemas.vm import VmSpec
-
-
-def image_name_of(entry: Entry | None) -> StoredImageName | None:
-    """Return the image name in an entry, None if there is none; raises UnreadableValueError."""
-    if entry is None or entry.kind is EntryKind.PURGE:
-        return None
-    try:
-        return StoredImageName(read_image_name(entry.key, entry.value), entry.revision)
-    except VirtbusError as error:
-        raise UnreadableValueError(unreadable(entry, error)) from error
 
 
 class ImageNameReads:
@@ -59,8 +46,8 @@ class ImageNameReads:
         for scope in (namespace, FLEET):
             key = image_name(scope, name)
             # most names are not on the bus: only a name that the cache has costs a round trip
-            if self._fleet.images.names.has(key) or self._fleet.damaged.has(key):
-                held = image_name_of(await self._bus.get(key))
+            if self._fleet.images.names.at(key) or self._fleet.damaged.has(key):
+                held = stored_in(await self._bus.get(key), read_image_name)
                 if held is not None:
                     return target_of(held.record)
         return None

@@ -1,13 +1,19 @@
-"""Classifies entries at the keys of VMs and names, including unreadable ones."""
+"""Reads entries of the bucket `vm`, and classifies those of VMs and names, also unreadable ones."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.claims import UidState, standing
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError
-from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.controller.core.vm_keys import NamedT, Stored, read_vm_key
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.records import DELETED, read_stored
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
+
+T = TypeVar("T")
 
 
 def purged(entry: Entry | None) -> bool:
@@ -25,14 +31,29 @@ def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:
     return Unreadable(entry.key, entry.revision, len(entry.value), error.reason, str(error)[:200])
 
 
-def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
-    """Return the record or tombstone in an entry, or None; raises UnreadableValueError."""
+def value_of(entry: Entry | None, read: Callable[[str, bytes], T]) -> T | None:
+    """Return the value in an entry by `read`, None if there is none.
+
+    Raises:
+        UnreadableValueError: `read` raised VirtbusError.
+    """
     if entry is None or entry.kind is EntryKind.PURGE:
         return None
     try:
-        message = read_vm_key(entry.key, entry.value)
+        return read(entry.key, entry.value)
     except VirtbusError as error:
         raise UnreadableValueError(unreadable(entry, error)) from error
+
+
+def stored_in(entry: Entry | None, read: Callable[[str, bytes], NamedT]) -> Stored[NamedT] | None:
+    """Return the record in an entry with its revision; None and errors as `value_of`."""
+    record = value_of(entry, read)
+    return None if entry is None or record is None else Stored(record, entry.revision)
+
+
+def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
+    """Return the record or tombstone in an entry, or None; raises UnreadableValueError."""
+    message = value_of(entry, read_vm_key)
     return message if isinstance(message, VmRecord | Tombstone) else None
 
 
@@ -56,9 +77,5 @@ def known_of(entry: Entry | None) -> Known:
 
 def holder_of(claim: Entry | None) -> str | None:
     """Return the uid in a name claim, None if it is purged; raises UnreadableValueError."""
-    if claim is None or claim.kind is EntryKind.PURGE:
-        return None
-    try:
-        return read_stored(NameClaim, claim.key, claim.value).uid
-    except VirtbusError as error:
-        raise UnreadableValueError(unreadable(claim, error)) from error
+    there = value_of(claim, partial(read_stored, NameClaim))
+    return None if there is None else there.uid

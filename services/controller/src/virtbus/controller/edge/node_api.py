@@ -15,7 +15,7 @@ from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, node_not_found, unheard
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.unrecorded_vms import is_held
-from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.controller.edge.volume_losses import VolumeLosses

@@ -10,8 +10,9 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import exports, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation, shown
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.volume_changes import not_found
-from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.vm_api import VmApi
@@ -35,8 +36,7 @@ log = logging.getLogger(__name__)
 class OperationLimits(NamedTuple):
     """The largest numbers of operations, ended ones included, and the time that these are kept."""
 
-    per_namespace: int
-    in_all: int
+    quota: Quota
     keep_s: float
 
 
@@ -77,8 +77,7 @@ class OperationApi:
             }
         )
         if self._fleet.operations.of_id(record.id) is None:
-            self._storage.refuse_create("operations", VOLUMES_UNTIL_FULL)
-            self._check_quota(want.namespace)
+            self._refuse_more(want.namespace)
         refuse_late(request.deadline_s)
         held, created = await self._writes.create(record)
         self._fleet.operations.apply(held)
@@ -100,18 +99,12 @@ class OperationApi:
         held = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), account)
         return exports.of_vm(want, held.record, self._vms.show(held).state)
 
-    def _check_quota(self, namespace: str) -> None:
-        operations, limits = self._fleet.operations, self._limits
-        for count, most, where in (
-            (operations.count(namespace), limits.per_namespace, f"namespace {namespace}"),
-            (operations.count(), limits.in_all, "the fleet"),
-        ):
-            if count >= most:
-                message = (
-                    f"{where} has {count} operations of {most} at most; `virtbus operation delete` "
-                    "removes those that have ended"
-                )
-                raise VirtbusError(Code.EXHAUSTED, "operation_quota", message, after_ms=10_000)
+    def _refuse_more(self, namespace: str) -> None:
+        """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need."""
+        self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
+        if why := self._limits.quota.full(self._fleet.operations, namespace, "operations"):
+            message = f"{why}; `virtbus operation delete` removes those that have ended"
+            raise VirtbusError(Code.EXHAUSTED, "operation_quota", message, after_ms=10_000)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> OperationView:

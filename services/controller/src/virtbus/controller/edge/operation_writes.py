@@ -4,17 +4,13 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.exports import refuse_other
 from virtbus.controller.core.operations import StoredOperation, StoredStatus
-from virtbus.controller.core.unreadable import UnreadableValueError
-from virtbus.controller.edge.key_states import unreadable
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
+from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, ErrorBody, Retry, VirtbusError
+from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation, read_operation_status
 from virtbus.schemas.wire import encode
-
-ATTEMPTS = 8
-MARKER_TTL_S = 86_400.0
-"""Time that the id of a removed operation is remembered, so a late repeat does not begin it."""
 
 
 class OperationWrites:
@@ -44,12 +40,7 @@ class OperationWrites:
     async def latest(self, id_: str) -> StoredOperation | None:
         """Return an operation from the stream's leader, None if there is none."""
         entry = await self._bus.get(subjects.operation_anywhere(id_))
-        if entry is None or entry.kind is EntryKind.PURGE:
-            return None
-        try:
-            return StoredOperation(read_operation(entry.key, entry.value), entry.revision)
-        except VirtbusError as error:
-            raise UnreadableValueError(unreadable(entry, error)) from error
+        return stored_in(entry, read_operation)
 
     async def status(self, record: OperationRecord) -> StoredStatus:
         """Return the status from the stream's leader; an unreadable one counts as none."""
@@ -79,10 +70,7 @@ class OperationWrites:
             except ConflictError:
                 continue
             return held
-        message = f"the operation {id_} keeps changing; repeat the request"
-        raise VirtbusError(
-            Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200
-        )
+        raise contended(f"the operation {id_}")
 
     async def _mark(self, held: StoredOperation) -> StoredOperation:
         record = held.record.model_copy(update={"cancel": True})

@@ -10,7 +10,8 @@ from virtbus.bus.client.ports import Bus, EntryKind, Write
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError, removed
-from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S, Commits
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S
+from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.key_states import holder_of, message_of
 from virtbus.controller.edge.reservations import Reservations

@@ -13,6 +13,7 @@ from virtbus.bus.errors import ConflictError, UnavailableError
 from virtbus.controller.core.allocations import NOTHING
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import demand_of, memory_of, room
+from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -24,7 +25,6 @@ from virtbus.schemas.wire import encode
 
 ATTEMPTS = 16
 """Limit of attempts. In each lost race, another VM of the same node won."""
-MARKER_TTL_S = 86_400.0
 
 
 class NodeFullError(Exception):

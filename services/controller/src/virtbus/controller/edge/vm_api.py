@@ -30,7 +30,8 @@ from virtbus.controller.core.placement import (
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.bus_storage import BusStorageGuard
-from virtbus.controller.edge.commit import ATTEMPTS, Commits
+from virtbus.controller.edge.cas import ATTEMPTS
+from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
@@ -202,7 +203,7 @@ class VmApi:
             if request.id in held.record.requests:
                 return self.show(held)
             refuse_late(request.deadline_s)
-            record = mutations.asked(change(held.record), held.record, request.id)
+            record = mutations.with_request(change(held.record), held.record, request.id)
             if record == held.record:
                 return self.show(held)
             self._check_room(held.record, record)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import in_time, refuse_late
 from virtbus.bus.client.owners import check_owner, may_touch, owner_of
@@ -11,15 +10,18 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import pages, volume_changes
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.edge.bus_storage import VOLUMES_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
-from virtbus.controller.edge.volume_writes import ATTEMPTS, VolumeWrites, contended
+from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image import ImageTarget
@@ -40,13 +42,6 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 
-class VolumeQuota(NamedTuple):
-    """The largest number of volumes of a namespace, and of all namespaces."""
-
-    per_namespace: int
-    in_all: int
-
-
 class VolumeApi:
     """The handlers of `volume.*`; each takes a Request and returns the answer's model."""
 
@@ -56,7 +51,7 @@ class VolumeApi:
         fleet: Fleet,
         events: FleetEvents,
         storage: BusStorageGuard,
-        quota: VolumeQuota,
+        quota: Quota,
     ) -> None:
         self._fleet = fleet
         self._events = events
@@ -83,8 +78,7 @@ class VolumeApi:
         volume_changes.refuse_large(record)
         if self._fleet.volumes.get(want.namespace, want.name) is None:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
-            self._storage.refuse_create("volumes", VOLUMES_UNTIL_FULL)
-            self._check_quota(want.namespace)
+            self._refuse_more(want.namespace)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
         check_owner(request.account, held.record.owner)
@@ -102,8 +96,7 @@ class VolumeApi:
         users = self._users(record, ref.uid)
         if users:  # its VM has kept its record
             record = record.model_copy(update={"holder": users[0]})
-        self._storage.refuse_create("volumes", VOLUMES_UNTIL_FULL)
-        self._check_quota(want.namespace)
+        self._refuse_more(want.namespace)
         async with in_time(request.deadline_s):
             held, _ = await self._writes.create(record)
         self.tell(EventKind.VOLUME_CREATED, held, f"adopted from {node}")
@@ -120,15 +113,12 @@ class VolumeApi:
             raise node_not_found(node)
         return node or ""
 
-    def _check_quota(self, namespace: str) -> None:
-        volumes, quota = self._fleet.volumes, self._quota
-        for count, most, where in (
-            (volumes.count(namespace), quota.per_namespace, f"namespace {namespace}"),
-            (volumes.count(), quota.in_all, "the fleet"),
-        ):
-            if count >= most:
-                message = f"{where} has {count} volumes of {most} at most; delete some, then repeat"
-                raise VirtbusError(Code.EXHAUSTED, "volume_quota", message, after_ms=10_000)
+    def _refuse_more(self, namespace: str) -> None:
+        """Raise 429 if a new volume exceeds a quota, or needs the space that VMs need."""
+        self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
+        if why := self._quota.full(self._fleet.volumes, namespace, "volumes"):
+            message = f"{why}; delete some, then repeat"
+            raise VirtbusError(Code.EXHAUSTED, "volume_quota", message, after_ms=10_000)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VolumeView:
@@ -180,7 +170,7 @@ class VolumeApi:
         try:
             held = await self._writes.replace(StoredVolume(record, error.found.revision), record)
         except ConflictError:
-            raise contended(want.name) from error
+            raise contended(f"the volume {want.name}") from error
         self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
         return held
 
@@ -200,7 +190,7 @@ class VolumeApi:
         except ConflictError:
             return  # another controller was first
         record = held.record
-        self._events.volume(EventKind.VOLUME_DELETED, record, revision, "")
+        self._events.named(EventKind.VOLUME_DELETED, record, revision, "")
         log.info("deleted volume %s", record.name, extra={"code": "volume_deleted"})
 
     async def _change(
@@ -216,7 +206,7 @@ class VolumeApi:
             if request.id in held.record.requests:
                 return held
             refuse_late(request.deadline_s)
-            record = volume_changes.asked(change(held.record), held.record, request.id)
+            record = with_request(change(held.record), held.record, request.id)
             if record == held.record:
                 return held
             try:
@@ -225,7 +215,7 @@ class VolumeApi:
                 continue
             self.tell(kind, held, "")
             return held
-        raise contended(want.name)
+        raise contended(f"the volume {want.name}")
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: VolumeAsk, account: str) -> StoredVolume:
@@ -240,7 +230,7 @@ class VolumeApi:
     def tell(self, kind: EventKind, held: StoredVolume, message: str) -> None:
         """Apply a change to the cache; log it and emit its event."""
         self._fleet.volumes.apply(held)
-        self._events.volume(kind, held.record, held.revision, message)
+        self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
 

@@ -6,10 +6,11 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import attached, detached
 from virtbus.controller.core.volume_holds import freed, ref_of
+from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.key_states import ended
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.volume_api import VolumeApi
-from virtbus.controller.edge.volume_writes import VolumeWrites, contended
+from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmRef
 from virtbus.schemas.disk import Disk
@@ -76,7 +77,7 @@ class VolumeAttachments:
         try:
             await VolumeWrites(self._bus).replace(held, free)
         except ConflictError:
-            raise contended(record.name) from None
+            raise contended(f"the volume {record.name}") from None
 
     async def _answer(self, want: VolumeAsk, request: Request, message: str) -> VolumeView:
         """Return the volume after the change, and emit its event."""

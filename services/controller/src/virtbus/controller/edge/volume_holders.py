@@ -8,10 +8,11 @@ from virtbus.bus.client.ports import Bus, Write
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_holds import freed, held, ref_of, refuse_hold, wanted_volumes
 from virtbus.controller.core.volume_placement import Home, home_of
-from virtbus.controller.edge.volume_writes import volume_of
+from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.records import read_volume
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -76,7 +77,8 @@ class VolumeHolders:
         return None if there is None else _write(record, there.revision)
 
     async def _read(self, namespace: str, name: str) -> StoredVolume | None:
-        return volume_of(await self._bus.get(subjects.volume_record(namespace, name)))
+        entry = await self._bus.get(subjects.volume_record(namespace, name))
+        return stored_in(entry, read_volume)
 
 
 def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:

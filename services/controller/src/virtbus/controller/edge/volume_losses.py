@@ -49,5 +49,5 @@ class VolumeLosses:
         return lost
 
     def _of(self, node: str) -> list[StoredVolume]:
-        found = self._fleet.volumes.listed(None, {})
+        found = self._fleet.volumes.listed(None)
         return [one for one in found if one.record.node == node and not one.record.lost]

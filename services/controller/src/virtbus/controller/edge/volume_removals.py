@@ -74,7 +74,7 @@ class VolumeRemovals:
             extra = {"code": "volume_remains", "uid": held.record.uid}
             log.info("removal of %s will be retried: %s", held.record.name, error, extra=extra)
             return
-        self._events.volume(EventKind.VOLUME_DELETED, held.record, revision, "")
+        self._events.named(EventKind.VOLUME_DELETED, held.record, revision, "")
         extra = {"code": "volume_deleted", "uid": held.record.uid}
         log.info("deleted volume %s", held.record.name, extra=extra)
 

@@ -1,33 +1,17 @@
 """Writes volumes to the bus: each create, change and end is one compare-and-set (ADR 0045)."""
 
-from virtbus.bus.client.ports import Bus, Entry, EntryKind
+from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import ConflictError
-from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import CreateStep, create_step
 from virtbus.controller.core.volume_holds import restored, sized
-from virtbus.controller.edge.key_states import unreadable
+from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
+from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
-
-ATTEMPTS = 8
-"""Limit of attempts. In each lost race another writer won."""
-MARKER_TTL_S = 86_400.0
-"""Time that a deleted uid is remembered, so that a late create cannot restore it (I3)."""
-
-
-def volume_of(entry: Entry | None) -> StoredVolume | None:
-    """Return the volume in an entry, None if there is none; raises UnreadableValueError."""
-    if entry is None or entry.kind is EntryKind.PURGE:
-        return None
-    try:
-        return StoredVolume(read_volume(entry.key, entry.value), entry.revision)
-    except VirtbusError as error:
-        raise UnreadableValueError(unreadable(entry, error)) from error
 
 
 class VolumeWrites:
@@ -50,13 +34,13 @@ class VolumeWrites:
                 return StoredVolume(record, revision), True
             except ConflictError:
                 entry = await self._bus.get(key)
-            held = volume_of(entry)
+            held = stored_in(entry, read_volume)
             ended = entry.why.decode(errors="replace") if entry is not None else ""
             step = create_step(held.record if held else None, ended, record)
             if step is CreateStep.SAME and held is not None:
                 return held, False
             expect = entry.revision if entry is not None else 0
-        raise contended(record.name)
+        raise contended(f"the volume {record.name}")
 
     async def restore(self, vm: VmRecord) -> None:
         """Write the volumes of a VM's record that the bus has lost, or has at an earlier size.
@@ -74,7 +58,8 @@ class VolumeWrites:
 
     async def latest(self, namespace: str, name: str) -> StoredVolume | None:
         """Return a volume from the stream's leader; raises UnreadableValueError."""
-        return volume_of(await self._bus.get(subjects.volume_record(namespace, name)))
+        entry = await self._bus.get(subjects.volume_record(namespace, name))
+        return stored_in(entry, read_volume)
 
     async def replace(self, held: StoredVolume, record: VolumeRecord) -> StoredVolume:
         """CAS the volume over the revision that was read; raises ConflictError if it changed."""
@@ -94,9 +79,3 @@ class VolumeWrites:
 
 def _key(record: VolumeRecord) -> str:
     return subjects.volume_record(record.namespace, record.name)
-
-
-def contended(name: str) -> VirtbusError:
-    """Return 503: each attempt lost a race."""
-    message = f"the volume {name} keeps changing; repeat the request with the same uid"
-    return VirtbusError(Code.UNAVAILABLE, "contended", message, retry=Retry.SAME_ID, after_ms=200)

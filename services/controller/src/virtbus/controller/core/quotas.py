@@ -1,0 +1,30 @@
+"""Limits the number of objects of a kind, such as volumes."""
+
+from typing import NamedTuple, Protocol
+
+
+class Counted(Protocol):
+    """The cached objects of a kind."""
+
+    def count(self, namespace: str | None = None) -> int:
+        """Return the number of objects of a namespace; None: of all."""
+
+
+class Quota(NamedTuple):
+    """The largest number of objects of a namespace, and of all namespaces."""
+
+    per_namespace: int
+    in_all: int
+
+    def full(self, objects: Counted, namespace: str, what: str, whole: str = "the fleet") -> str:
+        """Return why one more object exceeds the quota; empty if it does not.
+
+        `what` names the objects, `whole` all namespaces together.
+        """
+        for count, most, where in (
+            (objects.count(namespace), self.per_namespace, f"namespace {namespace}"),
+            (objects.count(), self.in_all, whole),
+        ):
+            if count >= most:
+                return f"{where} has {count} {what} of {most} at most"
+        return ""
