@@ -226,6 +226,15 @@ async def test_a_disk_whose_header_names_another_file_is_not_read(
     assert copies.begun == 0
 
 
+async def test_an_export_outlives_its_disk(make_node: NodeMaker, threads: DiskThreads) -> None:
+    async with make_node() as node, exporting(node, threads, Copies()) as exports:
+        await node.disks.ensure(record(empty(8 * MIB), uid=VM))
+        await ended(exports)
+        await node.disks.release(VM, 1)
+        assert not node.files.path(VM, "data").exists()
+        assert (folder(node) / ID / "disk.qcow2").read_bytes() == CONTENT
+
+
 async def test_old_exports_expire(make_node: NodeMaker, threads: DiskThreads) -> None:
     async with make_node() as node, exporting(node, threads, Copies()) as exports:
         await node.disks.ensure(record(empty(8 * MIB), uid=VM))
