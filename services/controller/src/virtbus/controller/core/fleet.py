@@ -32,13 +32,13 @@ from virtbus.controller.core.placement import (
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
-from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key, refuse_foreign
+from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key
 from virtbus.controller.core.volume_placement import Wait, known_home, place_near
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
-from virtbus.schemas.records import as_stored, plain_stored, read_stored
+from virtbus.schemas.records import as_stored, plain_stored, read_stored, refuse_foreign
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
