@@ -1,13 +1,13 @@
 """Returns the DNS servers to which queries for other names go."""
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
+
+from virtbus.netd.core.reach import Address
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 MOST = 3
-
-Address = IPv4Address | IPv6Address
 
 
 class HostServers:
