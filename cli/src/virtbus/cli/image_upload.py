@@ -87,10 +87,10 @@ def _read(file: Path, name: str, steps: Steps) -> "LocalImage":
         CliError: the name or the file cannot be used.
     """
     from virtbus.cli.image_transfer import LocalImage
-    from virtbus.schemas.image_upload import check_image_name
+    from virtbus.schemas.image import check_plain_name
 
     try:
-        check_image_name(name)
+        check_plain_name(name)
     except ValueError as error:
         raise usage(f"--name {error}") from None
     try:

@@ -103,6 +103,15 @@ def check_image_ref(text: str) -> str:
     return ref
 
 
+def check_plain_name(text: str) -> str:
+    """Return an image name without a digest; raise ValueError for anything else."""
+    source = parse_image_ref(text)
+    if source.is_url or source.digest:
+        msg = "must be a plain name such as debian/12, without a URL and a digest"
+        raise ValueError(msg)
+    return source.locator
+
+
 def names_within(names: Sequence[str], max_bytes: int) -> tuple[str, ...]:
     """Return as many of the first names as fit into `max_bytes` together."""
     sizes = itertools.accumulate(len(name.encode()) for name in names)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 from virtbus.schemas.base64_text import decode_base64
-from virtbus.schemas.image import ImageInfo, parse_image_ref
+from virtbus.schemas.image import ImageInfo, check_plain_name
 from virtbus.schemas.model import LenientModel
 
 PIECE_BYTES = 128 * 1024
@@ -15,17 +15,8 @@ WINDOW_BYTES = 8 * PIECE_BYTES
 MAX_NAME_CHARS = 256
 
 
-def check_image_name(text: str) -> str:
-    """Return a plain image name; raise ValueError for a URL, a digest or anything else."""
-    source = parse_image_ref(text)
-    if source.is_url or source.digest:
-        msg = "must be a name such as web/2026-11, without a URL's scheme and without a digest"
-        raise ValueError(msg)
-    return source.locator
-
-
 ImageName = Annotated[
-    str, StringConstraints(max_length=MAX_NAME_CHARS), AfterValidator(check_image_name)
+    str, StringConstraints(max_length=MAX_NAME_CHARS), AfterValidator(check_plain_name)
 ]
 
 

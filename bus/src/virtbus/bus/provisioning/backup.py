@@ -180,9 +180,9 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
     ]
     if others:
         message = (
-            f"the bus has {len(others)} VM(s), volume(s) or image name(s) that the backup has not, "
-            f"the first is {_uid(others[0])}; restore only into an empty bus. To give a bus back "
-            "what it lost, while the hosts live: virtbus bus rebuild"
+            f"the bus has {len(others)} VM(s), volume(s) or image name(s) that are not those of "
+            f"the backup, the first is {_uid(others[0])}; restore only into an empty bus. To give "
+            "a bus back what it lost, while the hosts live: virtbus bus rebuild"
         )
         raise BackupError(message)
 

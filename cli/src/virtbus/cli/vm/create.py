@@ -55,7 +55,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     multiple=True,
     metavar="VOLUME[=DISK]",
     shell_complete=completion_sources.volumes,
-    help="A volume that the VM holds until it is deleted; repeatable.",
+    help="A volume that the VM holds until a detach or its delete; repeatable.",
 )
 @click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
 @click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")

@@ -154,10 +154,7 @@ class Disks:
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
         """Run `_ensure_many`, but not during the release of one of the volumes."""
-        folders = {disk.ref.folder for disk in wanted if disk.ref is not None}
-        async with contextlib.AsyncExitStack() as stack:
-            for folder in sorted(folders):
-                await stack.enter_async_context(self.locks.of(folder))
+        async with self.locks.volumes(disk.ref for disk in wanted if disk.ref is not None):
             return await self._threads.run(self._ensure_many, record, wanted, images)
 
     def _cached(self, disk: DiskRequest) -> ImageInfo | None:

@@ -286,15 +286,8 @@ class Uploads:
             await self._link(want, owner, image)
 
     async def _link(self, want: UploadImage, owner: str, image: ImageInfo) -> None:
-        link = NameLink(
-            name=want.name,
-            digest=image.digest,
-            format=image.format,
-            size_bytes=image.size_bytes,
-            virtual_size_bytes=image.virtual_size_bytes,
-            fetched=want.digest if want.digest != image.digest else "",
-            uploaded_by=owner,
-        )
+        link = NameLink.of(want.name, image, want.digest)
+        link = link.model_copy(update={"uploaded_by": owner})
         with self._store.lease(image.digest):
             await self._threads.run(self._store.write_link, link)
         log.info(

@@ -14,8 +14,8 @@ from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.dns_message import BadQueryError, DnsQuery
 from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
 from virtbus.netd.core.query_limits import QueryLimits
-from virtbus.netd.core.reach import is_host
-from virtbus.netd.core.zone import Address, Meaning, ReverseName, VmName, Zone, ZoneName
+from virtbus.netd.core.reach import Address, is_host
+from virtbus.netd.core.zone import Meaning, ReverseName, VmName, Zone, ZoneName
 from virtbus.netd.edge.dns_forwarder import Forwarder
 from virtbus.netd.edge.dns_server import DnsGuest, DnsServer
 from virtbus.netd.edge.host_servers import HostServers

@@ -10,8 +10,7 @@ from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.domain_names import is_domain
 from virtbus.netd.core.reach import ReachRules
-
-RESOLV_CONF = Path("/etc/resolv.conf")
+from virtbus.netd.edge.host_servers import RESOLV_CONF, host_dns
 
 
 class Settings(ServiceSettings):
@@ -147,22 +146,3 @@ class Settings(ServiceSettings):
             search=self.search,
             lease_s=self.lease_s,
         )
-
-
-def host_dns(path: Path) -> tuple[IPv4Address, ...]:
-    """Return up to 3 IPv4 name servers of a resolv.conf, without those on loopback."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return ()
-    found = []
-    for line in lines:
-        words = line.split()
-        if len(words) >= 2 and words[0] == "nameserver":
-            try:
-                address = IPv4Address(words[1])
-            except ValueError:
-                continue
-            if not address.is_loopback:
-                found.append(address)
-    return tuple(found[:3])

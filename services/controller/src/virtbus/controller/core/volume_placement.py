@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from virtbus.controller.core.placement import Candidate, Demand, Placement, place
+from virtbus.controller.core.allocations import takes_room
+from virtbus.controller.core.placement import Candidate, Demand, Placement, demand_of, place
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
@@ -17,8 +18,14 @@ class Home(NamedTuple):
     volume: str
 
 
-Wait = tuple[Demand, bool, bool, Home | None]
-"""The place that a waiting VM needs: demand, needs capacity, strict, and its volumes' node."""
+class Wait(NamedTuple):
+    """The place that a waiting VM needs. VMs with equal ones fit on the same nodes."""
+
+    demand: Demand
+    powered: bool
+    """It needs capacity now."""
+    strict: bool
+    home: Home | None
 
 
 def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
@@ -35,7 +42,19 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
     return next(iter(homes.values()), None)
 
 
-def known_home(record: VmRecord, volumes: Volumes) -> Home | None:
+def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
+    """Return the place that a VM needs; its volumes' node is by the cache."""
+    home = _known_home(record, volumes)
+    return Wait(demand_of(record.spec), takes_room(record), record.reserved, home)
+
+
+def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> Placement:
+    """Return the placement of a waiting VM as `place_near`."""
+    how = {"powered": wait.powered, "strict": wait.strict}
+    return place_near(record.spec, nodes, wait.home, **how)
+
+
+def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
     """Return the node of a VM's volumes by the cache; None if they have none yet."""
     for ref in record.volume_refs.values():
         held = volumes.get(ref.namespace, ref.name)

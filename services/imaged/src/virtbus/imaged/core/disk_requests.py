@@ -36,8 +36,7 @@ def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest,
         if volume.volume is not None:
             wanted.append(_named(record, volume))
         elif volume.image is not None:
-            ref, query = sealed_ref(volume.image.ref)
-            source = parse_image_ref(ref)._replace(target=record.target_of(volume))
+            source, query = _source(record, volume)
             size, policy = volume.image.size, _policy(source)
             wanted.append(DiskRequest(volume.name, source, size, policy, query))
         elif volume.container_disk is not None:
@@ -79,9 +78,15 @@ def _named(record: VmRecord, volume: Volume) -> DiskRequest:
         raise VirtbusError(Code.CONFLICT, "volume_unknown", message)
     if not ref.image:
         return DiskRequest(volume.name, None, ref.size_bytes, ref=ref)
-    source = parse_image_ref(ref.image)._replace(target=ref.target)
+    source, _ = _source(record, volume)
     policy = _policy(source)
     return DiskRequest(volume.name, source, ref.size_bytes, policy, ref=ref)
+
+
+def _source(record: VmRecord, volume: Volume) -> tuple[ImageSource, str]:
+    """Return the image of a volume that has one, and the query of its URL."""
+    ref, query = sealed_ref(record.image_of(volume))
+    return parse_image_ref(ref)._replace(target=record.target_of(volume)), query
 
 
 def _policy(source: ImageSource) -> ImagePullPolicy:
@@ -91,13 +96,8 @@ def _policy(source: ImageSource) -> ImagePullPolicy:
 
 def refs_of(record: VmRecord) -> frozenset[str]:
     """Return the references of all images of a record, as the store names them."""
-    found = ((record.image_of(volume), volume) for volume in record.spec.volumes)
-    sources = (
-        parse_image_ref(sealed_ref(ref)[0])._replace(target=record.target_of(volume))
-        for ref, volume in found
-        if ref
-    )
-    return frozenset(source.name for source in sources)
+    imaged = (volume for volume in record.spec.volumes if record.image_of(volume))
+    return frozenset(_source(record, volume)[0].name for volume in imaged)
 
 
 def brings_secret(spec: VmSpec) -> bool:

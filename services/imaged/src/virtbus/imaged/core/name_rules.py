@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from virtbus.imaged.core.name_patterns import NamePattern
 from virtbus.imaged.core.transports import PLAIN, Transport
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.image import parse_image_ref
+from virtbus.schemas.image import check_plain_name, parse_image_ref
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.wire import problems
 
@@ -53,7 +53,7 @@ class Translation(StrictModel):
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str | None) -> str | None:
-        return None if name is None else plain_name(name)
+        return None if name is None else check_plain_name(name)
 
     @field_validator("regexp")
     @classmethod
@@ -97,19 +97,6 @@ class Translation(StrictModel):
             msg = "logins of registries are in registry_auth_file, not in login_file"
             raise ValueError(msg)
         return name or DEFAULT_TRANSPORT
-
-
-def plain_name(text: str) -> str:
-    """Return an image name without a digest.
-
-    Raises:
-        ValueError: it is a URL, has a digest, or is malformed.
-    """
-    source = parse_image_ref(text)
-    if source.is_url or source.digest:
-        msg = "must be a plain name such as debian/12"
-        raise ValueError(msg)
-    return source.locator
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +190,7 @@ def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
     if value == "":
         return ""
     try:
-        prefix = plain_name(value) if isinstance(value, str) else ":"
+        prefix = check_plain_name(value) if isinstance(value, str) else ":"
     except ValueError:
         prefix = ":"
     if ":" in prefix:
@@ -267,7 +254,7 @@ def _refusing(entry: Mapping[str, Any]) -> NameRule | None:
     """Return a rule for the names of an invalid entry; None if they cannot be read."""
     try:
         if isinstance(entry.get("name"), str):
-            return NameRule("", name=plain_name(entry["name"]))
+            return NameRule("", name=check_plain_name(entry["name"]))
         if isinstance(entry.get("regexp"), str):
             return NameRule("", pattern=NamePattern.of(entry["regexp"], ""))
     except ValueError:

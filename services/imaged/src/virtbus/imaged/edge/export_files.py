@@ -123,10 +123,9 @@ class ExportFiles:
 
     def check_room(self, more_bytes: int) -> None:
         """Raise 503 `disk_full` unless so many more bytes leave the floor of free space."""
-        space = os.statvfs(self._disks)
-        share = int(space.f_blocks * space.f_frsize * self._limits.min_free_ratio)
-        floor_bytes = max(share, self._limits.min_free_bytes)
-        free_bytes = space.f_bavail * space.f_frsize
+        disk = os.statvfs(self._disks)
+        free_bytes = disk.f_bavail * disk.f_frsize
+        floor_bytes = self._limits.floor_bytes(disk.f_blocks * disk.f_frsize)
         if free_bytes - more_bytes < floor_bytes:
             raise disk_full(
                 f"the node has {format_bytes(free_bytes)} free for exports and must keep "

@@ -7,7 +7,6 @@ checked before dnspython reads it, so a query costs at most 1 ms of CPU.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 
 import dns.exception
 import dns.flags
@@ -18,6 +17,8 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
+from virtbus.netd.core.reach import Address
+
 MAX_QUERY_BYTES = 512
 TTL_S = 5
 """Lifetime of names and of their absence: a VM may move, or get its name, at any time."""
@@ -25,8 +26,6 @@ _HEADER = struct.Struct("!HHHHHH")
 _RESPONSE, _OPCODES, _RECURSION = 0x8000, 0x7800, 0x0100
 _PLAIN_BYTES, _MOST_BYTES = 512, 1232
 """Bytes of a UDP answer: without EDNS, and most with it (DNS flag day 2020)."""
-
-Address = IPv4Address | IPv6Address
 
 
 class BadQueryError(Exception):

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
+from virtbus.netd.core.reach import Address
 from virtbus.schemas.ids import is_id
 
-Address = IPv4Address | IPv6Address
 _REVERSE_4, _REVERSE_6 = ("in-addr", "arpa"), ("ip6", "arpa")
 
 
