@@ -20,7 +20,7 @@ _HERE = "virtbus.cli.export"
 END = "end of file"
 """The agent's reason for closing the stream after the whole file was sent."""
 ATTEMPTS = 5
-"""Streams that are opened for one file. Each begins where the one before it broke."""
+"""Limit of streams for one file. Each continues where the previous one broke."""
 
 
 @click.group(
@@ -142,7 +142,7 @@ def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> No
             digest = _receive(invocation, view, target_file)
         if digest != result.get("digest"):
             part.unlink()
-            message = f"the file is {digest}, and the export {result.get('digest')}; repeat"
+            message = f"the file has the digest {digest}, the export {result.get('digest')}; repeat"
             raise CliError(Exit.REFUSED, "digest", message)
         part.replace(path)
     except OSError as error:

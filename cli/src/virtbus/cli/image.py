@@ -70,7 +70,7 @@ def listing(invocation: Invocation) -> None:
     "--namespace",
     default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
     metavar="NS",
-    help="Of the image name REF.  [default: default] [env: VIRTBUS_NAMESPACE]",
+    help="The namespace of the image name REF.  [default: default] [env: VIRTBUS_NAMESPACE]",
 )
 @verb
 def pull(

@@ -67,7 +67,7 @@ def command(
 
 
 def _check(ref: str) -> None:
-    """Refuse what no node could fetch, before any is asked."""
+    """Refuse a reference that no node could fetch, before any node is asked."""
     from virtbus.schemas.image import check_image_ref
 
     try:

@@ -112,7 +112,8 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
     """Return the operation after its end; show its progress meanwhile.
 
     Raises:
-        CliError: as `Invocation.call`; `unknown` if a person interrupts it. It continues then.
+        CliError: as `Invocation.call`; `unknown` if a person interrupts the wait. The operation
+        then continues.
     """
     steps = Steps(shown=invocation.for_eyes)
     id_ = str(view.get("id"))

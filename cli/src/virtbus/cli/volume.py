@@ -46,7 +46,7 @@ def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
     One VM at a time holds a volume, from its create or an attach to its delete or a detach. The
-    data is on one node, and draws VMs that use the volume to that node.
+    data is on one node, and VMs that use the volume are placed there.
     """
 
 

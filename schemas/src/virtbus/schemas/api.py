@@ -227,8 +227,8 @@ class WatchReply(LenientModel):
 
     A new watch with this `after` continues after this reply. The first reply contains `renew`, the
     subject for renewals. Publish any message to it after `synced`, and then at least every 30 s.
-    The watch ends 30 s after `synced` or the last renewal. If its account has too many watches for
-    a new one, its oldest watch that was never renewed ends with 429 `displaced`.
+    The watch ends 30 s after `synced` or the last renewal. If an account opens too many watches,
+    its oldest watch that was never renewed ends with 429 `displaced`.
     """
 
     items: tuple[VmView, ...] | None = None

@@ -50,7 +50,7 @@ class ImageNameSpec(StrictModel):
 
     url: PlainUrl
     digest: ImageDigest | None = None
-    """Of the image file; of the manifest, for a `docker://` URL."""
+    """The digest of the image file; for a `docker://` URL, that of the manifest."""
     transport: TransportName | None = None
     """A transport that `images.d` of each node has, and that it permits for the URL's server."""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT

@@ -9,9 +9,9 @@ from virtbus.schemas.image import ImageInfo, check_plain_name
 from virtbus.schemas.model import LenientModel
 
 PIECE_BYTES = 128 * 1024
-"""Most bytes in one message. Other messages on the connection wait briefly for it."""
+"""Maximum bytes in one message, so that other messages on the connection wait only briefly."""
 WINDOW_BYTES = 8 * PIECE_BYTES
-"""Bytes that a client may have on the way: the memory of an upload in imaged."""
+"""Bytes that a client may send before imaged confirms them. imaged holds them in memory."""
 MAX_NAME_CHARS = 256
 
 
@@ -44,7 +44,7 @@ class UploadedImage(LenientModel):
     """The answer: the node has the first `offset_bytes` of the file, or the image.
 
     A piece that does not begin at `offset_bytes` is not stored; the client continues there. It may
-    have `window_bytes` on the way.
+    send `window_bytes` beyond the confirmed ones.
     """
 
     offset_bytes: int = Field(ge=0)

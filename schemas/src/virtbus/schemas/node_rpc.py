@@ -58,7 +58,7 @@ class VolumeRelease(LenientModel):
 
 
 class VolumeReleased(LenientModel):
-    """Nothing of the volume is left; `found`: there was something."""
+    """Nothing of the volume is left. `found` is True if there was something to remove."""
 
     found: bool = False
 
@@ -110,7 +110,7 @@ class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
     With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
-    with a folder above it.
+    whose folder's name is greater.
     """
 
     uid: str | None = None
@@ -119,9 +119,9 @@ class Inspect(LenientModel):
 
 
 class HeldVolume(LenientModel):
-    """The data of a volume on a host; `ref` is the host's copy of what it is, if readable.
+    """The data of a volume on a host. `ref` is the host's copy of its reference, if readable.
 
-    `holder` is the VM whose disks were made last with it.
+    `holder` is the last VM whose disks were made with it.
     """
 
     folder: str
@@ -143,7 +143,7 @@ class HeldResources(LenientModel):
 
 
 class MadeDisk(LenientModel):
-    """A disk of a VM, a qcow2 file; `digest` and `image_format` are of its image, if it has one.
+    """A disk of a VM, a qcow2 file. `digest` and `image_format` describe its image, if it has one.
 
     There is no field for a path: the agent derives the paths of disks and images (ADR 0030).
     """

@@ -21,7 +21,7 @@ class OperationPhase(StrEnum):
     FAILED = "Failed"
     """It has no effect on its VM or volume."""
     CANCELLED = "Cancelled"
-    """As Failed, by request."""
+    """It ended without effect, at a client's request."""
 
 
 OperationEvent = Literal["begin", "succeed", "fail", "cancel"]

@@ -31,7 +31,7 @@ DEFAULT_TIMEOUT_MS = 30_000
 STOP_S = 1.0
 """Time that running requests have to finish when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
-"""Most bytes of requests that a service processes or queues at one time.
+"""Maximum bytes of requests that a service processes or queues at one time.
 
 Decoded requests take a few times as much memory.
 """

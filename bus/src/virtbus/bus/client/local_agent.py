@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FILE = "instance"
 LOOK_S = 0.1
-TOLD_AFTER_S = 5.0
+REPORT_AFTER_S = 5.0
 PROVE_S = 10.0
 SETTLES_S = 2.0
 """Longer than an agent takes between writing its instance key and its file."""
@@ -55,13 +55,13 @@ class LocalAgent:
     async def gate(self) -> None:
         """Return once the local agent holds the node; raise BusError if the key cannot be read.
 
-        After TOLD_AFTER_S it reports the service as started, because systemd's start timeout would
-        end a service that still waits for the agent.
+        After REPORT_AFTER_S it reports the service as started. Otherwise systemd's start timeout
+        would end a service that still waits for the agent.
         """
         loop = asyncio.get_running_loop()
         begun_s, told = loop.time(), False
         while not await self._holds():
-            if not told and loop.time() - begun_s > TOLD_AFTER_S:
+            if not told and loop.time() - begun_s > REPORT_AFTER_S:
                 told = True
                 notify("READY=1\nSTATUS=waits for the agent of this host")
                 text = "waits for the agent of this host: it does not hold the node"

@@ -171,7 +171,7 @@ async def ensure(
         except DeniedError as error:
             if not may_lack:
                 raise
-            text = "%s is not as declared: %s; an admin does: virtbus bus declare"
+            text = "%s differs from its declaration: %s; run as admin: virtbus bus declare"
             log.warning(text, config["name"], error, extra={"code": "declaration_denied"})
 
 

@@ -60,7 +60,7 @@ def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None
     epilog=examples(
         """
         virtbus bus restore /var/backups/virtbus-2026-11-21
-        virtbus bus rebuild                  then: what the hosts know is newer
+        virtbus bus rebuild                  then: restore newer records from hosts
         """
     )
 )
@@ -82,7 +82,7 @@ def restore(invocation: Invocation, *, file: Path) -> None:
     told["deleted"] = done.deleted
     invocation.show(told, lambda: f"{len(done.vms)} VM(s) restored, {done.present} key(s) there")
     if done.deleted:
-        invocation.note(f"{len(done.deleted)} VM(s) were deleted on this bus and stay so")
+        invocation.note(f"{len(done.deleted)} VM(s) were deleted on this bus and stay deleted")
     invocation.note("now start all hosts, then: virtbus bus rebuild")
 
 

@@ -72,7 +72,7 @@ def command(
             invocation.show(told, lambda: written(changed))
             return
         if not hosts:
-            raise usage("a bus needs a name that hosts find it by", "add --host bus.example.org")
+            raise usage("a bus needs a name by which hosts reach it", "add --host bus.example.org")
         plan = BusPlan(
             parse_servers(hosts, int(servers)),
             nodes=[check_id(node) for node in nodes],

@@ -91,7 +91,7 @@ def command(invocation: Invocation, state_dir: str | None) -> None:
     findings = [container.judged(_look(check)) for check in checks(place)]
     count = {level: sum(f.level == level for f in findings) for level in (OK, WARN, UNKNOWN, FAIL)}
     hidden = f"{count[UNKNOWN]} unknown, " if count[UNKNOWN] else ""
-    told = f"\n{count[OK]} ok, {count[WARN]} to look at, {hidden}{count[FAIL]} to mend"
+    told = f"\n{count[OK]} ok, {count[WARN]} warnings, {hidden}{count[FAIL]} to repair"
     value = {"findings": [finding.as_map() for finding in findings], "count": count}
     invocation.show(value, lambda: "\n".join([*(f.as_text() for f in findings), told]))
     if count[FAIL]:

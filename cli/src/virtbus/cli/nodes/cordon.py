@@ -30,7 +30,7 @@ def get(invocation: Invocation, *, name: str) -> None:
 @click.command(
     epilog=examples(
         """
-        virtbus node cordon n1               no new VM comes to n1; those there run on
+        virtbus node cordon n1               n1 gets no new VM; its VMs keep running
         virtbus node drain n1                and the VMs there leave
         virtbus node uncordon n1             as before
         """

@@ -25,7 +25,7 @@ _STILL = 3
         virtbus node drain n1                          VMs that may leave go elsewhere
         virtbus node drain n1 --discard-local-disks    also those whose disks are only there
         virtbus node drain n1 --no-wait -o json
-        virtbus node uncordon n1                       end it; what has left does not come back
+        virtbus node uncordon n1                       end it; evacuated VMs do not return
         """
     )
 )

@@ -162,7 +162,7 @@ def _said(room: Room, stalled: list[str]) -> BusStorage:
     if stalled:
         message = (
             f"the bus stores nothing (its disk has {free} free): free space on the host of the bus;"
-            " the server then restarts by itself; VMs run on; repeat with the same id"
+            " the server then restarts by itself; VMs keep running; repeat with the same id"
         )
     elif room.low:
         message = (

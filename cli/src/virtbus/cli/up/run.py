@@ -97,9 +97,9 @@ async def _serve(
     if place.runs == BUS_ONLY:
         return
     if count is None:
-        terminal.say("VMs of this node, if any, run on")
+        terminal.say("VMs of this node, if any, keep running")
     else:
-        terminal.say(f"{count} VM{'' if count == 1 else 's'} of this node run on")
+        terminal.say(f"{count} VM{'' if count == 1 else 's'} of this node keep running")
 
 
 async def _announce(place: Place, children: list[Child], terminal: Terminal) -> None:

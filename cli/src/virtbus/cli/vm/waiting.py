@@ -42,7 +42,7 @@ class WaitProgress(Sees):
 
     def listen(self) -> None:
         """Show events and progress as steps. Call it before the request, to miss no step."""
-        self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._fact)
+        self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._event)
         self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
 
     def stopping(self, view: Mapping[str, Any], grace_s: int | None) -> None:
@@ -139,7 +139,7 @@ class WaitProgress(Sees):
 
     # --- steps -------------------------------------------------------------------------------
 
-    def _fact(self, item: WireMessage) -> None:
+    def _event(self, item: WireMessage) -> None:
         fact = _map_of(item)
         kind = str(fact.get("kind") or ".".join(item.subject.split(".")[4:]))
         if kind == "trace.span":

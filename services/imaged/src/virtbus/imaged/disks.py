@@ -272,7 +272,7 @@ class Disks:
             return await self._threads.run(self._volumes.remove, ref.folder)
 
     async def held_volumes(self, after: str) -> HeldResources:
-        """Return a page of the volumes on the host, with folders above `after`."""
+        """Return a page of the volumes on the host, with folders greater than `after`."""
         return await self._threads.run(self._volumes.page, after)
 
     # --- quarantine --------------------------------------------------------------------------

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 EXPORTS_AT_ONCE = 2
 """Conversions at a time: each takes one CPU and the disk's bandwidth."""
 KEEP_S = 25 * 3600.0
-"""Age at which exports are removed. The operation is removed after a day, and with it the file; so
-this concerns only files of operations that the node never heard of again."""
+"""Age at which exports are removed. An operation and its file are removed after a day. So this
+removes only the files of operations whose removal the node did not see."""
 EXPIRE_S = 600.0
 CONVERT, PACK, PUBLISH = (step.name for step in STEPS["export"])
 

@@ -118,7 +118,7 @@ class Uploads:
         return await self._answered(upload, want, wait_s)
 
     def _refuse_failed(self, want: UploadImage, key: str) -> None:
-        """Repeat the error that ended an upload for its last requests; a first one begins again."""
+        """Raise the error that ended an upload for its late requests; a new client begins again."""
         if want.data or want.at == want.size_bytes:
             if key in self._failed:
                 raise self._failed[key]

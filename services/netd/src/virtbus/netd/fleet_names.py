@@ -27,7 +27,7 @@ SILENT_S = 5.0
 """Time after a failed question in which no other is asked, so that guests need not wait for it."""
 ASKED_AT_ONCE = 64
 KEPT = 4096
-"""Most stored answers that a VM exists; its absence is stored apart, so it displaces none."""
+"""Maximum stored answers that a VM exists. Answers that none exists are stored separately."""
 
 
 @dataclass(frozen=True, slots=True)

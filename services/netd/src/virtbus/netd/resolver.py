@@ -31,7 +31,7 @@ class Resolver:
     def __init__(
         self, gateway: IPv4Interface, domain: str, servers: HostServers, node: str
     ) -> None:
-        """`domain` is that of VMs; if it is empty, guests get no resolver."""
+        """`domain` is the domain of VMs' names; if it is empty, guests get no resolver."""
         self._gateway = gateway.ip
         self._zone = Zone(domain, gateway.network)
         self._node = node

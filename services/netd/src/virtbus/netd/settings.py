@@ -53,8 +53,8 @@ class Settings(ServiceSettings):
     dns: tuple[IPv4Address, ...] = Field(
         (),
         description=(
-            "DNS servers for all other names; empty: those of /etc/resolv.conf, and those on "
-            "loopback only for the gateway"
+            "DNS servers for all other names; empty: those of /etc/resolv.conf; only the gateway "
+            "asks those on loopback"
         ),
     )
     domain: str = Field(
@@ -70,7 +70,8 @@ class Settings(ServiceSettings):
     )
     ntp: tuple[IPv4Address, ...] = Field((), max_length=8, description="NTP servers of guests")
     guests_may_reach: tuple[IPv4Network, ...] = Field(
-        (), description="networks of hosts that guests of `default` may reach anyway"
+        (),
+        description="networks that guests of `default` may reach, even if hosts are in them",
     )
     guests_may_not_reach: tuple[IPv4Network, ...] = Field(
         (),
@@ -82,7 +83,7 @@ class Settings(ServiceSettings):
     network_namespaces: dict[str, tuple[str, ...]] = Field(
         {},
         description=(
-            "access to CNI networks: a network's name to namespaces, or to `*` for all; a "
+            "by CNI network: the namespaces whose VMs may use it, or `*` for all; a "
             "network without an entry is closed to everybody"
         ),
     )

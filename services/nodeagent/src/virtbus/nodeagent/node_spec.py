@@ -84,7 +84,7 @@ class NodeSpecFollower:
         self._listed = False
 
     def take(self, entry: Entry) -> None:
-        """Read the bus' value. An unreadable one leaves the last value, above all a fence.
+        """Read the bus' value. An unreadable value changes nothing, so a fence stays.
 
         Raises:
             VirtbusError: the value is unreadable.

@@ -222,7 +222,7 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
 def _with_root(
     data: Mapping[str, Any], volumes: list[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the volumes with that of the shorthand `image`, at the end: paths keep their index."""
+    """Return the volumes, then that of the shorthand `image`, so that paths keep their index."""
     return [*volumes, {"name": ROOT}] if data.get("image") else volumes
 
 
@@ -294,7 +294,7 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
 
 
 def _ignition(spec: Mapping[str, Any]) -> list[Detail]:
-    """Only a record has an `ignition` without its configuration."""
+    """Report an `ignition` without its configuration, which only a record may have."""
     given = spec.get("ignition")
     if given is None or _map(given).get("config") is not None:
         return []

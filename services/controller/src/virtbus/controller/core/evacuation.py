@@ -10,7 +10,7 @@ from virtbus.schemas.vm_status import VmStatus
 
 STAYS: dict[EvictionStrategy, str] = {
     EvictionStrategy.EXTERNAL: (
-        "its eviction strategy is External: whoever runs it moves it (`virtbus vm move`)"
+        "its eviction strategy is External: an external controller moves it (`virtbus vm move`)"
     ),
     EvictionStrategy.LIVE_MIGRATE: (
         "its eviction strategy is LiveMigrate, and no running guest can be moved yet; "

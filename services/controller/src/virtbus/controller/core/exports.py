@@ -11,8 +11,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import invalid
 
-AT_REST = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
-"""States of a VM whose disk may be exported. One that is stopping is waited for."""
+EXPORTABLE = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
+"""States of a VM whose disk may be exported. The export waits for a VM that is stopping."""
 
 
 def refuse_unclear(want: OperationExport) -> None:
@@ -20,7 +20,7 @@ def refuse_unclear(want: OperationExport) -> None:
     if (want.vm is None) == (want.volume is None):
         raise invalid((Detail(path="vm", message="give either vm or volume"),))
     if want.disk is not None and want.vm is None:
-        raise invalid((Detail(path="disk", message="is of a vm; a volume has only one"),))
+        raise invalid((Detail(path="disk", message="is for a vm; a volume has only one disk"),))
 
 
 def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, object]:
@@ -34,7 +34,7 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
     if vm.node == UNPLACED:
         message = f"{vm.name} has no node yet, so it has no disk"
         raise VirtbusError(Code.CONFLICT, "unplaced", message)
-    if state not in AT_REST:
+    if state not in EXPORTABLE:
         message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then export it"
         raise VirtbusError(Code.CONFLICT, "vm_runs", message)
     disk = _disk(want, vm)
@@ -93,5 +93,5 @@ def refuse_other(there: OperationRecord, wanted: OperationRecord) -> None:
     """Raise 409 if the operation that has the id is another one."""
     same = {"uid", "resource", "disk", "format", "kind"}
     if there.model_dump(include=same) != wanted.model_dump(include=same):
-        message = f"the id {wanted.id} is another operation; leave it out to get a new one"
+        message = f"the id {wanted.id} belongs to another operation; leave it out to get a new one"
         raise VirtbusError(Code.CONFLICT, "id_taken", message)

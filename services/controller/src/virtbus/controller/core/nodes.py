@@ -70,7 +70,7 @@ WHY_UNKNOWN: dict[NodeState, str] = {
     "before the node is fenced",
     NodeState.RECOVERING: "the agent of {node} has not yet compared its guests with their records; "
     "`virtbus node get {node}` says why",
-    NodeState.LEFT: "the agent of {node} was stopped; the guest runs on unwatched",
+    NodeState.LEFT: "the agent of {node} was stopped; the guest keeps running unobserved",
 }
 
 

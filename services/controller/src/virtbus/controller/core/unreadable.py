@@ -130,7 +130,7 @@ class Damaged:
         if not self._found:
             return view
         found = [one for one in self.of(view.uid) if one.kind != "status" or _own(one, view)]
-        return view.model_copy(update={"conditions": view.conditions + _told(found)})
+        return view.model_copy(update={"conditions": view.conditions + _conditions(found)})
 
 
 def _own(found: Unreadable, view: VmView) -> bool:
@@ -138,7 +138,7 @@ def _own(found: Unreadable, view: VmView) -> bool:
     return found.key.split(".")[2] == view.node
 
 
-def _told(found: Iterable[Unreadable]) -> tuple[Condition, ...]:
+def _conditions(found: Iterable[Unreadable]) -> tuple[Condition, ...]:
     return tuple(
         Condition(
             type=CONDITION,

@@ -46,7 +46,7 @@ def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) ->
         )
         raise VirtbusError(Code.CONFLICT, "name_taken", message)
     if details := _differences(there, wanted):
-        message = f"uid {there.uid} is {there.name} already, and not as asked for here"
+        message = f"uid {there.uid} is {there.name} already, and differs from this request"
         raise VirtbusError(Code.CONFLICT, "uid_taken", message, details=details)
     return CreateStep.SAME
 
@@ -68,7 +68,7 @@ def _differences(there: VolumeRecord, wanted: VolumeRecord) -> tuple[Detail, ...
     paths = [*changed_paths(before, after, "spec")]
     if wanted.node not in {"", there.node}:
         paths.append("node")
-    return tuple(Detail(path=path, message="is another") for path in paths)
+    return tuple(Detail(path=path, message="differs") for path in paths)
 
 
 def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
@@ -132,9 +132,9 @@ def _in_use(record: VolumeRecord) -> VirtbusError:
 def mended(
     want: VolumeAsk, known: VolumeRecord | None, users: Sequence[str], uid: str
 ) -> VolumeRecord:
-    """Return the volume as deleted, in place of a record that cannot be read.
+    """Return a record of the volume that is being deleted, in place of an unreadable record.
 
-    `known` is its last readable record, if any. Without one, `uid` is given to it, and its data
+    `known` is its last readable record, if any. Without one, the volume gets `uid`, and its data
     stays on its node. `users` are the uids of VMs that name it.
 
     Raises:
@@ -157,10 +157,10 @@ def mended(
 
 
 def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
-    """Return a volume whose data is on `node`, by the node's copy of what it is.
+    """Return a volume whose data is on `node`, from the node's copy of its reference.
 
     Raises:
-        VirtbusError: 400 the copy is not possible as a volume.
+        VirtbusError: 400 the copy does not describe a valid volume.
     """
     plain = {"size": ref.size_bytes, "source": {"image": ref.image or None}}
     return VolumeRecord(

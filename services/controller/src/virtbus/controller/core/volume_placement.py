@@ -83,5 +83,5 @@ def place_near(
     why = f"does not have the volume {home.volume}, which is on {home.node}"
     refused = {one.record.node: why for one in nodes if one.record.node != home.node}
     if len(refused) == len(nodes):
-        refused[home.node] = f"has the volume {home.volume}, and is not there"
+        refused[home.node] = f"has the volume {home.volume}, and is not available"
     return Placement(found.fit, {**refused, **found.refused})

@@ -79,7 +79,7 @@ class Evacuations:
         for uid in sorted(fleet.evacuating):
             held = fleet.vms.get(uid)
             if held is not None and not fleet.damaged.record_of(uid):
-                await self._go_on(held, places, check)
+                await self._continue(held, places, check)
         for node, node_spec in sorted(node_specs.items()):
             if node_spec.fenced is not None:
                 await self._fenced(node, node_spec, node_spec.fenced, places, check)
@@ -95,7 +95,7 @@ class Evacuations:
         there = [held for held in there if not fleet.damaged.record_of(held.record.uid)]
         return sorted(there, key=lambda held: held.record.created_ns)
 
-    async def _go_on(self, held: StoredVm, places: EvacuationTargets, check: Check) -> None:
+    async def _continue(self, held: StoredVm, places: EvacuationTargets, check: Check) -> None:
         """Move a leaving VM once its node has released it; until then reserve its target."""
         record, uid = held.record, held.record.uid
         if not released_by_node(record, self._fleet.last_status(record)):

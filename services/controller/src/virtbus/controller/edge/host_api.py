@@ -122,7 +122,7 @@ class HostApi(NodeApi):
             self._fleet.hosts.took(node, host, revision)
             self._fleet.offer(node)
             return True
-        message = f"what is known of the host of {node} keeps changing; repeat the request"
+        message = f"the host record of {node} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
 

@@ -45,8 +45,8 @@ ANSWER_BEFORE_S = 10.0
 """Time reserved for the writes after the last node has answered or timed out."""
 WRITTEN = {
     RebuildAction.ADD: "the bus had lost it",
-    RebuildAction.RAISE: "its host had moved on",
-    RebuildAction.MOVE: "its host had moved on",
+    RebuildAction.RAISE: "its host had a newer copy",
+    RebuildAction.MOVE: "its host had a newer copy",
 }
 
 
@@ -88,7 +88,7 @@ class Rebuilds:
         told += [RebuiltNode(node=node, message=failed.get(node, "is silent")) for node in silent]
         return BusRebuilt(
             vms=tuple(
-                _told(step) for step in done if step.step is not RebuildAction.KEEP or step.why
+                _shown(step) for step in done if step.step is not RebuildAction.KEEP or step.why
             ),
             nodes=tuple(sorted(told, key=lambda each: each.node)),
             kept=sum(step.step is RebuildAction.KEEP and not step.why for step in done),
@@ -250,7 +250,7 @@ def _soon(error: BusError | VirtbusError) -> bool:
     return isinstance(error, VirtbusError) and error.reason == "recovering"
 
 
-def _told(step: Rebuilt) -> RebuiltVm:
+def _shown(step: Rebuilt) -> RebuiltVm:
     record = step.record
     return RebuiltVm(
         uid=record.uid,

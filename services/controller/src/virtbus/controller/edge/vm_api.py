@@ -242,7 +242,8 @@ class VmApi:
         uid = ref.uid or cached
         held = await self._commits.latest(uid) if uid is not None else None
         if held is None and ref.uid is None and ref.name is not None:
-            # The cache has no holder, or an ended one: the claim has the current one.
+            # The cache has no holder of the name, or one that has ended. The claim names the
+            # current one.
             uid = await self._commits.holder(ref.namespace, ref.name)
             held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:

@@ -103,7 +103,7 @@ class VolumeApi:
         return self.show(held)
 
     async def _target(self, want: VolumeCreate) -> ImageTarget | None:
-        """Return what the name of the volume's image stands for, if the bus has that name."""
+        """Return the target of the volume's image name, if the bus has that name."""
         ref = want.spec.source.image
         return await self._images.of_ref(ref, want.namespace) if ref else None
 

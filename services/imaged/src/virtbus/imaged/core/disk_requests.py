@@ -21,7 +21,7 @@ class DiskRequest:
     query: str = ""
     """The query of the image's URL, if an older controller left it in the record."""
     ref: VolumeRef | None = None
-    """The volume that the disk is, if it is not the VM's own."""
+    """The volume whose data the disk is; None: the disk is the VM's own."""
 
 
 def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:

@@ -25,7 +25,7 @@ class NameLink(LenientModel):
     etag: str = ""
     last_modified: str = ""
     fetched: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
-    """The digest of the fetched bytes, if the stored file is their content."""
+    """The digest of the fetched bytes, if the stored file was extracted or converted from them."""
     uploaded_by: str = ""
     """The account that uploaded the image under this name; empty if it was fetched."""
 

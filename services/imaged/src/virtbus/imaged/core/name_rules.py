@@ -38,7 +38,9 @@ class Translation(StrictModel):
         description="an RE2 expression that matches a whole name, after the prefix",
     )
     digest: str | None = Field(
-        None, pattern=r"^sha256:[0-9a-f]{64}$", description="of the image; `sha256:` and 64 digits"
+        None,
+        pattern=r"^sha256:[0-9a-f]{64}$",
+        description="digest of the image: `sha256:` and 64 digits",
     )
     url: str = Field(description="URL; with regexp it may use groups: $1, ${1}, ${name}")
     transport: str | None = Field(
@@ -75,7 +77,7 @@ class Translation(StrictModel):
         digest = info.data.get("digest")
         source = parse_image_ref(f"{checked}@{digest}" if digest else checked)
         if not source.is_url or source.digest != digest:
-            msg = "must be a URL; a digest belongs into the field digest"
+            msg = "must be a URL; a digest belongs in the field digest"
             raise ValueError(msg)
         return url if regexp is not None else source.locator
 
@@ -113,7 +115,7 @@ class NameRule:
     transport: Transport = PLAIN
     pin: bool = False
     layer: int = 0
-    """0: a file, 1: settings, 2: our own guests. Lower ones win."""
+    """0: a file, 1: settings, 2: virtbus' own images. The lowest layer wins."""
     problem: str = ""
     """The reason why the rule is unusable; it refuses its names."""
 

@@ -35,7 +35,7 @@ class Conversions:
     ) -> None:
         """Write the first of `parts` to the second as qcow2; `worked` gets the written bytes.
 
-        After a cancellation qemu-img has ended, and the second part holds anything.
+        After a cancellation qemu-img has ended, and the second part has arbitrary content.
 
         Raises:
             VirtbusError: 413 `image_too_large`; 422 `conversion_failed`, `conversion_limit`,
@@ -71,8 +71,8 @@ class Conversions:
             return VirtbusError(
                 Code.UNSUPPORTED,
                 "sandbox_unavailable",
-                f"this node cannot convert {shown(url)}: {ended.why}; use a node whose "
-                "'virtbus doctor' is content with 'image conversion', or offer a qcow2 that "
+                f"this node cannot convert {shown(url)}: {ended.why}; use a node where "
+                "'virtbus doctor' accepts 'image conversion', or offer a qcow2 that "
                 "'qemu-img convert -O qcow2' makes",
             )
         if ended.is_over_cpu:

@@ -27,7 +27,7 @@ _MEASURE_AGAIN_S = 1.0
 _BLOCK_BYTES = 512
 
 MakeRoom = Callable[[Callable[[], int]], None]
-"""Remove unused images until the function returns 0 or less: the bytes that are missing."""
+"""Removes unused images until its argument, which returns the missing bytes, returns at most 0."""
 
 
 class StoreSpace:

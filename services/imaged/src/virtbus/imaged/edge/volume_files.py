@@ -35,7 +35,7 @@ _VOLUME = re.compile(rf"^{_NAME}\.{_NAME}\.[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0
 
 
 class VolumeNote(LenientModel):
-    """The file `record.json` next to a volume's data: the host's own copy of what it is.
+    """The file `record.json` next to a volume's data: the host's own copy of its identity.
 
     `holder` is the VM whose disks were made last, under `epoch`. `digest` is of the image.
     """
@@ -94,7 +94,7 @@ class VolumeFolders(DiskFolders):
             raise store_error(error) from error
 
     def page(self, after: str) -> HeldResources:
-        """Return the first volumes with a folder above `after`."""
+        """Return the first volumes whose folder is greater than `after`."""
         names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
         found = tuple(self._held(one) for one in names[:PAGE])
         return HeldResources(volumes=found, more=len(names) > PAGE)

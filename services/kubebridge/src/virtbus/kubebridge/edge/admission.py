@@ -26,8 +26,10 @@ from virtbus.kubebridge.edge.fair_turns import FairTurns
 MAX_BYTES = 8 * 1024**2
 """Largest review. It contains an object at most twice, and the API server accepts up to 3 MiB."""
 MAX_VALUES = 40_000
-"""Most JSON values of a review: two objects as large as a bus message. A review costs at most 0.6 s
-of CPU time."""
+"""Limit of JSON values of a review: two objects as large as a bus message.
+
+A review costs at most 0.6 s of CPU time.
+"""
 ANSWER_S = 10.0
 """Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0

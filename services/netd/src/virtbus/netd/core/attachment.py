@@ -48,7 +48,7 @@ class Nic(LenientModel):
     gateway: str = ""
     mtu: int = 1500
     asked_mtu: int = 0
-    """The MTU in the record; 0: the network's."""
+    """The MTU in the record; 0: that of the network."""
     queues: int = 1
     state: LinkState = LinkState.UP
     limits: NicLimits | None = None
@@ -76,7 +76,7 @@ class Nic(LenientModel):
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """Return what stays as it is while a guest runs."""
+        """Return the properties that stay the same while a guest runs."""
         return self.name, self.network, self.mac, self.asked_mtu, self.queues, self.publish
 
 

@@ -93,7 +93,7 @@ def read_result(output: bytes, plugin: str) -> dict[str, Any]:
     """Return the result that a plugin printed on ADD.
 
     Raises:
-        VirtbusError: 500 `cni_result` if it is none (NET-10: exit 0 without output).
+        VirtbusError: 500 `cni_result` if there is no result (NET-10: exit 0 without output).
     """
     try:
         result = json.loads(output)

@@ -60,7 +60,7 @@ def disk_name(volume: str) -> str:
 def disk_sources(
     state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
 ) -> dict[str, DiskSource]:
-    """Return the files of all disks of the record, by volume name. ISO volumes have none here.
+    """Return the files of all disks of the record, by volume name. ISO volumes are not among them.
 
     Raises:
         VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and

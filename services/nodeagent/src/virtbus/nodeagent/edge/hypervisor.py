@@ -288,7 +288,7 @@ class LibvirtHypervisor:
         )
 
     async def max_vcpus(self) -> int:
-        """Return the most vCPUs that a domain may have on this host."""
+        """Return the maximum number of vCPUs of a domain on this host."""
         return await self._reads.run(
             lambda connection: connection.getMaxVcpus(None),
             "read limits",

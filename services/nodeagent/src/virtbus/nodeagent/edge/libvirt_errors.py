@@ -61,7 +61,7 @@ def translated(
     """Return `error` as a VirtbusError. `doing` names the attempted operation in its text."""
     text = cause(error.get_error_message() or str(error))
     if connecting or is_down(error):
-        message = f"libvirt does not answer ({text}); start libvirtd, guests run on meanwhile"
+        message = f"libvirt does not answer ({text}); start libvirtd, guests keep running meanwhile"
         return VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
     said = _WRAPPER.match(text)
     if said is not None:

@@ -32,13 +32,13 @@ _TYPES = {
     GuestQuestion.INTERFACES: libvirt.VIR_DOMAIN_GUEST_INFO_INTERFACES,
 }
 _MOST_S = 10
-"""The most seconds that libvirt waits for one answer, for any caller."""
+"""Maximum seconds that libvirt waits for one answer, for any caller."""
 
 
 QUICK_S = 1
 """The seconds that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
-"""The seconds that a guest counts as slow. If they were few, slow guests would delay others."""
+"""Time for which a guest counts as slow. If it were short, slow guests would delay others."""
 Answer = TypeVar("Answer")
 
 
@@ -173,8 +173,8 @@ _thawed = _act(lambda domain: domain.fsThaw())
 def _refused(error: libvirt.libvirtError) -> VirtbusError | None:
     """Return the agent's own refusal; None if libvirt refuses or the agent is silent.
 
-    While it is frozen, an agent calls all commands but a few disabled. QEMU before 6.2 gives no
-    reason, and then a command that the guest's administrator disabled looks the same.
+    While a guest is frozen, its agent reports all but a few commands as disabled. QEMU before 6.2
+    gives no reason, and then a command that the guest's administrator disabled looks the same.
     """
     text = cause(error.get_error_message() or "")
     if error.get_error_code() != libvirt.VIR_ERR_INTERNAL_ERROR or "agent command" not in text:

@@ -124,7 +124,7 @@ def note(
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
         seen.disk_limits, seen.drives_error = {}, None
-        _melted(record, seen, tools)
+        _forget_freeze(record, seen, tools)
     elif phase in {"stopped", "releasing"}:
         seen.recovered()
     elif phase in UP and before not in {*UP, "new"}:
@@ -146,7 +146,7 @@ def _note_ending(
     tools: AgentPorts,
 ) -> None:
     seen.started_ns, seen.ready = None, ""
-    _melted(record, seen, tools)
+    _forget_freeze(record, seen, tools)
     # libvirt's event, a comparison and our own call may all report one end
     if phase == before:
         return
@@ -164,7 +164,7 @@ def _note_ending(
         seen.failed("guest", GUEST_ENDED, message)
 
 
-def _melted(record: VmRecord, seen: Observed, tools: AgentPorts) -> None:
+def _forget_freeze(record: VmRecord, seen: Observed, tools: AgentPorts) -> None:
     """Forget a freeze: it ended with the guest's run."""
     seen.frozen = None
     tools.freezes.ended(record.uid)
@@ -182,7 +182,7 @@ def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
         return False
     seen.reboots += 1
     seen.ready, seen.rebooted = "", True
-    _melted(record, seen, tools)
+    _forget_freeze(record, seen, tools)
     tools.events.emit(EventKind.GUEST_REBOOTED, record)
     return True
 

@@ -101,7 +101,7 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     if vm.phase == "paused":
         found.append(_paused(observed, asked=vm.record.paused))
     if runs and observed.domain_hash not in {"", vm.wanted_hash}:
-        message = "stop and start the VM to take over its new spec"
+        message = "stop and start the VM to apply its new spec"
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
     if observed.frozen is not None and vm.phase in UP:
         found.append(_frozen(observed.frozen))

@@ -7,7 +7,7 @@ from typing import Any
 
 from virtbus.kubebridge.core.fields.table import VMI
 from virtbus.kubebridge.core.fields.translator import changed
-from virtbus.kubebridge.core.objects.unstructured import Object, Said, merged, read, stamp
+from virtbus.kubebridge.core.objects.unstructured import NewCondition, Object, merged, read, stamp
 from virtbus.kubebridge.core.translation import annotations
 from virtbus.kubebridge.core.translation.mapping import defaulted_template
 from virtbus.kubebridge.core.vm.model import StateChange, Vm
@@ -153,25 +153,27 @@ def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(pair: Pair, failed: str) -> list[Said]:
+def _conditions(pair: Pair, failed: str) -> list[NewCondition]:
     said = []
     if pair.vmi is None:
-        said.append(Said(READY, False, "VMINotExists", "VMI does not exist"))
+        said.append(NewCondition(READY, False, "VMINotExists", "VMI does not exist"))
     else:
         mirrored = {one.type: one for one in pair.vmi.conditions}
         if READY not in mirrored:
             message = "VMI is missing the Ready condition"
-            said.append(Said(READY, False, "VMIConditionMissing", message))
+            said.append(NewCondition(READY, False, "VMIConditionMissing", message))
         there = (mirrored[kind] for kind in (READY, *MIRRORED) if kind in mirrored)
-        said += [Said(one.type, one.status == "True", one.reason, one.message) for one in there]
+        said += [
+            NewCondition(one.type, one.status == "True", one.reason, one.message) for one in there
+        ]
         if restart_required(pair.vm, pair.vmi):
-            said.append(Said(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
+            said.append(NewCondition(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
-        said.append(Said(FAILURE, True, "FailedCreate", failed))
+        said.append(NewCondition(FAILURE, True, "FailedCreate", failed))
     if pair.vm.annotation_bytes:  # the webhooks were unreachable when the VM was written
         (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"
-        said.append(Said(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
+        said.append(NewCondition(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
     return said
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.unstructured import Object, Said, merged
+from virtbus.kubebridge.core.objects.unstructured import NewCondition, Object, merged
 from virtbus.kubebridge.core.runtime.controller import Refused
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import phase_of
@@ -123,14 +123,16 @@ def _transitions(vmi: Vmi, after: VmiPhase, now: str) -> list[Any]:
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[Said]:
+def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[NewCondition]:
     view = seen.view
     runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
     ready = runs and not vmi.deleting
     reason, message = ("", "") if ready else _not_ready(view, runs=runs)
     said = [
-        Said(READY, ready, reason, message),
-        Said(LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION),
+        NewCondition(READY, ready, reason, message),
+        NewCondition(
+            LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION
+        ),
     ]
     if after not in FINAL:
         said += _troubles(seen, retried)
@@ -138,9 +140,9 @@ def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[Sai
         paused = next((one for one in view.conditions if one.type == PAUSED), None)
         reason = (paused.reason if paused else "") or "PausedByUser"
         message = (paused.message if paused else "") or "VMI was paused by user"
-        said.append(Said(PAUSED, on=True, reason=reason, message=message))
+        said.append(NewCondition(PAUSED, on=True, reason=reason, message=message))
     if runs and (seen.guest is not None if seen.asked else holds(vmi, AGENT)):
-        said.append(Said(AGENT, on=True))
+        said.append(NewCondition(AGENT, on=True))
     return said
 
 
@@ -153,20 +155,20 @@ def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
     return "GuestNotRunning", view.message or "Guest VM is not reported as running"
 
 
-def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
+def _troubles(seen: Seen, retried: str) -> Iterator[NewCondition]:
     """Yield the conditions that explain why the VM is not placed or not started."""
     view = seen.view
     if seen.waits or seen.refused is not None:
         message = seen.waits or (seen.refused.message if seen.refused else "")
-        yield Said(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
+        yield NewCondition(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
     elif view is not None and view.reason == "unplaced":
-        yield Said(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
+        yield NewCondition(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
     elif view is not None and view.reason and view.state is not VmState.RUNNING:
         reason = "FailedStart"
         stopped = view.state in {VmState.FAILED, VmState.PREPARING}
         if stopped and view.failure_stage == "image":
             reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
-        yield Said(SYNCHRONIZED, False, reason, view.message, retried)
+        yield NewCondition(SYNCHRONIZED, False, reason, view.message, retried)
 
 
 # --- guest information -------------------------------------------------------------------------
