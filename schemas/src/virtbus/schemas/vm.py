@@ -248,7 +248,7 @@ class VmSpec(StrictModel):
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None
-    protected: bool = False
+    protected: bool | None = None
     """True: a delete is refused until an update clears it."""
     placement: PlacementRules | None = None
 

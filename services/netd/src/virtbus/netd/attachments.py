@@ -138,9 +138,7 @@ class Attachments:
             log.info("the guest keeps its old interfaces until it restarts", extra=extra)
         update = {"epoch": plan.epoch, "generation": plan.generation}
         tuned = attachment.tuned_as(wanted).model_copy(update=update)
-        if (
-            tuned.nics != attachment.nics
-        ):  # stored afterwards, so that a crash in between repeats it
+        if tuned.nics != attachment.nics:  # stored afterwards: a crash in between repeats it
             await self._builder.tune(tuned)
         if tuned != attachment:
             self._keep(entry, tuned)
