@@ -147,9 +147,9 @@ def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> No
         part.replace(path)
     except OSError as error:
         raise CliError(Exit.REFUSED, "file", f"cannot write {path}: {error.strerror}") from None
-    told = {"file": str(path), "bytes": result.get("size_bytes"), "digest": digest}
+    value = {"file": str(path), "bytes": result.get("size_bytes"), "digest": digest}
     size = units.size(result.get("size_bytes"))
-    invocation.show(told, lambda: f"{output.safe(str(path))}: {size}, {digest}")
+    invocation.show(value, lambda: f"{output.safe(str(path))}: {size}, {digest}")
 
 
 def _receive(invocation: Invocation, view: dict[str, Any], file: BinaryIO) -> str:
@@ -171,11 +171,11 @@ def _receive(invocation: Invocation, view: dict[str, Any], file: BinaryIO) -> st
 
 
 def _writer(
-    file: BinaryIO, hashed: Callable[[bytes], None], told: Callable[[int], None]
+    file: BinaryIO, hashed: Callable[[bytes], None], report_bytes: Callable[[int], None]
 ) -> Callable[[bytes], None]:
     def write(data: bytes) -> None:
         file.write(data)
         hashed(data)
-        told(file.tell())
+        report_bytes(file.tell())
 
     return write

@@ -41,10 +41,10 @@ class UploadImage(LenientModel):
 
 
 class UploadedImage(LenientModel):
-    """The answer: the node has the first `offset_bytes` of the file, or the image.
+    """The answer: the node has the first `offset_bytes` of the file, or the finished image.
 
     A piece that does not begin at `offset_bytes` is not stored; the client continues there. It may
-    send `window_bytes` beyond the confirmed ones.
+    send up to `window_bytes` that are not confirmed yet.
     """
 
     offset_bytes: int = Field(ge=0)

@@ -268,9 +268,9 @@ class EndpointServer:
     async def _refuse(self, answers: Answers, refusal: VirtbusError) -> None:
         """Send an error; if that fails, send a short internal error. Never raises."""
         brief = VirtbusError(Code.INTERNAL, "internal", "the refusal could not be sent")
-        for told in (refusal, brief):
+        for error_answer in (refusal, brief):
             try:
-                await answers.refuse(told)
+                await answers.refuse(error_answer)
             except UnavailableError as error:  # a requester without an answer repeats its request
                 log.debug("answer of %s lost: %s", self._endpoint.name, error)
             except Exception:

@@ -56,8 +56,8 @@ class Signer:
         return hmac.compare_digest(record.signature.encode(errors="replace"), right.encode())
 
     def _text(self, node: str, uid: str, bare: bytes) -> str:
-        said = f"virtbus record\n{node}\n{uid}\n".encode() + bare
-        signature = base64.urlsafe_b64encode(hmac.digest(self._seed, said, "sha256"))
+        signed_bytes = f"virtbus record\n{node}\n{uid}\n".encode() + bare
+        signature = base64.urlsafe_b64encode(hmac.digest(self._seed, signed_bytes, "sha256"))
         return f"{self.id}:{signature.decode().rstrip('=')}"
 
 

@@ -1,8 +1,8 @@
 """Copies the desired state of a bus to a backup file, and restores it.
 
 A backup has records, claims, volumes, image names, purge markers of deleted VMs, node specs and
-secrets. It also has the keys by which controllers sign records, and each node's host record. So a
-restored bus trusts its own records and no other host.
+secrets. It also has the keys by which controllers sign records, and each node's host record. So
+nodes trust the restored records, and no other host can take a node's name.
 
 It excludes observed state (statuses, liveness), join records, tombstones and events. Values are
 copied as bytes, so a backup depends on key names only.
@@ -100,7 +100,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
 
 
 async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
-    """Return the last message of each key; it includes changes made during the list."""
+    """Return the last message of each key, with changes made during the list."""
     found: dict[str, Entry] = {}
     synced = False
     async with bus.watch(keys) as watch:

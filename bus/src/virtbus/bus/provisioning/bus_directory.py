@@ -305,11 +305,11 @@ def _unsafe(config: Path) -> Iterator[str]:
     except OSError as error:
         yield str(error)
         return
-    said = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
+    settings = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
     for word in ("no_auth_user", "websocket", "mqtt", "leafnodes", "gateway"):
         if any(line.split("#")[0].strip().startswith(word) for line in lines):
             yield f"{config}: {word} allows a login that virtbus does not know"
-    monitor = said.get("http", "")
+    monitor = settings.get("http", "")
     if monitor and "127.0.0.1" not in monitor:
         yield f"{config}: the monitoring port is not on 127.0.0.1 alone ({monitor.strip()})"
     for wanted in ("sync_interval: always", "include accounts.conf", "cert_file"):

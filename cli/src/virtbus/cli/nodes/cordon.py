@@ -87,8 +87,8 @@ def table(detail: Mapping[str, Any]) -> str:
         )
         text += output.safe(rival.get("why"))
     if more := node.get("unapproved"):
-        told = ", ".join(output.safe(one) for one in more)
-        text += f"\n\nattracts no VM until `virtbus node approve`: {told}"
+        names = ", ".join(output.safe(one) for one in more)
+        text += f"\n\nattracts no VM until `virtbus node approve`: {names}"
     vms = detail.get("vms") or []
     if not vms:
         return text

@@ -79,7 +79,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
     spec = checked_spec(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)
-    said = canonical(spec)
+    encoded = canonical(spec)
     return AdmittedVm(
         uid=uid,
         namespace=create.namespace,
@@ -87,8 +87,8 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         labels=dict(create.labels),
         annotations=dict(create.annotations),
         spec=public,
-        spec_hash=hashlib.sha256(said).hexdigest(),
-        spec_bytes=len(said),
+        spec_hash=hashlib.sha256(encoded).hexdigest(),
+        spec_bytes=len(encoded),
         secrets=secrets,
         powered=starts_by_itself(spec.run_strategy),
         warnings=tuple(unknown),

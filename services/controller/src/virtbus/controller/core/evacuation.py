@@ -87,8 +87,8 @@ def up(record: VmRecord, status: VmStatus | None) -> bool:
     A status of an earlier epoch or power epoch does not count.
     """
     asked = record.epoch, record.power_epoch
-    told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
-    return record.powered and (told is None or not told.ended)
+    current = status if status is not None and (status.epoch, status.power_epoch) == asked else None
+    return record.powered and (current is None or not current.ended)
 
 
 def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:

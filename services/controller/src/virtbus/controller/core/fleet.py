@@ -273,9 +273,9 @@ class Fleet:
         if node == UNPLACED:
             return NodeState.READY
         seen = self.nodes.get(node)
-        said = seen.record.state if seen else NodeState.RECOVERING
+        reported = seen.record.state if seen else NodeState.RECOVERING
         draining = node in self.node_specs and self.node_spec_of(node).draining is not None
-        return state_of(NodeSignals(said, self.silence_s(node, now_s), draining, self.braked))
+        return state_of(NodeSignals(reported, self.silence_s(node, now_s), draining, self.braked))
 
     def silent(self, node: str, now_s: float) -> bool:
         """Return True if the node gets no VMs and the states of its VMs are unknown."""

@@ -366,9 +366,9 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
     """Return one sentence that says why a VM waits for a node."""
     if not refused:
         return "no node has joined; start one with `virtbus up`"
-    told = [f"{node} {why}" for node, why in sorted(refused.items())]
-    more = f"; and {len(told) - NODES_SHOWN} more" if len(told) > NODES_SHOWN else ""
-    return f"no node can take it now: {'; '.join(told[:NODES_SHOWN])}{more}"
+    reasons = [f"{node} {why}" for node, why in sorted(refused.items())]
+    more = f"; and {len(reasons) - NODES_SHOWN} more" if len(reasons) > NODES_SHOWN else ""
+    return f"no node can take it now: {'; '.join(reasons[:NODES_SHOWN])}{more}"
 
 
 def impossible(

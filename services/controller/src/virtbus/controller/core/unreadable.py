@@ -120,10 +120,10 @@ class Damaged:
     def alarms(self) -> tuple[str, ...]:
         """Return a sentence for each of the first NAMED_IN_ALARM values, and one for the rest."""
         found = sorted(self)
-        told = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
-        more = len(told) - NAMED_IN_ALARM
+        texts = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
+        more = len(texts) - NAMED_IN_ALARM
         rest = [f"{more} more values on the bus cannot be read: dead letters name them"]
-        return tuple(told[:NAMED_IN_ALARM] + (rest if more > 0 else []))
+        return tuple(texts[:NAMED_IN_ALARM] + (rest if more > 0 else []))
 
     def shown(self, view: VmView) -> VmView:
         """Return the view with a condition for each unreadable value of the VM."""

@@ -32,8 +32,8 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
     """Return the node of the volumes, None if they have none yet; 409 if there are two nodes."""
     homes = {one.node: Home(one.node, one.name) for one in volumes if one.node}
     if len(homes) > 1:
-        told = ", ".join(f"{one.volume} on {one.node}" for one in homes.values())
-        message = f"no node has all of its volumes: {told}; use volumes of one node"
+        placed = ", ".join(f"{one.volume} on {one.node}" for one in homes.values())
+        message = f"no node has all of its volumes: {placed}; use volumes of one node"
         details = tuple(
             Detail(path=f"volume/{one.volume}", message=f"is on {one.node}")
             for one in homes.values()

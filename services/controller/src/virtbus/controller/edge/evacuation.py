@@ -169,8 +169,8 @@ class Evacuations:
             since_s = now_s
             self._fences[node] = (fence, since_s)
         seen = self._fleet.nodes.get(node)
-        said = seen.record.state if seen is not None else NodeState.LEFT
-        heard = seen is not None and seen.heard_s > since_s and said is not NodeState.LEFT
+        reported = seen.record.state if seen is not None else NodeState.LEFT
+        heard = seen is not None and seen.heard_s > since_s and reported is not NodeState.LEFT
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
     async def _finish(self, held: StoredVm, fence: Fenced) -> None:

@@ -73,21 +73,21 @@ class _Reviews:
         source = request.remote or ""
         try:
             async with asyncio.timeout(self._answer_s), self._body(request, source) as body:
-                said = await self._answered(body, source, mutating)
+                result = await self._answered(body, source, mutating)
         except TimeoutError:
             message = f"no complete review within {self._answer_s:g} s, or a pause in its body"
             raise web.HTTPRequestTimeout(text=message) from None
         except (ValueError, RecursionError) as error:
             _log.warning("review refused: %.200s", error, extra={"code": "bad_review"})
             raise web.HTTPBadRequest(text=f"{error!s:.200}") from None
-        return web.json_response(said)
+        return web.json_response(result)
 
     async def _answered(self, body: bytes, source: str, mutating: bool) -> Any:
-        said = body.decode()
-        check_values(said, MAX_VALUES)
-        review = json.loads(said)
+        review_text = body.decode()
+        check_values(review_text, MAX_VALUES)
+        review = json.loads(review_text)
         namespace = text(part(review, "request"), "namespace")
-        if len(body) <= LARGE_BYTES and values_at_most(said) <= LARGE_VALUES:
+        if len(body) <= LARGE_BYTES and values_at_most(review_text) <= LARGE_VALUES:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):

@@ -152,7 +152,7 @@ class NewCondition(NamedTuple):
 
 
 def merged(
-    said: Iterable[NewCondition], before: Iterable[Condition], now: datetime
+    conditions: Iterable[NewCondition], before: Iterable[Condition], now: datetime
 ) -> tuple[list[Any], str]:
     """Return the conditions with transition times, and `now` in Kubernetes' format.
 
@@ -161,7 +161,7 @@ def merged(
     at = stamp(now)
     stored = {one.type: one for one in before}
     result = []
-    for one in said:
+    for one in conditions:
         old, status = stored.get(one.type), str(one.on)
         since = old.since if old is not None and old.status == status else ""
         texts = {"reason": one.reason, "message": one.message, "lastProbeTime": one.probed}

@@ -148,16 +148,16 @@ def _end(vm: Vm, vmi: Vmi | None, now: datetime) -> list[Action]:
 def _report(
     pair: Pair, requests: list[StateChange], now: datetime, *, failed: str = "", observed: str = ""
 ) -> list[Action]:
-    said = status(pair, requests, now, failed=failed, observed=observed)
-    if said == pair.vm.status:
+    new_status = status(pair, requests, now, failed=failed, observed=observed)
+    if new_status == pair.vm.status:
         return []
     dropped = _message(pair.vm, ANNOTATIONS_DROPPED)
     events = [
         RecordEvent(TOO_LARGE, one["message"], warning=True)
-        for one in said["conditions"]
+        for one in new_status["conditions"]
         if one["type"] == ANNOTATIONS_DROPPED and one["message"] != dropped
     ]
-    return [Patch({"status": said}, "status"), *events]
+    return [Patch({"status": new_status}, "status"), *events]
 
 
 def _message(vm: Vm, kind: str) -> str:

@@ -168,7 +168,7 @@ class Executor:
     async def _call(self, action: BusCall, key: Key, read: Json) -> None:
         subject = subjects.api("vm", action.verb)
         try:
-            said = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
+            reply = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
         except VirtbusError as error:
             if error.code == action.gone:
                 self._vms.ended(str(getattr(action.request, "uid", "")))
@@ -182,7 +182,7 @@ class Executor:
                 self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
             return
         self._refusals.pop(key, None)
-        found = validate(action.answer, said)
+        found = validate(action.answer, reply)
         self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
 
     def _report(self, key: Key, read: Json, refused: Refused) -> None:
