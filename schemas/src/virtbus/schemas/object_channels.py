@@ -17,6 +17,7 @@ OBJECTS: tuple[Channel, ...] = (
     _api("volume", "list", volume_api.VolumeList, volume_api.VolumePage, "Volumes, in pages."),
     _api("volume", "update", volume_api.VolumeUpdate, volume_api.VolumeView, "Change a volume."),
     _api("volume", "delete", volume_api.VolumeDelete, volume_api.VolumeView, "Remove its data."),
+    _api("volume", "fill", volume_api.VolumeFillAgain, volume_api.VolumeView, "Copy it again."),
     _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
     _api("volume", "attach", volume_api.VolumeAttach, volume_api.VolumeView, "Add it to a VM."),
     _api("volume", "detach", volume_api.VolumeDetach, volume_api.VolumeView, "Take it from a VM."),
