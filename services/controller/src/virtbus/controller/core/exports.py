@@ -1,6 +1,7 @@
 """Makes the record of an export from a VM or a volume, or refuses it (ADR 0048)."""
 
 from virtbus.controller.core.volume_changes import has_data
+from virtbus.controller.core.volume_fills import refuse_unfilled
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -65,7 +66,8 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
     """Return the fields of an export of a volume.
 
     Raises:
-        VirtbusError: 409 `deleting`, `volume_lost`, `volume_empty`, `volume_in_use`.
+        VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_empty`,
+            `volume_in_use`.
     """
     name = record.name
     if record.deleting:
@@ -73,6 +75,7 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
     if record.lost:
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message)
+    refuse_unfilled(record)
     if not has_data(record):
         message = f"no VM has used the volume {name}, so it has no data"
         raise VirtbusError(Code.CONFLICT, "volume_empty", message)
@@ -91,7 +94,7 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
 
 def refuse_other(there: OperationRecord, wanted: OperationRecord) -> None:
     """Raise 409 if the operation that has the id is another one."""
-    same = {"uid", "resource", "disk", "format", "kind"}
+    same = {"uid", "resource", "disk", "format", "kind", "source"}
     if there.model_dump(include=same) != wanted.model_dump(include=same):
         message = f"the id {wanted.id} is another operation; leave it out to get a new one"
         raise VirtbusError(Code.CONFLICT, "id_taken", message)
