@@ -20,7 +20,7 @@ _PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name"}
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
     "the VM",
-    "status": "its node writes it again with the VM's next change; where the VM is gone, `virtbus "
+    "status": "its node writes it again with the VM's next change; if the VM is gone, `virtbus "
     "vm delete {uid}` removes it",
     "name claim": "`virtbus vm delete NAME` frees the name",
     "volume": "`virtbus volume delete NAME` frees the name; data that this controller never knew "
