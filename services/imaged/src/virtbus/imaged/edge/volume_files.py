@@ -142,7 +142,10 @@ class VolumeFolders(DiskFolders):
         except OSError as error:
             raise store_error(error) from error
         if found.st_nlink > 1:
-            message = f"a VM of this node still has the volume {folder}; delete that VM first"
+            message = (
+                f"a VM of this node still has the volume {folder}; its agent gives it up after a "
+                "detach or the delete of that VM"
+            )
             raise VirtbusError(Code.CONFLICT, "volume_in_use", message, after_ms=5000)
 
 
