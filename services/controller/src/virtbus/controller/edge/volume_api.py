@@ -146,7 +146,7 @@ class VolumeApi:
         return self.show(await self._change(want, change, EventKind.VOLUME_UPDATED, request))
 
     async def delete(self, request: Request) -> VolumeView:
-        """Remove a volume. One without data ends at once, others after their node removed it."""
+        """Remove a volume: at once if it has no data, otherwise after its node removed the data."""
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
         try:
@@ -219,7 +219,7 @@ class VolumeApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: VolumeAsk, account: str) -> StoredVolume:
-        """Return the volume from the leader; raises VirtbusError 404, 409 another uid, 403."""
+        """Return the volume from the leader; raise VirtbusError 404, 403 or 409 (another uid)."""
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise volume_changes.not_found(want)
