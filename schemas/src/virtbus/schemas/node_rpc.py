@@ -14,7 +14,7 @@ from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
 class Ensure(LenientModel):
@@ -79,14 +79,31 @@ class ExportWork(LenientModel):
     format: ExportFormat = ExportFormat.QCOW2
 
 
-class ExportState(LenientModel):
-    """The progress of an export. After a cancel, `done` means that the cancel came too late."""
+class FillWork(LenientModel):
+    """`rpc.imaged.fill`: ensure the content of the volume `ref`, by operation `id`, or end that.
+
+    A volume that has content is never written. So a cancel comes too late for it.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    ref: VolumeRef
+    source: FillSource
+
+
+class WorkState(LenientModel):
+    """The progress of an export or a fill.
+
+    After a cancel, `done` means that the cancel came too late.
+    """
 
     state: Literal["none", "working", "done"]
     step: str = ""
     done_bytes: int = Field(0, ge=0)
     total_bytes: int = Field(0, ge=0)
     result: ExportResult | None = None
+    virtual_size_bytes: int = Field(0, ge=0)
+    """The size of the disk that a fill has made."""
 
 
 class GuestCommand(LenientModel):

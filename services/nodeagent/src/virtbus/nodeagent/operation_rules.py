@@ -30,6 +30,8 @@ GO = Verdict()
 
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that has not begun; `vms` are those of the node."""
+    if op.kind == "fill":
+        return _of_fill(op, vms)
     if op.resource == "volume":
         return _of_volume(op, vms)
     vm = _here(op, vms)
@@ -71,6 +73,19 @@ def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         used = {ref.uid for ref in vm.record.volume_refs.values()}
         if op.uid in used and vm.phase not in OFF:
             return _failed("volume_in_use", f"{vm.record.name} uses {op.name}; stop it first")
+    return GO
+
+
+def _of_fill(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
+    """Judge by the VM that has the copied volume. VMs that have the filled one wait."""
+    source = op.source.volume if op.source is not None else None
+    for vm in vms:
+        used = {ref.uid for ref in vm.record.volume_refs.values()}
+        if source is None or source.uid not in used or vm.phase in OFF:
+            continue
+        if vm.phase == "new" or not vm.record.powered:
+            return Verdict(waits=f"{vm.record.name}, which has {source.name}, is not off yet")
+        return _failed("volume_in_use", f"{vm.record.name} uses {source.name}; stop it first")
     return GO
 
 

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from virtbus.imaged.core.overlay import Overlay
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.image import ImageSource, is_sealed, parse_image_ref, sealed_ref
+from virtbus.schemas.image import ImageFormat, ImageSource, is_sealed, parse_image_ref, sealed_ref
+from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,46 @@ def _needs_secret(volume: Volume) -> bool:
     return volume.image is not None and is_sealed(volume.image.ref)
 
 
+def image_of_fill(source: FillSource) -> tuple[ImageSource, ImagePullPolicy]:
+    """Return the image that a volume is filled with, and its pull policy."""
+    image = parse_image_ref(source.image)._replace(target=source.target)
+    return image, _policy(image)
+
+
+def fill_size(ref: VolumeRef, source_bytes: int, max_virtual_bytes: int) -> int:
+    """Return the size of the disk that a volume is filled with.
+
+    Raises:
+        VirtbusError: 400 `disk_too_small`: less than the source has; `disk_too_large`: more than
+            this node allows.
+    """
+    size_bytes = ref.size_bytes or source_bytes
+    if size_bytes < source_bytes:
+        message = (
+            f"the volume {ref.name} has {format_bytes(size_bytes)}, and its source "
+            f"{format_bytes(source_bytes)}; delete the volume, and ask for at least that, or leave "
+            "the size out"
+        )
+        raise VirtbusError(Code.INVALID, "disk_too_small", message)
+    if size_bytes > max_virtual_bytes:
+        message = (
+            f"the volume {ref.name} would have {format_bytes(size_bytes)}; this node allows "
+            f"{format_bytes(max_virtual_bytes)} (setting max_virtual_bytes)"
+        )
+        raise VirtbusError(Code.INVALID, "disk_too_large", message)
+    return size_bytes
+
+
+def refuse_unfilled(ref: VolumeRef) -> None:
+    """Raise 503 for a missing disk that only an operation makes."""
+    if ref.copied:
+        message = (
+            f"the volume {ref.name} has no content yet; `virtbus volume get {ref.name} -n "
+            f"{ref.namespace}` shows how far its copy is"
+        )
+        raise VirtbusError(Code.UNAVAILABLE, "volume_not_filled", message, after_ms=2000)
+
+
 def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:
     """Return the size of a new overlay: the requested size, otherwise the image's.
 
@@ -154,3 +196,12 @@ def mismatch(volume: str, why: str) -> VirtbusError:
         "it is left as it is: restore the former spec, or delete the VM and create it again"
     )
     return VirtbusError(Code.CONFLICT, "disk_mismatch", message)
+
+
+def made_disk(found: Overlay, digest: str) -> MadeDisk:
+    """Return the report of a disk on the image `digest`, empty for none."""
+    return MadeDisk(
+        virtual_size_bytes=found.virtual_size_bytes,
+        digest=digest,
+        image_format=ImageFormat(found.backing_format) if digest else None,
+    )

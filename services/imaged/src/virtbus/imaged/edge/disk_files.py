@@ -202,15 +202,20 @@ def read_disk(volume: str, directory: int) -> Overlay:
             raise unreadable from None
 
 
+def write_layout(layout: Layout, descriptor: int) -> None:
+    """Write a new disk to an empty file."""
+    for offset, data in layout.pieces:
+        os.pwrite(descriptor, data, offset)
+    os.ftruncate(descriptor, layout.length_bytes)
+
+
 def _write_disk(final: str, layout: Layout, directory: int) -> None:
     temporary = f"{TEMPORARY}{final}"
     # Removed, not truncated: after a crash this name can be a second link to the disk.
     openat2.remove(temporary, directory)
     descriptor = openat2.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        for offset, data in layout.pieces:
-            os.pwrite(descriptor, data, offset)
-        os.ftruncate(descriptor, layout.length_bytes)
+        write_layout(layout, descriptor)
         os.fsync(descriptor)
         # link(2), unlike rename(2), cannot replace an existing disk
         with contextlib.suppress(FileExistsError):

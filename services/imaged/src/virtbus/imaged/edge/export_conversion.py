@@ -1,4 +1,4 @@
-"""Copies a disk with its image into one file, by qemu-img in the sandbox (ADR 0048)."""
+"""Copies a disk with its image into one file, by qemu-img in the sandbox (ADR 0048, 0053)."""
 
 import contextlib
 import json
@@ -28,6 +28,7 @@ class ExportSource:
     virtual_size_bytes: int
     image: int | None = None
     image_format: str = ""
+    disk_format: str = "qcow2"
 
     @property
     def used_bytes(self) -> int:
@@ -40,14 +41,21 @@ class OpenedSource:
     """A disk and its image, opened; leaving the context closes the files."""
 
     def __init__(
-        self, disk: Path, image: Path | None, virtual_size_bytes: int, image_format: str
+        self,
+        disk: Path,
+        image: Path | None,
+        virtual_size_bytes: int,
+        image_format: str,
+        disk_format: str = "qcow2",
     ) -> None:
         """Open both files; raises VirtbusError 409 `disk_unreadable`."""
         try:
             with ExitStack() as stack:
                 opened = stack.enter_context(_opened(disk))
                 base = None if image is None else stack.enter_context(_opened(image))
-                self._source = ExportSource(opened, virtual_size_bytes, base, image_format)
+                self._source = ExportSource(
+                    opened, virtual_size_bytes, base, image_format, disk_format
+                )
                 self._files = stack.pop_all()
         except OSError as error:
             message = f"the disk cannot be opened: {error.strerror}; see imaged's log"
@@ -77,10 +85,12 @@ def source_option(source: ExportSource) -> str:
     It names the image's descriptor. So a guest that took over its QEMU and changed the header of
     its disk cannot make us read another file.
     """
-    image = None
+    disk: dict[str, object] = {"driver": source.disk_format, "file": _file(source.disk)}
+    if source.disk_format == "qcow2":
+        disk["backing"] = None
     if source.image is not None:
-        image = {"driver": source.image_format, "file": _file(source.image)}
-    return "json:" + json.dumps({"driver": "qcow2", "file": _file(source.disk), "backing": image})
+        disk["backing"] = {"driver": source.image_format, "file": _file(source.image)}
+    return "json:" + json.dumps(disk)
 
 
 def _file(descriptor: int) -> dict[str, str]:
@@ -93,21 +103,23 @@ async def convert(
     format_: ExportFormat,
     limits: TransferLimits,
     look: Callable[[], Awaitable[None]],
-    command: tuple[str, ...] = qemu_img.COMMAND,
+    into: tuple[str, ...] = (),
 ) -> None:
     """Write the disk to `target`. `look` is called meanwhile, and may raise to end it.
 
+    `into` are further options of qemu-img about the target.
+
     Raises:
-        VirtbusError: 409 `disk_in_use`; 422 `export_failed`, `sandbox_unavailable`; 503
-            `disk_full`.
+        VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.
     """
     cpu_s = int(limits.free_decode_s + source.used_bytes / limits.least_decode_bytes_s) + 1
     file_bytes = source.virtual_size_bytes + source.virtual_size_bytes // 64 + _SLACK_BYTES
     more = () if source.image is None else (source.image,)
     files = qemu_img.Files(source.disk, target, more)
-    arguments = ("-O", _DRIVERS[format_], source_option(source), qemu_img.name_of(target))
+    out = (source_option(source), qemu_img.name_of(target))
+    arguments = (*into, "-O", _DRIVERS[format_], *out)
     try:
-        ended = await qemu_img.convert(files, (file_bytes, cpu_s), arguments, look, command)
+        ended = await qemu_img.convert(files, (file_bytes, cpu_s), arguments, look)
     except TimeoutError:
         raise _failed(f"it took more than {qemu_img.WALL_PER_CPU * cpu_s} s") from None
     if ended.code:
@@ -119,12 +131,12 @@ def _failure(ended: qemu_img.Ended) -> VirtbusError:
         return VirtbusError(
             Code.UNSUPPORTED,
             "sandbox_unavailable",
-            f"this node cannot export disks: {ended.why}; see 'virtbus doctor'",
+            f"this node cannot copy disks: {ended.why}; see 'virtbus doctor'",
         )
     if ended.is_disk_full:
-        return disk_full("the disk of the node's exports is full")
+        return disk_full("the node's disk is full")
     if "lock" in ended.stderr:
-        message = "a guest uses the disk; stop its VM, then export again"
+        message = "a guest uses the disk; stop its VM, then try again"
         return VirtbusError(Code.CONFLICT, "disk_in_use", message)
     if ended.is_over_cpu:
         return _failed("it took more CPU time than its size allows")
@@ -132,5 +144,5 @@ def _failure(ended: qemu_img.Ended) -> VirtbusError:
 
 
 def _failed(why: str) -> VirtbusError:
-    message = f"the disk cannot be exported: {why}; check it with 'qemu-img check'"
-    return VirtbusError(Code.UNSUPPORTED, "export_failed", message)
+    message = f"the disk cannot be copied: {why}; check it with 'qemu-img check'"
+    return VirtbusError(Code.UNSUPPORTED, "copy_failed", message)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ async def convert(
         TimeoutError: it took `WALL_PER_CPU` times its CPU time.
     """
     file_bytes, cpu_s = limits
-    with _lent(files.source), _lent(files.target):
+    readable = os.fstat(files.source).st_mode & stat.S_IROTH  # as images are
+    with contextlib.nullcontext() if readable else _lent(files.source), _lent(files.target):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(sandbox.__file__)),
             *map(str, (files.source, files.target, _ADDRESS_BYTES, file_bytes, cpu_s, *files.more)),
