@@ -261,7 +261,7 @@ class VolumeApi:
         return volume_changes.shown(held, name, self._waits(held.record))
 
     def _waits(self, record: VolumeRecord) -> str:
-        """Return why a copy, the end of a hold or the removal of the data waits; empty if none."""
+        """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""
         if not record.deleting and not record.lost and (copying := self._fills.progress(record)):
             return copying
         if record.holder and record.holder not in self._fleet.vms:
