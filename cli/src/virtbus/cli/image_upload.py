@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1024**2
 _NO_DIGEST = f"sha256:{'0' * 64}"
-"""In place of a digest that is not known yet."""
+"""Placeholder for a digest that is not known yet."""
 
 
 @click.command(

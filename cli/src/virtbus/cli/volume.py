@@ -22,7 +22,7 @@ POLL_S = 0.5
 @click.group(
     cls=LazyGroup,
     verbs={
-        "create": ("virtbus.cli.volume_create:command", "Make a volume, empty or of a source."),
+        "create": ("virtbus.cli.volume_create:command", "Make a volume: empty, or from a source."),
         "fill": ("virtbus.cli.volume_create:fill", "Copy the content of a volume again."),
         "list": (f"{_HERE}:listing", "List volumes."),
         "get": (f"{_HERE}:get", "Show one volume."),

@@ -67,7 +67,7 @@ _WAIT = click.option(
     "--node",
     metavar="NODE",
     shell_complete=completion_sources.nodes,
-    help="The node of its data.  [default: of its first VM; of a copy: chosen now]",
+    help="The node of its data.  [default: the node of its first VM; a copy gets a node now]",
 )
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
@@ -86,10 +86,10 @@ def command(
     file: Path | None,
     **flags: Any,
 ) -> None:
-    """Make the volume NAME: empty, of an image, or as a copy.
+    """Make the volume NAME: empty, on an image, or as a copy.
 
-    A copy runs on the node and needs no client: interrupt the command, and it continues. A VM that
-    has the volume waits for it.
+    The node makes the copy. It continues if this command is interrupted. A VM that has the volume
+    waits for it.
     """
     source = _source(file, flags, wait=wait)
     spec: dict[str, Any] = {"size": flags["size"] or 0}
@@ -122,7 +122,7 @@ def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[
     if file is not None and not wait:
         raise usage("--from-file waits for its copy", "leave --no-wait out")
     if flags["full"] and not flags["image"]:
-        raise usage("--full is of --from-image; other sources are always copied")
+        raise usage("--full needs --from-image; other sources are always copied")
     if flags["volume"]:
         return {"volume": flags["volume"]}
     if flags["url"]:
@@ -196,7 +196,7 @@ def until_filled(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]
     """Return the volume after the end of its copy; show the progress meanwhile.
 
     Raises:
-        CliError: as `Invocation.call`; `unknown` if a person interrupts it. It continues then.
+        CliError: as `Invocation.call`; `unknown` if a person interrupts this; the copy continues.
     """
     asked = {"name": view.get("name"), "namespace": view.get("namespace"), "uid": view.get("uid")}
     id_, steps = str(view.get("fill_operation")), Steps(shown=invocation.for_eyes)

@@ -117,7 +117,7 @@ FREEZE_MAX_S = 3600
 class VmFreeze(VmCommand):
     """`vm.freeze`: freezes the guest's file systems for at most `timeout_s`.
 
-    On a frozen guest, it sets a new deadline. `epoch` is as in `VmCommand`.
+    If the guest is frozen already, the request sets a new deadline. `epoch` is as in `VmCommand`.
     """
 
     timeout_s: Count = Field(300, ge=1, le=FREEZE_MAX_S)

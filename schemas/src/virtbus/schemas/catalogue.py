@@ -254,7 +254,7 @@ CHANNELS: tuple[Channel, ...] = (
         "Remove the data of a volume.",
     ),
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
-    _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or end that."),
+    _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
     _rpc("netd", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Networks on the host."),

@@ -23,7 +23,7 @@ class NameAsk(LenientModel):
 
 
 class NameAnswer(LenientModel):
-    """The VM that has a name or an address. `found` is False if the guest may know none.
+    """The VM that has a name or an address. `found` is False without a VM that the guest may see.
 
     `addresses` have no prefix length. Some are valid only on `node`, for example those of the
     network `default`.

@@ -80,7 +80,7 @@ class ExportWork(LenientModel):
 
 
 class FillWork(LenientModel):
-    """`rpc.imaged.fill`: ensure the content of the volume `ref`, by operation `id`, or end that.
+    """`rpc.imaged.fill`: write the content of the volume `ref` as operation `id`, or cancel that.
 
     A volume that has content is never written. So a cancel comes too late for it.
     """

@@ -23,7 +23,7 @@ OBJECTS: tuple[Channel, ...] = (
         volume_api.VolumeView,
         "Remove a volume's data.",
     ),
-    _api("volume", "fill", volume_api.VolumeFillAgain, volume_api.VolumeView, "Copy it again."),
+    _api("volume", "fill", volume_api.VolumeFillAgain, volume_api.VolumeView, "Repeat a copy."),
     _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
     _api(
         "volume",

@@ -86,7 +86,7 @@ class OperationRecord(LenientModel):
     disk: str = ""
     """The exported disk of the VM, by the name of its volume in the spec; empty for a volume."""
     ref: VolumeRef | None = None
-    """The exported volume, if the disk is one; the volume that is filled."""
+    """The volume that is exported or filled; None if the disk of a VM is exported."""
     source: FillSource | None = None
     """The source of a fill."""
     format: ExportFormat = ExportFormat.QCOW2

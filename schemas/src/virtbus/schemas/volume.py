@@ -52,7 +52,7 @@ class VolumeSource(StrictModel):
             msg = "give either image or volume"
             raise ValueError(msg)
         if self.full and self.image is None:
-            msg = "full is of an image; a volume is always copied"
+            msg = "full needs an image; a volume is always copied"
             raise ValueError(msg)
         return self
 
@@ -65,7 +65,7 @@ class VolumeSource(StrictModel):
 class VolumeSpec(StrictModel):
     """The specification of a volume. `size` may grow later, and never shrinks.
 
-    A `size` of 0 is that of the source. Only a volume with a copied source may have it.
+    A `size` of 0 means the size of the source. Only a volume with a copied source may have it.
     """
 
     size: Bytes = Field(le=DISK_MAX)
@@ -78,7 +78,7 @@ class VolumeSpec(StrictModel):
     @model_validator(mode="after")
     def _has_size(self) -> Self:
         if self.size < DISK_MIN and (self.size or not self.source.is_copied):
-            msg = f"size must be at least {DISK_MIN} bytes; only that of a copy may be 0"
+            msg = f"size must be at least {DISK_MIN} bytes; only the size of a copy may be 0"
             raise ValueError(msg)
         return self
 
@@ -89,13 +89,13 @@ class FillState(StrEnum):
     FILLING = "Filling"
     FILLED = "Filled"
     FAILED = "Failed"
-    """Nothing was written. It can be filled again, or deleted."""
+    """Nothing was written. The volume can be filled again, or deleted."""
 
 
 class VolumeFill(LenientModel):
     """The work that writes the first content of a volume (ADR 0053).
 
-    A controller takes the state over from the operation, which is kept for a day only.
+    A controller copies the state from the operation, which is removed after a day.
     """
 
     operation: str = ""
@@ -150,9 +150,9 @@ class VolumeState(StrEnum):
     BOUND = "Bound"
     """A VM has used it: its node may have its data. No VM holds it."""
     FILLING = "Filling"
-    """Its content is being copied. A VM that has it waits."""
+    """Its content is being copied. A VM with this volume waits."""
     FILL_FAILED = "FillFailed"
-    """Its content could not be copied. `volume.fill` tries again, and a delete removes it."""
+    """Its content could not be copied. `volume.fill` repeats the copy."""
     IN_USE = "InUse"
     """A VM holds it."""
     LOST = "Lost"

@@ -16,7 +16,8 @@ class VolumeCreate(StrictModel):
 
     Without `uid` the server generates one. Send your own UUID to make the request repeatable.
     `node` chooses the node of the data; the default is the node of the first VM that uses it. The
-    data of a copy is on the node of the copied volume, or on `node`, or on one that is chosen now.
+    data of a copy is on the node of the copied volume, or on `node`, or on a node that the
+    controller chooses.
     """
 
     name: Id

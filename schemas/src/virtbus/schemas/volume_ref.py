@@ -19,11 +19,11 @@ class VolumeRef(LenientModel):
     name: Id
     size_bytes: int
     image: str = ""
-    """The image of its first content; empty: it begins empty, or is copied."""
+    """The image of its first content; empty if the volume begins empty or is copied."""
     target: ImageTarget | None = None
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     copied: bool = False
-    """True: an operation makes the disk, and a VM waits for it."""
+    """True: an operation makes the disk, and a VM waits for its end."""
 
     @property
     def folder(self) -> str:

@@ -50,7 +50,7 @@ from virtbus.schemas.wire import validate
 from virtbus.simulator.images import SimulatedImages
 
 REPORT_S = (0.5, 5.0)
-"""Intervals of reports: short at first, because the agent may not listen yet, then 5 s."""
+"""Intervals of reports: the first is short, because the agent possibly does not listen yet."""
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 DEFAULT = NetworkInfo(name="default", kind="builtin")
 Answer = tuple[type[Model], Callable[[Any], Model]]

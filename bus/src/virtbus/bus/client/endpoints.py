@@ -260,7 +260,7 @@ class EndpointServer:
         return None
 
     async def _failed(self, answers: Answers, error: Exception) -> str:
-        """Report a failure to the requester; return the text for the tally."""
+        """Report a failure to the requester; return the text for the endpoint's statistics."""
         refusal = refusal_of(error, self._endpoint.subject)
         await self._refuse(answers, refusal)
         return f"{refusal.code}: {refusal.reason}"

@@ -8,7 +8,7 @@ WINDOW_BYTES = 256 * 1024
 """A client's window of unread bytes: it allows 256 MB/s at 1 ms of round trip, 5 MB/s at 50 ms."""
 CHUNK_BYTES = 32 * 1024
 """Maximum bytes in one message, far below NATS' 1 MB, so that other messages wait only briefly."""
-SIGN_S = 10.0
+KEEP_ALIVE_S = 10.0
 """Each end sends a keep-alive at least this often."""
 SILENT_S = 30.0
 """An end that sends nothing for this long counts as gone."""

@@ -180,7 +180,7 @@ class RecordWorker(Generic[Ready]):
         job.task = self._group.create_task(self._run(job))
 
     def retry(self) -> None:
-        """Repeat the failed attempts of all VMs now: something that they lack may be there."""
+        """Repeat the failed attempts of all VMs now, for example after a volume was filled."""
         for job in self._jobs.values():
             job.again.set()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from virtbus.bus.client.flow_control import (
     CHUNK_BYTES,
-    SIGN_S,
+    KEEP_ALIVE_S,
     SILENT_S,
     WINDOW_BYTES,
     BrokenStreamError,
@@ -188,11 +188,11 @@ class ByteStream:
         else:
             self._came.append(bytearray(data))
 
-    async def give_signs(self) -> None:
-        """Send a keep-alive with the current limit every SIGN_S until the stream ends."""
+    async def send_keep_alives(self) -> None:
+        """Send a keep-alive with the current limit every KEEP_ALIVE_S until the stream ends."""
         with suppress(StreamEndedError):
             while True:
-                await asyncio.sleep(SIGN_S)
+                await asyncio.sleep(KEEP_ALIVE_S)
                 await self._say(StreamData(upto=self._flow.upto))
 
     def _wake(self) -> None:
@@ -238,7 +238,7 @@ async def accepting(
     async with bus.subscribe(subject) as messages, background() as tasks:
         await request.stream(StreamData(input_subject=subject, upto=flow.upto))
         tasks.start(_hear(messages, stream))
-        tasks.start(stream.give_signs())
+        tasks.start(stream.send_keep_alives())
         try:
             yield stream
         finally:
@@ -303,7 +303,7 @@ async def opening(
         stream = ByteStream(tell, flow, datagrams=datagrams)
         stream.heard(first)
         tasks.start(_follow(answers, stream))
-        tasks.start(stream.give_signs())
+        tasks.start(stream.send_keep_alives())
         try:
             yield stream
         finally:

@@ -33,7 +33,7 @@ _FAILED = re.compile(
 )
 
 
-class Says(Protocol):
+class StatusPrinter(Protocol):
     """The part of `Terminal` that this module uses."""
 
     def say(self, text: str, level: str = "INFO") -> None: ...
@@ -46,7 +46,7 @@ class BusDisk:
         self,
         files: ServerFiles,
         admin: NatsBus,
-        terminal: Says,
+        terminal: StatusPrinter,
         restart: Callable[[], Awaitable[None]],
     ) -> None:
         self._files = files

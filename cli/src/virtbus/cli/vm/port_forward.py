@@ -70,7 +70,7 @@ def command(
     """Reach PORTs of the guest of the VM NAME from this computer.
 
     The bytes travel over the bus: no route to the node or the guest is needed. The node connects to
-    the guest, so the guest's firewall sees the node's address. Ctrl-C ends it.
+    the guest, so the guest's firewall sees the node's address. Ctrl-C ends the forwarding.
     """
     forwards = [Forward.parse(text) for text in ports]
     if stdio and (len(forwards) > 1 or forwards[0].protocol == "udp"):

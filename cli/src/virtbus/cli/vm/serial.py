@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from virtbus.bus.client.flow_control import (
-    SIGN_S,
+    KEEP_ALIVE_S,
     SILENT_S,
     WINDOW_BYTES,
     BrokenStreamError,
@@ -79,7 +79,7 @@ class SerialStream:
         """
         self._session.pump(_PUMP_S, also)
         now_s = time.monotonic()
-        if self.input_subject and now_s - self._present_s > SIGN_S:
+        if self.input_subject and now_s - self._present_s > KEEP_ALIVE_S:
             self._present_s = now_s
             self._say({"upto": self._flow.upto})
         if now_s - self._heard_s > SILENT_S:

@@ -11,7 +11,7 @@ from virtbus.cli.vm import view as views
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
-from virtbus.cli.wire.watch import Sees, WireWatch
+from virtbus.cli.wire.watch import WatchObserver, WireWatch
 
 _TICK_S = 0.1
 _STOPPING = "domain.stopping"
@@ -25,7 +25,7 @@ The view is None if the VM does not exist or was deleted.
 """
 
 
-class WaitProgress(Sees):
+class WaitProgress(WatchObserver):
     """Follows one VM during a wait, and prints its steps."""
 
     def __init__(self, session: Session, uid: str, steps: Steps, label: str = "") -> None:

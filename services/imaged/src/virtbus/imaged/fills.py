@@ -89,7 +89,7 @@ class Fills:
         return job.state
 
     async def _state(self, ref: VolumeRef) -> WorkState | None:
-        """Return that the volume has content, or None."""
+        """Return `done` if the volume has content, otherwise None."""
         found = await self._parts.threads.run(self._parts.volumes.read, ref.folder, DISK)
         if found is None:
             return None
@@ -99,18 +99,18 @@ class Fills:
     async def _run(self, want: FillWork, job: Job) -> None:
         source = want.source.volume
         with ExitStack() as leases:
-            of: ImageInfo | VolumeRef
+            origin: ImageInfo | VolumeRef
             if source is None:
-                of = await self._fetched(want, job)
-                leases.enter_context(self._parts.store.lease(of.digest))
+                origin = await self._fetched(want, job)
+                leases.enter_context(self._parts.store.lease(origin.digest))
             else:
-                of = source
+                origin = source
             volumes = (want.ref,) if source is None else (want.ref, source)
             locks = self._parts.disks.locks
             async with self._jobs.slots, locks.held(want.ref.uid, *volumes):
                 self._parts.disks.refuse_released(want.ref)
                 if await self._state(want.ref) is None:
-                    await self._fill(want.ref, job, of)
+                    await self._fill(want.ref, job, origin)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
 
@@ -123,10 +123,10 @@ class Fills:
         asker = Asker(moved, want.ref.uid, want.ref.namespace)
         return await self._parts.images.ensure(source, asker, policy)
 
-    async def _fill(self, ref: VolumeRef, job: Job, of: ImageInfo | VolumeRef) -> None:
+    async def _fill(self, ref: VolumeRef, job: Job, origin: ImageInfo | VolumeRef) -> None:
         threads, volumes = self._parts.threads, self._parts.volumes
         published = False
-        with await threads.run(self._opened, of) as source:
+        with await threads.run(self._opened, origin) as source:
             size_bytes = fill_size(
                 ref, source.virtual_size_bytes, self._parts.limits.max_virtual_bytes
             )
@@ -157,9 +157,11 @@ class Fills:
                     await threads.run(volumes.drop_copy, ref.folder)
 
     # --- in a disk thread -------------------------------------------------------------------
-    def _opened(self, of: ImageInfo | VolumeRef) -> OpenedSource:
+    def _opened(self, origin: ImageInfo | VolumeRef) -> OpenedSource:
         """Open the source; errors as `opened_disk`."""
         store = self._parts.store
-        if isinstance(of, VolumeRef):
-            return opened_disk(self._parts.volumes, of.folder, DISK, store)
-        return OpenedSource(store.path(of.digest), None, of.virtual_size_bytes, "", of.format)
+        if isinstance(origin, VolumeRef):
+            return opened_disk(self._parts.volumes, origin.folder, DISK, store)
+        return OpenedSource(
+            store.path(origin.digest), None, origin.virtual_size_bytes, "", origin.format
+        )

@@ -55,7 +55,7 @@ class Heartbeat:
         self._images = ImageReport(bus, settings.node)
 
     def blind(self, why: str) -> None:
-        """Report that libvirt does not answer, with the reason; empty: it answers again."""
+        """Report the reason why libvirt does not answer; empty if libvirt answers again."""
         if self._blind != why:
             self._blind = why
             self._wake.set()

@@ -104,5 +104,5 @@ class NodeSpecFollower:
             self._node_spec = None
 
     def keep(self) -> None:
-        """Write the value to disk, from where a rebuilt bus gets it. Only for the joined bus."""
+        """Write the value of the joined bus to disk, so that a rebuilt bus can get it from here."""
         self._files.set_node_spec(self._node_spec)

@@ -77,7 +77,7 @@ def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
 
 
 def _of_fill(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Judge by the VM that has the copied volume. VMs that have the filled one wait."""
+    """Return the verdict for a fill: the VM that has its source must be off."""
     source = op.source.volume if op.source is not None else None
     for vm in vms:
         used = {ref.uid for ref in vm.record.volume_refs.values()}

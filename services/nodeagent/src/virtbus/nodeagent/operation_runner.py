@@ -96,12 +96,12 @@ class OperationRunner:
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            await wait_for_event(self._wake, ROUND_S if self._open() else None)
+            await wait_for_event(self._wake, ROUND_S if self._has_work() else None)
             self._wake.clear()
             if self._ready():
                 await self.round()
 
-    def _open(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._purged) or bool(self._due())
 
     def _due(self) -> list[_Held]:

@@ -20,11 +20,11 @@ _PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name"}
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
     "the VM",
-    "status": "its node writes it again with the VM's next change; where the VM is gone, `virtbus "
+    "status": "its node writes it again with the VM's next change; if the VM is gone, `virtbus "
     "vm delete {uid}` removes it",
     "name claim": "`virtbus vm delete NAME` frees the name",
-    "volume": "`virtbus volume delete NAME` frees the name; data that this controller never knew "
-    "stays on its node",
+    "volume": "`virtbus volume delete NAME` frees the name; data that this controller does not "
+    "know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",

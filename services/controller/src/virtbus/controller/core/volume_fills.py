@@ -1,4 +1,4 @@
-"""Decides about volumes whose first content is copied, from source to end (ADR 0053)."""
+"""Decides how the first content of a volume is copied, from its source to its end (ADR 0053)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from virtbus.schemas.volume_ref import FillSource
 from virtbus.schemas.wire import invalid
 
 MAX_WHY_CHARS = 1000
-"""Length of a failure's message in the volume; the operation has the whole."""
+"""Length of a failure's message in the volume; the operation has the whole message."""
 
 
 def of_image(record: VolumeRecord, node: str, operation: str) -> VolumeRecord:
@@ -29,11 +29,11 @@ def of_volume(
 ) -> VolumeRecord:
     """Return a new volume that is filled with a copy of another.
 
-    `running` is the name of the VM that holds the source, if it is not off.
+    `running` is the name of the VM that holds the source; empty if that VM is off.
 
     Raises:
-        VirtbusError: 400 it is smaller; 409 `deleting`, `volume_lost`, `volume_empty`,
-            `volume_not_filled`, `volume_in_use`, `volume_elsewhere`.
+        VirtbusError: 400 it is smaller than the source; 409 `deleting`, `volume_lost`,
+            `volume_empty`, `volume_not_filled`, `volume_in_use`, `volume_elsewhere`.
     """
     _refuse_unready(source, running)
     if record.node not in {"", source.node}:
@@ -42,7 +42,7 @@ def of_volume(
     size = record.spec.size or source.spec.size
     if size < source.spec.size:
         message = f"is less than {format_bytes(source.spec.size)}, which {source.name} has"
-        raise invalid((Detail(path="spec.size", message=message, hint="ask for 0: its size"),))
+        raise invalid((Detail(path="spec.size", message=message, hint="0 means its size"),))
     spec = record.spec.model_copy(update={"size": size})
     sized = record.model_copy(update={"spec": spec})
     return _filled_by(sized, FillSource(volume=ref_of(source)), source.node, operation)
@@ -68,7 +68,7 @@ def refuse_unfilled(record: VolumeRecord) -> None:
     if record.fill is not None and record.fill.state is not FillState.FILLED:
         message = (
             f"the volume {record.name} has no content yet; `virtbus volume get {record.name} -n "
-            f"{record.namespace}` shows how far its copy is"
+            f"{record.namespace}` shows the progress of its copy"
         )
         raise VirtbusError(Code.CONFLICT, "volume_not_filled", message)
 
@@ -79,7 +79,7 @@ def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: s
 
 
 def node_for(nodes: Sequence[Candidate], image: str, size_bytes: int) -> str:
-    """Return the node for a copy of an image: one that has it, then that with most free space.
+    """Return the node for a copy of an image: one that has it, otherwise the one with most space.
 
     Raises:
         VirtbusError: 429 `no_node`: no node is ready and has room for `size_bytes`.
@@ -139,7 +139,7 @@ def again(record: VolumeRecord, operation: str) -> VolumeRecord:
     if fill.state is FillState.FILLING:
         return record
     if fill.state is FillState.FILLED:
-        message = f"the volume {record.name} has its content; make another one for another copy"
+        message = f"the volume {record.name} has its content; create a volume for another copy"
         raise VirtbusError(Code.CONFLICT, "volume_filled", message)
     begun = VolumeFill(operation=operation, source=fill.source)
     return record.model_copy(update={"fill": begun})

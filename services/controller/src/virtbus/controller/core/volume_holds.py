@@ -43,7 +43,7 @@ def fill_of(ref: VolumeRef) -> VolumeFill | None:
 
 
 def plain_spec(ref: VolumeRef) -> VolumeSpec:
-    """Return the specification of such a volume; a copy's source is unknown."""
+    """Return the specification of a volume from its reference; a copy's source is unknown."""
     size = max(ref.size_bytes, DISK_MIN) if ref.copied else ref.size_bytes
     return validate(VolumeSpec, {"size": size, "source": {"image": ref.image or None}})
 

@@ -154,7 +154,9 @@ class VmApi:
         now_s = asyncio.get_running_loop().time()
         node = record.node
         if node == UNPLACED:
-            message = f"{record.name} has no node yet; it goes to one as soon as one can take it"
+            message = (
+                f"{record.name} has no node yet; it gets one as soon as a node has room for it"
+            )
             raise VirtbusError(Code.CONFLICT, "unplaced", message)
         if self._fleet.silent(node, now_s) and self._fleet.node_spec_of(node).fenced is None:
             message = (

@@ -166,7 +166,7 @@ class VolumeApi:
         return self.show(held)
 
     async def delete(self, request: Request) -> VolumeView:
-        """Remove a volume. One without data ends at once, others after their node removed it."""
+        """Remove a volume: at once if it has no data, otherwise after its node removed the data."""
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
         try:
@@ -239,7 +239,7 @@ class VolumeApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: VolumeAsk, account: str) -> StoredVolume:
-        """Return the volume from the leader; raises VirtbusError 404, 409 another uid, 403."""
+        """Return the volume from the leader; raise VirtbusError 404, 403 or 409 (another uid)."""
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise volume_changes.not_found(want)
@@ -261,7 +261,7 @@ class VolumeApi:
         return volume_changes.shown(held, name, self._waits(held.record))
 
     def _waits(self, record: VolumeRecord) -> str:
-        """Return why a copy, the end of a hold or the removal of the data waits; empty if none."""
+        """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""
         if not record.deleting and not record.lost and (copying := self._fills.progress(record)):
             return copying
         if record.holder and record.holder not in self._fleet.vms:

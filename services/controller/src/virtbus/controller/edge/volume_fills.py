@@ -1,4 +1,4 @@
-"""Begins the operations that fill volumes, and takes their ends over (ADR 0053).
+"""Begins the operations that fill volumes, and records their ends (ADR 0053).
 
 The volume is written first. So a crash before the operation leaves a volume that is Filling; the
 leader then writes the operation. Both have ids that the volume's record contains.
@@ -125,7 +125,7 @@ class VolumeFills:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Begin missing operations and take over ended ones, while the lease is held."""
+        """Begin missing operations and record the ends of others, while the lease is held."""
         while True:
             for key in sorted(self._fleet.volumes.filling):
                 tenure.check()
@@ -144,7 +144,7 @@ class VolumeFills:
             return  # another change was first
         except (BusError, VirtbusError) as error:
             extra = {"code": "fill_waits", "uid": held.record.uid}
-            log.info("fill of %s is looked at later: %s", held.record.name, error, extra=extra)
+            log.info("fill of %s will be retried: %s", held.record.name, error, extra=extra)
 
     async def _one(self, held: StoredVolume) -> None:
         fill = held.record.fill

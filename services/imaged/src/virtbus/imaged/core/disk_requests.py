@@ -134,8 +134,8 @@ def fill_size(ref: VolumeRef, source_bytes: int, max_virtual_bytes: int) -> int:
     if size_bytes < source_bytes:
         message = (
             f"the volume {ref.name} has {format_bytes(size_bytes)}, and its source "
-            f"{format_bytes(source_bytes)}; delete the volume, and ask for at least that, or leave "
-            "the size out"
+            f"{format_bytes(source_bytes)}; delete the volume, and create it with at "
+            "least that size or without a size"
         )
         raise VirtbusError(Code.INVALID, "disk_too_small", message)
     if size_bytes > max_virtual_bytes:
@@ -152,7 +152,7 @@ def refuse_unfilled(ref: VolumeRef) -> None:
     if ref.copied:
         message = (
             f"the volume {ref.name} has no content yet; `virtbus volume get {ref.name} -n "
-            f"{ref.namespace}` shows how far its copy is"
+            f"{ref.namespace}` shows the progress of its copy"
         )
         raise VirtbusError(Code.UNAVAILABLE, "volume_not_filled", message, after_ms=2000)
 

@@ -1,7 +1,7 @@
 """Parses a registry's indexes and manifests, and chooses the manifest of an architecture.
 
-OCI image specification 1.1 and Docker's schema 2; other fields are ignored (SRC-14, SRC-18,
-SRC-20).
+The formats are those of the OCI image specification 1.1 and of Docker's schema 2. Fields that it
+does not need are ignored (SRC-14, SRC-18, SRC-20).
 """
 
 import json

@@ -9,14 +9,14 @@ from virtbus.schemas.quantity import format_bytes
 
 
 class DiskSpace:
-    """The free space above the floor that each node keeps. Blocks on the disk."""
+    """The free space in addition to the space that the node must keep. Blocks on the disk."""
 
     def __init__(self, disks: Path, limits: SpaceLimits) -> None:
         self._disks = disks
         self._limits = limits
 
     def check_room(self, more_bytes: int) -> None:
-        """Raise 503 `disk_full` unless so many more bytes leave the floor of free space."""
+        """Raise 503 `disk_full` if `more_bytes` need space that the node must keep free."""
         disk = os.statvfs(self._disks)
         free_bytes = disk.f_bavail * disk.f_frsize
         floor_bytes = self._limits.floor_bytes(disk.f_blocks * disk.f_frsize)

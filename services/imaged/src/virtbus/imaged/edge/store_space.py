@@ -1,4 +1,4 @@
-"""The disk space of the image store: its quota, the floor of free space, and its use.
+"""The disk space of the image store: its quota, the free space that it must leave, and its use.
 
 All numbers come from the file system, so a crash leaves no wrong count.
 """

@@ -136,7 +136,7 @@ class VolumeFolders(DiskFolders):
             os.fsync(part.descriptor)
             made = read_overlay(os.pread(part.descriptor, HEAD_BYTES, 0))
             if made.backing_path or made.virtual_size_bytes < size_bytes:
-                message = f"the copy of {folder} is not as it was begun; nothing was published"
+                message = f"the copy of {folder} has a wrong size or backing file; it is not used"
                 raise VirtbusError(Code.CONFLICT, "disk_damaged", message)
             with self._open(folder) as directory:
                 if self._notes:
@@ -148,7 +148,7 @@ class VolumeFolders(DiskFolders):
             raise store_error(error) from error
 
     def drop_copy(self, folder: str) -> None:
-        """Remove what an unfinished copy left. A volume that has a disk keeps it."""
+        """Remove the remains of an unfinished copy. A volume that has a disk keeps it."""
         try:
             with self._open(folder) as directory:
                 openat2.remove(PART, directory)

@@ -65,7 +65,7 @@ class _Reviews:
         self._idle_s = idle_s
         self._body_bytes = FairShares(BODIES_BYTES)
         self._small, self._large = FairTurns(), FairTurns()
-        self._beside = ThreadPoolExecutor(1, "review")
+        self._thread = ThreadPoolExecutor(1, "review")
 
     async def handle(self, request: web.Request, *, mutating: bool) -> web.Response:
         if self._accepted is not None and not self._accepted(request):
@@ -93,7 +93,7 @@ class _Reviews:
         async with self._large.turn(source, namespace):
             # Wait for the end even if cancelled, so that at most one thread works.
             loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(self._beside, lambda: answer(review, mutating=mutating))
+            work = loop.run_in_executor(self._thread, lambda: answer(review, mutating=mutating))
             return await to_end(work)
 
     @asynccontextmanager

@@ -58,7 +58,7 @@ class StatusError(Exception):
         super().__init__(f"{self.code} {self.reason}: {self.message}")
 
     @property
-    def passing(self) -> bool:
+    def transient(self) -> bool:
         """Return True if the request may succeed later: too many requests, or a failing server."""
         return self.code == 429 or self.code >= 500
 

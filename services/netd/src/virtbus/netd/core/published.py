@@ -25,7 +25,7 @@ _ANY6 = "0" * 32
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A published port, the guest's address, and the VM in words."""
+    """A published port and the guest that it leads to; `owner` names the VM in messages."""
 
     port: PublishedPort
     guest: IPv4Address

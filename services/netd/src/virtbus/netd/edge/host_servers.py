@@ -11,7 +11,7 @@ MOST = 3
 
 
 class HostServers:
-    """The servers of a setting; without one, those of a resolv.conf, also on loopback.
+    """The servers of a setting. Without one, the servers of a resolv.conf, also those on loopback.
 
     The file is read again when it has changed. `gateway` is never among them, because a query
     would come back.

@@ -85,7 +85,7 @@ class GuestFreezes:
         async with background() as self._tasks:
             for uid, frozen in (await self._files.all()).items():
                 left_s = (frozen.until_ns - self._sources.time_ns()) / 1e9
-                # a clock that was set back must not prolong a freeze
+                # a clock that was set back must not extend a freeze
                 self._begin(uid, frozen, loop.time() + min(left_s, FREEZE_MAX_S))
             yield
 

@@ -86,13 +86,13 @@ class Observed:
     network_lost: str = ""
     """The reason why the running guest has no network, reported by netd."""
     links: dict[str, LinkState] = field(default_factory=dict)
-    """The links of the running guest's NICs, by name. That of a missing one is unknown."""
+    """The links of the running guest's NICs, by name. A missing NIC has an unknown link."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
     drives_error: ErrorBody | None = None
-    """The error of the last change of a medium; it is tried again."""
+    """The error of the last change of a medium. The agent retries the change."""
     frozen: Frozen | None = None
     """The freeze of the guest's file systems."""
     stage: FailureStage = ""

@@ -45,8 +45,8 @@ ORPHAN = "orphan"
 
 
 YOUNG_S = 1.0
-"""Seconds after which most guests run. A new VM's status waits for this time, which saves a
-write."""
+"""Seconds after which most guests run. A new VM's status waits for this time, so that one write
+is enough."""
 REFUSED_S = 10.0
 """Seconds before a retry after a refused create (a quota, an absent webhook). No event reports that
 such a cause has ended."""

@@ -46,8 +46,8 @@ def _refusal_for(error: Exception) -> Refusal | None:
         case RefusedError():
             return error.refusal
         case StatusError():
-            passing = error.passing or error.code == 401  # the bridge's own login failed
-            code, reason = (503, REASONS[503]) if passing else (error.code, error.reason)
+            transient = error.transient or error.code == 401  # the bridge's own login failed
+            code, reason = (503, REASONS[503]) if transient else (error.code, error.reason)
             return Refusal(code, reason or "InternalError", error.message)
         case VirtbusError():
             return of_http(error.body.code, error.body.message)
