@@ -71,6 +71,11 @@ class Runtime:
         self.call("StartContainer", container_id=created.container_id)
         return str(created.container_id)
 
+    def address(self, sandbox_id: str) -> str:
+        """Return the address in PodSandboxStatus."""
+        answer = self.call("PodSandboxStatus", pod_sandbox_id=sandbox_id)
+        return str(answer.status.network.ip)
+
     def status(self, container_id: str) -> Any:
         """ContainerStatus."""
         return self.call("ContainerStatus", container_id=container_id).status
@@ -95,13 +100,12 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> No
         assert (vm["node"], vm["owner"]) == (NODE, f"cri-{NODE}")
         assert vm["labels"]["io.kubernetes.pod.name"] == "web"
         platform.wait_ready(vm["name"])
-        until(lambda: b" stdout F " in runtime.log(0), "the guest's lines are in the log")
-        shown = runtime.call("PodSandboxStatus", pod_sandbox_id=sandbox_id).status
-        assert host.ping(shown.network.ip)
+        until(lambda: b"GUEST-READY" in runtime.log(0), "the guest's lines are in the log")
+        assert host.ping(runtime.address(sandbox_id))
     with runtime.running(killed=False):  # the guest ran on, and the lists are the same
         (listed,) = runtime.call("ListContainers").containers
         assert (listed.id, listed.state) == (first, api_pb2.CONTAINER_RUNNING)
-        assert host.ping(shown.network.ip)
+        assert host.ping(runtime.address(sandbox_id))
         runtime.call("StopContainer", container_id=first, timeout=20)
         ended = runtime.status(first)
         assert (ended.state, ended.exit_code) == (api_pb2.CONTAINER_EXITED, 0)

@@ -69,7 +69,8 @@ async def test_a_sandbox_shows_the_address_of_its_vm(kubelet: Kubelet) -> None:
     sandbox_id = await kubelet.sandbox()
     status = (await kubelet.call("PodSandboxStatus", pod_sandbox_id=sandbox_id)).status
     assert (status.state, status.network.ip) == (api_pb2.SANDBOX_READY, "")
-    await kubelet.container(sandbox_id)
+    container_id = await kubelet.container(sandbox_id)
+    await kubelet.call("StartContainer", container_id=container_id)
     answer = await kubelet.call("PodSandboxStatus", pod_sandbox_id=sandbox_id, verbose=True)
     assert answer.status.network.ip == ADDRESS
     assert ADDRESS in answer.info["info"]

@@ -191,7 +191,6 @@ class Fleet:
                 created_ns=self.tick(),
                 state=VmState.STOPPED,
                 powered=False,
-                interfaces=(self._nic(),),
                 spec=want.spec or VmSpec(),
             )
             self._tell(WatchReply(change=self.vms[want.uid]))
