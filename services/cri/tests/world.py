@@ -219,7 +219,13 @@ class Fleet:
         view = self._find(data["uid"])
         asked = self.show(view.uid, revision=view.revision + 1, powered=True, power_observed=False)
         if self.boots:
-            self.show(view.uid, state=VmState.RUNNING, power_observed=True, started_ns=self.tick())
+            self.show(
+                view.uid,
+                state=VmState.RUNNING,
+                power_observed=True,
+                started_ns=self.tick(),
+                interfaces=(self._nic(),),
+            )
         return asked
 
     def _stop(self, data: Any) -> VmView:
