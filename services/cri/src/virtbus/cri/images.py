@@ -53,6 +53,7 @@ class Images:
             ref=image_refs.pinned(ref, info.digest),
             pinned=wanted.digest,
             size_bytes=info.size_bytes,
+            virtual_bytes=info.virtual_size_bytes,
             pulled_ns=self._link.sources.time_ns(),
         )
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]

@@ -21,6 +21,8 @@ class PulledImage(StoredRecord):
     pinned: str = ""
     """The digest in the pod's name: of the file, or of a container image's manifest."""
     size_bytes: int
+    virtual_bytes: int
+    """The size of the disk in the image."""
     pulled_ns: int
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from virtbus.cri.core import virtlet
 from virtbus.cri.core.configs import (
     NODE_MODE,
     ContainerConfig,
@@ -20,11 +21,12 @@ from virtbus.cri.core.configs import (
 )
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Machine, Pod
+from virtbus.cri.core.virtlet import Wishes
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.publish import EVERY_ADDRESS, PublishedPort
-from virtbus.schemas.seed import CloudInitNoCloud
+from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
 from virtbus.schemas.vm import (
     CORES_MAX,
     MEMORY_MAX,
@@ -34,6 +36,7 @@ from virtbus.schemas.vm import (
     Disk,
     Domain,
     EvictionStrategy,
+    Firmware,
     ImageVolume,
     Interface,
     Memory,
@@ -84,6 +87,7 @@ def check_sandbox(config: SandboxConfig) -> None:
         message = "a VM has a network of its own; remove hostNetwork from the pod"
         found.append(Detail(path="linux.security_context", message=message))
     found += _port_problems(config.port_mappings)
+    found += virtlet.wishes(config.annotations)[1]
     _refuse(found)
 
 
@@ -199,28 +203,41 @@ def _spec(
     sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage, place: Place
 ) -> VmSpec:
     resources = config.linux.resources
-    seed = CloudInitNoCloud(
-        hostname=_hostname(sandbox),
-        environment={pair.key: pair.value for pair in config.envs},
-    )
+    wanted = virtlet.wishes(sandbox.annotations)[0]
+    root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
+    bus = wanted.disk_bus
     return VmSpec(
         run_strategy=RunStrategy.MANUAL,
         domain=Domain(
-            cpu=Cpu(cores=vcpus(resources)),
+            cpu=Cpu(cores=wanted.vcpus or vcpus(resources), model=wanted.cpu_model),
             memory=Memory(guest=resources.memory_limit_in_bytes or DEFAULT_MEMORY_BYTES),
             devices=Devices(
-                disks=(Disk(name=ROOT), Disk(name=SEED, readonly=True)),
+                disks=(Disk(name=ROOT, bus=bus), Disk(name=SEED, bus=bus, readonly=True)),
                 interfaces=(Interface(name=NIC, publish=_published(sandbox.port_mappings)),),
             ),
+            firmware=Firmware(uuid=wanted.system_uuid),
         ),
         volumes=(
-            Volume(name=ROOT, image=ImageVolume(ref=image.ref)),
-            Volume(name=SEED, cloud_init_no_cloud=seed),
+            Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
+            _seed(sandbox, config, wanted),
         ),
         networks=(Network(name=NIC, network=place.network),),
         node_selector={HOSTNAME: place.hostname},
         eviction_strategy=EvictionStrategy.EXTERNAL,
     )
+
+
+def _seed(sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes) -> Volume:
+    values = {
+        "hostname": wanted.hostname or _hostname(sandbox),
+        "environment": {pair.key: pair.value for pair in config.envs},
+        "user_data": wanted.user_data,
+        "ssh_keys": wanted.ssh_keys,
+    }
+    if wanted.config_drive:
+        drive = CloudInitConfigDrive.model_validate(values)
+        return Volume(name=SEED, cloud_init_config_drive=drive)
+    return Volume(name=SEED, cloud_init_no_cloud=CloudInitNoCloud.model_validate(values))
 
 
 def vcpus(resources: LinuxResources) -> int:
