@@ -1,5 +1,6 @@
 """A pod is a VM: its sandboxes, its container, and the VM's end."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,30 @@ async def test_a_failed_start_ends_the_container_with_its_cause(
     assert (code, "no memory is free" in text) == (StatusCode.INTERNAL, True)
     status = await kubelet.status(container_id)
     assert (status.state, status.exit_code, status.reason) == (EXITED, 128, "StartError")
+
+
+async def test_a_guest_that_does_not_start_can_be_stopped_meanwhile(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    sandbox_id = await kubelet.sandbox()
+    container_id = await kubelet.container(sandbox_id)
+    fleet.boots = False
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(kubelet.refused("StartContainer", container_id=container_id))
+        while not fleet.asked("vm.start"):
+            await asyncio.sleep(0.01)
+        fleet.boots = True
+        await kubelet.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
+    assert start.result()[0] is StatusCode.INTERNAL
+    assert (await kubelet.status(container_id)).state == EXITED
+
+
+async def test_a_start_honours_the_deadline_of_its_caller(fleet: Fleet, kubelet: Kubelet) -> None:
+    container_id = await kubelet.container(await kubelet.sandbox())
+    fleet.boots = False
+    code, text = await kubelet.refused("StartContainer", container_id=container_id, timeout_s=2)
+    assert (code, "does not run" in text) == (StatusCode.DEADLINE_EXCEEDED, True)
+    assert (await kubelet.status(container_id)).state == CREATED
 
 
 async def test_an_old_view_does_not_end_a_starting_container(

@@ -93,10 +93,12 @@ class Containers:
         await self._machines.abandon(pod.key)
 
     async def start(self, container_id: str, left_s: float | None) -> None:
-        """Start a container's guest; a running one stays as it is.
+        """Start a container's guest, and wait until it runs; a running one stays as it is.
+
+        Another call may stop it meanwhile.
 
         Raises:
-            VirtbusError: 404; 409 `exited`; the errors of `Machines.start`.
+            VirtbusError: 404; 409 `exited`; the errors of `Machines.start` and `until_started`.
         """
         key, container_id = self._found(container_id)
         async with self._pods.lock(key):
@@ -108,8 +110,9 @@ class Containers:
                 message = f"the container {container_id} has ended; create its next attempt"
                 raise VirtbusError(Code.CONFLICT, "exited", message)
             self._pod(key, container.sandbox_id)
-            timeout_s = START_S if left_s is None else min(START_S, max(0.0, left_s - 1))
-            await self._machines.start(key, container_id, timeout_s)
+            await self._machines.start(key, container_id)
+        timeout_s = START_S if left_s is None else min(START_S, max(0.0, left_s - 1))
+        await self._machines.until_started(key, container_id, timeout_s)
 
     async def stop(self, container_id: str, grace_s: int) -> None:
         """End a container's guest; no effect if it has ended or is unknown."""

@@ -120,13 +120,8 @@ class Machines:
         await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))
 
     # --- power ----------------------------------------------------------------------------
-    async def start(self, key: str, container_id: str, timeout_s: float) -> None:
-        """Start the guest of a container, and wait until it runs.
-
-        Raises:
-            VirtbusError: 500 `start_failed`, and the container has ended; 504 `start_slow`, and it
-                may still start; the errors of `vm.start`.
-        """
+    async def start(self, key: str, container_id: str) -> None:
+        """Request the start of a container's guest; raises the errors of `vm.start`."""
         pod = self._pods.all[key]
         container = pod.container(container_id)
         starting = container.model_copy(update={"phase": "starting"})
@@ -141,17 +136,33 @@ class Machines:
                 await self._set_phase(key, container_id, "created")
             raise
         await self._answered(key, validate(VmView, answer))
+
+    async def until_started(self, key: str, container_id: str, timeout_s: float) -> None:
+        """Wait until a container's guest runs.
+
+        Raises:
+            VirtbusError: 500 `start_failed`, and the container has ended; 504 `start_slow`, and it
+                may still start.
+        """
         if not await self._pods.until(
             key, lambda pod: _phase(pod, container_id) != "starting", timeout_s
         ):
-            machine = self._pods.all[key].machine
-            state = machine and f"{machine.state}: {machine.message or 'no reason yet'}"
-            message = f"the VM does not run after {timeout_s:.0f} s ({state}); `virtbus vm get`"
+            message = f"the VM does not run after {timeout_s:.0f} s{self._seen(key)}"
             raise VirtbusError(Code.DEADLINE, "start_slow", message)
         if _phase(self._pods.all.get(key), container_id) == "exited":
-            ending = self._pods.all[key].container(container_id).ending
-            message = f"the VM did not start: {ending.message if ending else 'it is gone'}"
+            message = f"the VM did not start: {self._cause(key, container_id)}"
             raise VirtbusError(Code.INTERNAL, "start_failed", message)
+
+    def _seen(self, key: str) -> str:
+        pod = self._pods.all.get(key)
+        if pod is None or pod.machine is None:
+            return ""
+        return f" ({pod.machine.state}: {pod.machine.message or 'no reason yet'})"
+
+    def _cause(self, key: str, container_id: str) -> str:
+        pod = self._pods.all.get(key)
+        endings = [one.ending for one in pod.containers if one.id == container_id] if pod else []
+        return endings[0].message if endings and endings[0] else "its pod was removed"
 
     async def stop(self, key: str, grace_s: int) -> None:
         """End the guest of the running container, after at most `grace_s`, and wait for its end.

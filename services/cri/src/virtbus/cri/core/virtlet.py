@@ -47,6 +47,8 @@ DRIVERS = {"scsi": DiskBus.SCSI, "virtio": DiskBus.VIRTIO}
 IMAGE_TYPES = ("nocloud", "configdrive")
 HOST_MODEL = "host-model"
 HOSTNAMES = ("local-hostname", "hostname")
+INSTANCE_ID = "instance-id"
+"""A key of meta-data without effect: a guest's instance is its VM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ def _public_keys(reader: _Reader, meta: dict[str, Any]) -> Iterator[str]:
 def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
     """Return the host name in the meta-data. The other keys of meta-data cannot be chosen."""
     named = [str(meta.pop(key)) for key in HOSTNAMES if key in meta]
+    meta.pop(INSTANCE_ID, None)
     if meta:
         reader.refuse(META_DATA, f"has keys that cannot be set: {', '.join(sorted(meta))[:200]}")
     if not named:
