@@ -106,6 +106,10 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> No
         (listed,) = runtime.call("ListContainers").containers
         assert (listed.id, listed.state) == (first, api_pb2.CONTAINER_RUNNING)
         assert host.ping(runtime.address(sandbox_id))
+        (usage,) = runtime.call("ListContainerStats").stats
+        assert usage.cpu.usage_core_nano_seconds.value > 10**8
+        assert usage.memory.working_set_bytes.value > LIMIT_BYTES // 8
+        assert usage.writable_layer.used_bytes.value > 0
         runtime.call("StopContainer", container_id=first, timeout=20)
         ended = runtime.status(first)
         assert (ended.state, ended.exit_code) == (api_pb2.CONTAINER_EXITED, 0)

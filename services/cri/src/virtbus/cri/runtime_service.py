@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from virtbus.cri.containers import Containers
 from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
-from virtbus.cri.edge.grpc_server import Call, Offer
+from virtbus.cri.edge.grpc_server import Call, Handler, Offer
 from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
+from virtbus.cri.statistics import Statistics
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
 
@@ -26,10 +27,6 @@ REFUSED: Mapping[str, str] = {
     "PortForward": f"port-forward {_LATER}; connect to the pod's address",
     "UpdateContainerResources": f"a change of a running pod's resources {_LATER}; replace the pod",
     "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
-    "ContainerStats": f"ContainerStats {_LATER}",
-    "ListContainerStats": f"ListContainerStats {_LATER}",
-    "PodSandboxStats": f"PodSandboxStats {_LATER}",
-    "ListPodSandboxStats": f"ListPodSandboxStats {_LATER}",
     "ListMetricDescriptors": f"ListMetricDescriptors {_LATER}",
     "ListPodSandboxMetrics": f"ListPodSandboxMetrics {_LATER}",
     "GetContainerEvents": f"GetContainerEvents {_LATER}; kubelet lists instead",
@@ -38,14 +35,49 @@ REFUSED: Mapping[str, str] = {
 """Calls that are refused, with the reason."""
 
 
+class StatisticsCalls:
+    """The handlers of RuntimeService about statistics."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Return the handlers by the names of their calls."""
+        return {
+            "ContainerStats": self._container,
+            "ListContainerStats": self._containers,
+            "PodSandboxStats": self._sandbox,
+            "ListPodSandboxStats": self._sandboxes,
+        }
+
+    async def _container(self, call: Call) -> Plain:
+        return {"stats": self._statistics.container(call.request.get("container_id", ""))}
+
+    async def _containers(self, call: Call) -> Plain:
+        return {"stats": self._statistics.containers(call.request.get("filter", {}))}
+
+    async def _sandbox(self, call: Call) -> Plain:
+        return {"stats": self._statistics.sandbox(call.request.get("pod_sandbox_id", ""))}
+
+    async def _sandboxes(self, call: Call) -> Plain:
+        return {"stats": self._statistics.sandboxes(call.request.get("filter", {}))}
+
+
 class RuntimeService:
     """The handlers of RuntimeService."""
 
     def __init__(
-        self, sandboxes: Sandboxes, containers: Containers, node: NodeKeeper, settings: Settings
+        self,
+        sandboxes: Sandboxes,
+        containers: Containers,
+        statistics: StatisticsCalls,
+        node: NodeKeeper,
+        settings: Settings,
     ) -> None:
         self._sandboxes = sandboxes
         self._containers = containers
+        self._statistics = statistics
         self._node = node
         self._settings = settings
 
@@ -70,6 +102,7 @@ class RuntimeService:
                 "ContainerStatus": self._container_status,
                 "ListContainers": self._list_containers,
                 "ReopenContainerLog": self._reopen_log,
+                **self._statistics.handlers,
             },
             REFUSED,
         )

@@ -8,6 +8,7 @@ from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.cri.containers import Containers
 from virtbus.cri.edge import grpc_server
 from virtbus.cri.edge.bus_link import BusLink, Connect
+from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.edge.store import Store
 from virtbus.cri.edge.vm_watch import VmWatcher
 from virtbus.cri.image_service import ImageService
@@ -16,9 +17,10 @@ from virtbus.cri.logs import ContainerLogs
 from virtbus.cri.machines import Machines
 from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.pods import Pods
-from virtbus.cri.runtime_service import RuntimeService
+from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls
 from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
+from virtbus.cri.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +66,12 @@ class Cri:
         settings = self._settings
         sandboxes = Sandboxes(self._pods, self._machines, settings.runtime_handlers)
         containers = Containers(self._pods, self._machines, self._logs, self._images.known)
-        folder = settings.state_dir / "images"
+        folder, disks = settings.state_dir / "images", settings.state_dir / "disks"
+        statistics = Statistics(self._pods, GuestUsage(settings.emulators_dir, disks), disks)
+        runtime = RuntimeService(
+            sandboxes, containers, StatisticsCalls(statistics), self._node, settings
+        )
         return {
-            "RuntimeService": RuntimeService(sandboxes, containers, self._node, settings).offer,
+            "RuntimeService": runtime.offer,
             "ImageService": ImageService(self._images, folder, self._link.sources).offer,
         }

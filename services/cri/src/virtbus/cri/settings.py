@@ -30,6 +30,10 @@ class Settings(ServiceSettings):
         description="cgroup driver for kubelet, the same as that of the other runtime of the node",
     )
 
+    emulators_dir: Path = Field(
+        Path("/run/libvirt/qemu"), description="folder of the process ids of libvirt's emulators"
+    )
+
     @property
     def socket(self) -> Path:
         """Return the path of the socket."""
