@@ -66,7 +66,7 @@ class Netd:
         self._leftovers = OrphanAudit(self._ports, self._attachments)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
-        self._reach = ForbiddenAddresses(self._ports.bridge, settings, ports.resolver)
+        self._reach = ForbiddenAddresses(ports.attachers.bridges, settings, ports.resolver)
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -207,7 +207,7 @@ class Netd:
             service="netd",
             state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
             networks=(default, *others),
-            addresses=await in_thread(self._ports.bridge.addresses),
+            addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
 
     async def _tidy(self) -> None:
