@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from virtbus.controller.core.allocations import NOTHING, Allocations, takes_room
+from virtbus.controller.core.demand import demand_of
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
+from virtbus.controller.core.networks import Networks
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
@@ -22,13 +24,7 @@ from virtbus.controller.core.nodes import (
     state_of,
 )
 from virtbus.controller.core.operations import Operations
-from virtbus.controller.core.placement import (
-    CPU_OVERCOMMIT,
-    Candidate,
-    demand_of,
-    kind_of,
-    why_unplaced,
-)
+from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of, why_unplaced
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
@@ -73,6 +69,7 @@ class Fleet:
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
     volumes: Volumes = field(default_factory=Volumes)
+    networks: Networks = field(default_factory=Networks)
     operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""
@@ -340,13 +337,14 @@ class Fleet:
         """Return why an unplaced VM waits for a node. The text is cached by demand for 1 s."""
         needs = takes_room(record)
         home = known_home(record, self.volumes)
-        demand = (demand_of(record.spec), needs, record.reserved, home)
+        targets = record.network_targets
+        demand = (demand_of(record.spec, targets), needs, record.reserved, home)
         reason = self._reasons.get(demand)
         if reason is None or now_s - reason[0] > REASON_FRESH_S:
             if len(self._reasons) > REASONS_KEPT:
                 self._reasons.clear()
             there, how = self.candidates(now_s), {"powered": needs, "strict": record.reserved}
-            refused = place_near(record.spec, there, home, **how).refused
+            refused = place_near(record.spec, there, home, targets=targets, **how).refused
             refused = {**refused, **dict.fromkeys(self.unheard_nodes(), "is silent")}
             reason = self._reasons[demand] = (now_s, why_unplaced(refused))
         return reason[1]

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from virtbus.controller.core.placement import Candidate, Demand, Placement, place
+from virtbus.controller.core.demand import Demand
+from virtbus.controller.core.network_demand import NO_TARGETS, Targets
+from virtbus.controller.core.placement import Candidate, Placement, place
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
@@ -56,9 +58,10 @@ def place_near(
     *,
     powered: bool = True,
     strict: bool = False,
+    targets: Targets = NO_TARGETS,
 ) -> Placement:
     """Return the placement of a VM as `place`, on the node of its volumes only."""
-    found = place(spec, near(nodes, home), powered=powered, strict=strict)
+    found = place(spec, near(nodes, home), powered=powered, strict=strict, targets=targets)
     if home is None:
         return found
     why = f"does not have the volume {home.volume}, which is on {home.node}"

@@ -9,8 +9,8 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core.allocations import takes_room, with_vm
+from virtbus.controller.core.demand import demand_of
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.placement import demand_of
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.core.volume_placement import Wait, known_home, place_near
 from virtbus.controller.edge.assignment import Assignment
@@ -94,13 +94,14 @@ class PendingScheduler:
             record = held.record
             needs = takes_room(record)
             home = known_home(record, fleet.volumes)
-            kind = (demand_of(record.spec), needs, record.reserved, home)
+            kind = (demand_of(record.spec, record.network_targets), needs, record.reserved, home)
             declined = self._declined.get(record.uid, {})
             if record.ending or (kind in hopeless and record.node == UNPLACED):
                 continue
             others = [one for name, one in nodes.items() if name not in declined]
             how = {"powered": needs, "strict": record.reserved}
-            found = place_near(record.spec, others, home, **how)
+            targets = record.network_targets
+            found = place_near(record.spec, others, home, targets=targets, **how)
             if not found.nodes:
                 if record.node != UNPLACED:
                     yield Choice(held, UNPLACED, "")
