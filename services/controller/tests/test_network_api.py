@@ -264,7 +264,7 @@ def test_a_create_that_finds_the_mark_after_its_commit_takes_its_vm_back() -> No
                 await creates._networks._writes.replace(held, marked)
                 return await commit(*arguments)
 
-            creates._commit = marked  # type: ignore[method-assign]  # a delete at the worst moment
+            creates._commit = marked  # type: ignore[assignment,method-assign]  # a delete at the worst moment
             assert (await refused(vm(made))).reason == "deleting"
             stored = await made.stored(uid(7))
             assert stored is None or stored.deleting
@@ -284,7 +284,8 @@ async def test_a_protected_network_stays_until_its_protection_is_cleared(made: W
 @played()
 async def test_an_unreadable_network_is_deleted_by_name(made: World) -> None:
     await make(made)
-    await damage(made, BLUE, b"\xc1")
+    damage(made.server, BLUE, b"\xc1")
+    await settle()
     assert (await refused(of(made, "get"))).reason == "unreadable"
     assert (await of(made, "delete")).state == "Deleting"
     await asyncio.sleep(WAIT_S + 5)

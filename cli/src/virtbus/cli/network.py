@@ -33,7 +33,7 @@ POLL_S = 0.5
     },
     epilog=examples(
         """
-        virtbus network create blue --subnet 10.200.0.0/24
+        virtbus network create blue --kind isolated --subnet 10.200.0.0/24
         virtbus vm create web --image tiny --network blue
         virtbus network list
         """
@@ -101,9 +101,9 @@ def create(
 ) -> None:
     """Make the network NAME. Hosts set it up when a VM first uses it.
 
-    nat: guests reach each other on their host, and the outside under the host's address. routed: as
-    nat, but under their own addresses; `virtbus network get` shows the needed routes. isolated:
-    guests reach each other on their host, and nothing else. cni: the plugins of a conflist.
+    With nat, guests reach each other on their host, and the outside under the host's address. With
+    routed, they have their own addresses there; `virtbus network get` shows the needed routes. With
+    isolated, they reach each other on their host, and nothing else. With cni, plugins decide.
     """
     wanted = {
         **_asked(name, namespace, everywhere=all_namespaces),

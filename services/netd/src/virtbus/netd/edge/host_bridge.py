@@ -5,7 +5,6 @@ removed. After the last bridge of this netd, `ip_forward` gets its former value.
 names the state folder of the netd that made it. A bridge of another netd is never touched.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Collection
@@ -19,6 +18,7 @@ from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.edge import links
+from virtbus.netd.edge.bridge_memo import BridgeMemo
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.errors import Code, VirtbusError
@@ -26,8 +26,6 @@ from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
 _FORWARD = "net/ipv4/ip_forward"
-_MEMO = "host"
-"""The beginning of the names of all memos."""
 
 
 class HostBridge:
@@ -56,7 +54,7 @@ class HostBridge:
         self._applied: ReachRules | None = None
         self.name = name
         self.gateway = gateway
-        self._memo = memo
+        self.memo = BridgeMemo(memo)
         self.owner = owner
         self.mark = names.owner_mark(str(owner.resolve()))
         """The alias of links that this netd made."""
@@ -141,7 +139,7 @@ class HostBridge:
 
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
-        self._remember_forwarding()
+        self.memo.write(read_sysctl(_FORWARD), self._target)
         isolated = self._kind is NicKind.ISOLATED
         mac = names.bridge_mac(str(self.gateway.network))
         host.do([links.new_bridge(self.name, mac=mac), host_end.no_ipv6(self.name)])
@@ -226,23 +224,6 @@ class HostBridge:
         message = f"{who} in {self.gateway.network} already; {way_out}"
         return VirtbusError(Code.CONFLICT, "subnet_taken", message)
 
-    def _remember_forwarding(self) -> None:
-        if self._memo.exists():
-            return
-        before = self._before()
-        if before is None:
-            before = read_sysctl(_FORWARD)
-        target = self._target.model_dump(mode="json") if self._target is not None else None
-        part = self._memo.with_suffix(".part")
-        part.write_text(json.dumps({"ip_forward": before, "target": target}))
-        part.replace(self._memo)
-
-    def _before(self) -> str | None:
-        """Return `ip_forward` as it was before any bridge of this netd; None without a bridge."""
-        for memo in self.memos():
-            return str(json.loads(memo.read_text())["ip_forward"])
-        return None
-
     def remove(self) -> None:
         """Remove the bridge and the table, and restore `ip_forward`; tolerate missing parts."""
         with self._lock:
@@ -255,23 +236,14 @@ class HostBridge:
                         filters.do(no_host_table(self.name))
                     host.do([links.delete_link(self.name)])
                 found = links.list_links(host)
-            if self._memo.exists():
-                before = json.loads(self._memo.read_text())
+            if self.made:
+                before = self.memo.forget()
                 # guests of another bridge, or of another netd, still need forwarding
                 if not any(each.alias.startswith(names.OWNER_PREFIX) for each in found):
-                    write_sysctl(_FORWARD, str(before["ip_forward"]))
-                self._memo.unlink()
+                    write_sysctl(_FORWARD, before)
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
-
-    def beside(self, name: str) -> Path:
-        """Return the memo file of another bridge of this netd."""
-        return self._memo.with_name(f"{_MEMO}-{name}.json")
-
-    def memos(self) -> list[Path]:
-        """Return the memos of all bridges of this netd that may exist."""
-        return sorted(self._memo.parent.glob(f"{_MEMO}*.json"))
 
     @property
     def made(self) -> bool:
         """True while parts of the host side may exist."""
-        return self._memo.exists()
+        return self.memo.exists()

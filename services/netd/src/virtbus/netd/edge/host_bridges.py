@@ -4,18 +4,16 @@ A network object needs nothing from the bus: its bridge is made from what the VM
 memo on disk names each bridge that exists, so that a later netd removes it once no VM needs it.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from pydantic import ValidationError
-
 from virtbus.netd.core import names as core_names
 from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import links
+from virtbus.netd.edge.bridge_memo import target_in
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -52,7 +50,7 @@ class HostBridges:
                 if gateway is None:
                     raise _not_here(target, self._node, index)
                 name = core_names.network_bridge(target.uid)
-                memo = self.built_in.beside(name)
+                memo = self.built_in.memo.beside(name)
                 known = HostBridge(name, gateway, memo, self.built_in.owner, target=target)
                 known.reach = self._reach(self.built_in.reach)
                 self._named[target.uid] = known
@@ -64,12 +62,12 @@ class HostBridges:
 
     def recover(self) -> None:
         """Find the bridges of network objects that an earlier netd left."""
-        for memo in self.built_in.memos():
+        for memo in self.built_in.memo.all():
             try:
-                target = json.loads(memo.read_text())["target"]
+                target = target_in(memo)
                 if target is not None:
-                    self._of_target(NetworkTarget.model_validate(target))
-            except (ValueError, KeyError, ValidationError, VirtbusError) as error:
+                    self._of_target(target)
+            except (ValueError, VirtbusError) as error:
                 extra = {"code": "bad_memo"}
                 log.error("%s cannot be used (%s); remove it", memo, error, extra=extra)
 
