@@ -29,11 +29,13 @@ class BridgeMemo:
         part.write_text(json.dumps({"ip_forward": before, "target": plain}))
         part.replace(self._path)
 
-    def forget(self) -> str:
-        """Remove the memo; return the former `ip_forward`."""
-        before = _forward(self._path)
+    def ip_forward(self) -> str:
+        """Return the former `ip_forward`."""
+        return _forward(self._path)
+
+    def forget(self) -> None:
+        """Remove the memo, after everything that it stands for."""
         self._path.unlink()
-        return before
 
     def beside(self, name: str) -> Path:
         """Return the memo file of another bridge of this netd."""

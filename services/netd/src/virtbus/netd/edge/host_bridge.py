@@ -237,10 +237,10 @@ class HostBridge:
                     host.do([links.delete_link(self.name)])
                 found = links.list_links(host)
             if self.made:
-                before = self.memo.forget()
                 # guests of another bridge, or of another netd, still need forwarding
                 if not any(each.alias.startswith(names.OWNER_PREFIX) for each in found):
-                    write_sysctl(_FORWARD, before)
+                    write_sysctl(_FORWARD, self.memo.ip_forward())
+                self.memo.forget()
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
 
     @property
