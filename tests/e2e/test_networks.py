@@ -28,19 +28,19 @@ def vm(platform: Platform, name: str, *networks: str, folder: Path, key: str, wa
 
 
 def test_guests_use_networks_of_their_own_until_the_last_vm_ends(
-    platform: Platform, tmp_path: Path
+    patient: Platform, tmp_path: Path
 ) -> None:
     login = Login(tmp_path)
     with pytest.raises(Refused) as refused:
-        platform.cli("network", "create", "shop", "--subnet", "10.201.0.0/24", "-o", "json")
+        patient.cli("network", "create", "shop", "--subnet", "10.201.0.0/24", "-o", "json")
     assert refused.value.error["reason"] == "admin_only"
     shop = {"kind": "nat", "subnet": "10.201.0.0/24", "gateway": "10.201.0.9", "mtu": 1400}
-    as_admin(platform, "create", name="shop", spec=shop)
-    platform.cli("network", "create", "lab", "--kind", "isolated", "--subnet", "10.9.0.0/24")
+    as_admin(patient, "create", name="shop", spec=shop)
+    patient.cli("network", "create", "lab", "--kind", "isolated", "--subnet", "10.9.0.0/24")
 
     how: dict[str, Any] = {"folder": tmp_path, "key": login.public_key}
-    one = vm(platform, "one", "default", "shop", "lab", wait="ready", **how)
-    two = vm(platform, "two", "default", "shop", "lab", wait="ready", **how)
+    one = vm(patient, "one", "default", "shop", "lab", wait="ready", **how)
+    two = vm(patient, "two", "default", "shop", "lab", wait="ready", **how)
     assert [address(one, nic).rpartition(".")[0] for nic in (1, 2)] == ["10.201.0", "10.9.0"]
 
     def in_guest(command: str) -> str:
@@ -53,18 +53,18 @@ def test_guests_use_networks_of_their_own_until_the_last_vm_ends(
     in_guest("ping -c 1 -W 3 -I eth1 10.201.0.9")
     assert in_guest("ping -c 1 -W 1 -I eth2 10.9.0.1 >/dev/null 2>&1 || echo closed") == "closed"
 
-    platform.wait_back("netd", platform.kill("netd"))
+    patient.wait_back("netd", patient.kill("netd"))
     in_guest(f"ping -c 1 -W 3 -I eth2 {address(two, 2)}")
 
-    listed = json.loads(platform.cli("network", "list", "-o", "json"))
+    listed = json.loads(patient.cli("network", "list", "-o", "json"))
     assert [(each["name"], each["user_count"]) for each in listed["items"]] == [
         ("lab", 2),
         ("shop", 2),
     ]
     with pytest.raises(Refused) as refused:
-        platform.cli("network", "delete", "lab", "-o", "json")
+        patient.cli("network", "delete", "lab", "-o", "json")
     assert refused.value.error["reason"] == "network_in_use"
-    platform.delete("one", "two")
-    platform.cli("network", "delete", "lab", "shop")
-    assert not json.loads(platform.cli("network", "list", "-o", "json"))["items"]
-    platform.nothing_left()
+    patient.delete("one", "two")
+    patient.cli("network", "delete", "lab", "shop")
+    assert not json.loads(patient.cli("network", "list", "-o", "json"))["items"]
+    patient.nothing_left()
