@@ -14,14 +14,14 @@ from virtbus.schemas.network_api import (
     NeededRoute,
     NetworkCreated,
     NetworkObjectPage,
-    NetworkView,
+    NetworkObjectView,
 )
 from virtbus.schemas.network_object import NetworkKind, NetworkSpec, NetworkState
 
 pytestmark = pytest.mark.integration
 
 
-def view(**changes: Any) -> NetworkView:
+def view(**changes: Any) -> NetworkObjectView:
     known: dict[str, Any] = {
         "uid": UID,
         "namespace": "default",
@@ -32,7 +32,7 @@ def view(**changes: Any) -> NetworkView:
         "revision": 3,
         "created_ns": 1,
     }
-    return NetworkView(**(known | changes))
+    return NetworkObjectView(**(known | changes))
 
 
 async def test_create_sends_the_spec_of_each_kind(script: Script, cli: Cli, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_update_sends_only_what_was_given(script: Script, cli: Cli) -> Non
 
 
 async def test_delete_waits_for_the_end_or_the_reason(script: Script, cli: Cli) -> None:
-    answers: list[NetworkView | VirtbusError] = [
+    answers: list[NetworkObjectView | VirtbusError] = [
         view(state=NetworkState.DELETING),
         VirtbusError(Code.NOT_FOUND, "network_not_found", "gone"),
         view(state=NetworkState.IN_USE, message="a delete was reverted: default/web use it"),

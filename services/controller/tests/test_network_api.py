@@ -17,7 +17,7 @@ from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.network_api import NetworkLimits
 from virtbus.controller.edge.network_removals import WAIT_S
 from virtbus.schemas import subjects
-from virtbus.schemas.network_api import NetworkView
+from virtbus.schemas.network_api import NetworkObjectView
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, validate
 
@@ -25,13 +25,13 @@ SPEC = {"kind": "nat", "subnet": "10.200.0.0/24"}
 BLUE = subjects.network_record("default", "blue")
 
 
-async def make(made: World, name: str = "blue", number: int = 1, **more: Any) -> NetworkView:
+async def make(made: World, name: str = "blue", number: int = 1, **more: Any) -> NetworkObjectView:
     asked = {"name": name, "uid": uid(number), "spec": SPEC} | more
-    return validate(NetworkView, (await made.ask("create", "network", **asked))["network"])
+    return validate(NetworkObjectView, (await made.ask("create", "network", **asked))["network"])
 
 
-async def of(made: World, verb: str, **data: Any) -> NetworkView:
-    return validate(NetworkView, await made.ask(verb, "network", **{"name": "blue", **data}))
+async def of(made: World, verb: str, **data: Any) -> NetworkObjectView:
+    return validate(NetworkObjectView, await made.ask(verb, "network", **{"name": "blue", **data}))
 
 
 async def vm(made: World, number: int = 7, network: str = "blue", **more: Any) -> VmRecord:

@@ -31,7 +31,7 @@ class NetworkCreate(StrictModel):
     spec: NetworkSpec
 
 
-class NetworkAsk(StrictModel):
+class NetworkRef(StrictModel):
     """`network.get`. With `uid`, a network of that name with another uid is refused."""
 
     name: Id
@@ -39,7 +39,7 @@ class NetworkAsk(StrictModel):
     uid: Uid | None = None
 
 
-class NetworkUpdate(NetworkAsk):
+class NetworkUpdate(NetworkRef):
     """`network.update`: changes the given fields; `labels` replaces all.
 
     `dns` and `mtu` concern VMs that are created later.
@@ -51,7 +51,7 @@ class NetworkUpdate(NetworkAsk):
     labels: Labels | None = None
 
 
-class NetworkDelete(NetworkAsk):
+class NetworkDelete(NetworkRef):
     """`network.delete`: refused while VMs use the network."""
 
 
@@ -73,7 +73,7 @@ class NeededRoute(LenientModel):
     """Addresses of the node; empty while it does not report any."""
 
 
-class NetworkView(LenientModel):
+class NetworkObjectView(LenientModel):
     """A network as the API shows it."""
 
     uid: Uid
@@ -96,11 +96,11 @@ class NetworkView(LenientModel):
 class NetworkCreated(LenientModel):
     """The answer of `network.create`. `created` False: it existed already, unchanged."""
 
-    network: NetworkView
+    network: NetworkObjectView
     created: bool = False
 
 
 class NetworkObjectPage(Paged):
     """A page of `network.list`, ordered by namespace and name."""
 
-    items: tuple[NetworkView, ...] = ()
+    items: tuple[NetworkObjectView, ...] = ()

@@ -11,7 +11,7 @@ from virtbus.controller.core.networks import Networks, subnets_of
 from virtbus.controller.core.vm_keys import StoredNetwork
 from virtbus.schemas.cni_config import plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.network_api import NeededRoute, NetworkAsk, NetworkUpdate, NetworkView
+from virtbus.schemas.network_api import NeededRoute, NetworkObjectView, NetworkRef, NetworkUpdate
 from virtbus.schemas.network_object import (
     BUILT_IN,
     EVERYWHERE,
@@ -268,7 +268,7 @@ def _use(users: Sequence[str]) -> str:
 
 
 def mended(
-    want: NetworkAsk, known: NetworkRecord | None, users: Sequence[str], uid: str, now_ns: int
+    want: NetworkRef, known: NetworkRecord | None, users: Sequence[str], uid: str, now_ns: int
 ) -> NetworkRecord:
     """Return the network as deleted, in place of a record that cannot be read.
 
@@ -303,7 +303,7 @@ def restored(target: NetworkTarget, now_ns: int) -> NetworkRecord:
 
 
 # --- answers ----------------------------------------------------------------------------------
-def not_found(want: NetworkAsk) -> VirtbusError:
+def not_found(want: NetworkRef) -> VirtbusError:
     """Return 404 with the requested name."""
     where = "all namespaces" if want.namespace == EVERYWHERE else f"namespace {want.namespace}"
     message = (
@@ -315,14 +315,14 @@ def not_found(want: NetworkAsk) -> VirtbusError:
 
 def shown(
     held: StoredNetwork, users: Sequence[str], nodes: Mapping[str, NodeRecord]
-) -> NetworkView:
+) -> NetworkObjectView:
     """Return the network as the API shows it."""
     record = held.record
     state = NetworkState.IN_USE if users else NetworkState.READY
     message = f"a delete was reverted: {record.kept_for}" if record.kept_for else ""
     if record.deleting:
         state, message = NetworkState.DELETING, "it ends within seconds unless a VM uses it"
-    return NetworkView(
+    return NetworkObjectView(
         uid=record.uid,
         namespace=record.namespace,
         name=record.name,

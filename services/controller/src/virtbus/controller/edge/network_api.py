@@ -23,14 +23,14 @@ from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.network_api import (
-    NetworkAsk,
     NetworkCreate,
     NetworkCreated,
     NetworkDelete,
     NetworkList,
     NetworkObjectPage,
+    NetworkObjectView,
+    NetworkRef,
     NetworkUpdate,
-    NetworkView,
 )
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeRecord
@@ -96,8 +96,8 @@ class NetworkApi:
             raise VirtbusError(Code.EXHAUSTED, "network_quota", message, after_ms=10_000)
 
     # --- read -----------------------------------------------------------------------------
-    async def get(self, request: Request) -> NetworkView:
-        return self._show(await self._find(validate(NetworkAsk, request.data)))
+    async def get(self, request: Request) -> NetworkObjectView:
+        return self._show(await self._find(validate(NetworkRef, request.data)))
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(NetworkList, request.data)
@@ -114,7 +114,7 @@ class NetworkApi:
         return pages.answer(NetworkObjectPage, found, request, most=want.limit)
 
     # --- change ---------------------------------------------------------------------------
-    async def update(self, request: Request) -> NetworkView:
+    async def update(self, request: Request) -> NetworkObjectView:
         want = validate(NetworkUpdate, request.data)
         network_changes.refuse_client(want.namespace, None, request.account, ())
 
@@ -123,7 +123,7 @@ class NetworkApi:
 
         return self._show(await self._change(want, change, EventKind.NETWORK_UPDATED, request))
 
-    async def delete(self, request: Request) -> NetworkView:
+    async def delete(self, request: Request) -> NetworkObjectView:
         """Mark a network that no VM uses. The leader ends it, or reverts the mark (ADR 0055)."""
         want = validate(NetworkDelete, request.data)
         network_changes.refuse_client(want.namespace, None, request.account, ())
@@ -162,7 +162,7 @@ class NetworkApi:
 
     async def _change(
         self,
-        want: NetworkAsk,
+        want: NetworkRef,
         change: Callable[[NetworkRecord], NetworkRecord],
         kind: EventKind,
         request: Request,
@@ -185,7 +185,7 @@ class NetworkApi:
         raise contended(f"the network {want.name}")
 
     # --- shared ---------------------------------------------------------------------------
-    async def _find(self, want: NetworkAsk) -> StoredNetwork:
+    async def _find(self, want: NetworkRef) -> StoredNetwork:
         """Return the network from the leader; raises VirtbusError 404, 409 another uid."""
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
@@ -206,5 +206,5 @@ class NetworkApi:
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
 
-    def _show(self, held: StoredNetwork) -> NetworkView:
+    def _show(self, held: StoredNetwork) -> NetworkObjectView:
         return network_changes.shown(held, self._users(held.record.uid), self._nodes())
