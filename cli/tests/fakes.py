@@ -42,7 +42,17 @@ VERBS = [
     *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
     *(
         ("volume", verb)
-        for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
+        for verb in (
+            "create",
+            "get",
+            "list",
+            "update",
+            "adopt",
+            "attach",
+            "detach",
+            "delete",
+            "fill",
+        )
     ),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
     *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),

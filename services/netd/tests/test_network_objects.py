@@ -118,7 +118,7 @@ async def test_a_subnet_that_the_host_or_the_fleet_has_is_refused(node: Node) ->
     await node.attach(A)
     with pytest.raises(VirtbusError, match="has the address"):
         await node.attach(B, **target("nat", OTHER, subnet="10.127.8.0/24"))
-    node.doors.attachers.bridges.close(ReachRules(hosts=frozenset({IPv4Address("10.200.0.9")})))
+    node.doors.attachers.bridges.set_reach(ReachRules(hosts=frozenset({IPv4Address("10.200.0.9")})))
     with pytest.raises(VirtbusError, match=r"10\.200\.0\.9"):
         await node.attach(B, **target("nat"))
 

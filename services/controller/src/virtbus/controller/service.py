@@ -32,6 +32,7 @@ from virtbus.controller.edge.network_api import NetworkApi, NetworkLimits
 from virtbus.controller.edge.network_removals import NetworkRemovals
 from virtbus.controller.edge.node_monitor import NodeMonitor
 from virtbus.controller.edge.operation_api import OperationApi, OperationLimits
+from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_sweep import OperationSweep
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
@@ -42,6 +43,7 @@ from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.volume_api import VolumeApi
 from virtbus.controller.edge.volume_attachments import VolumeAttachments
+from virtbus.controller.edge.volume_fills import VolumeFills
 from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
@@ -110,12 +112,14 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
+        self._fills = self._volume_fills(events)
         self._volumes = VolumeApi(
             bus,
             self._fleet,
             events,
             self._storage,
             Quota(settings.volumes_per_namespace, settings.volumes_in_all),
+            self._fills,
         )
         self._image_names = ImageNameApi(
             bus,
@@ -126,7 +130,6 @@ class ControllerService:
         )
         self._operations, self._networks = self._operation_api(events), self._network_api(events)
         self._power = VmPower(self._vms, self._fleet)
-        self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
         self._endings = Finalizer(bus, self._fleet, events)
@@ -138,13 +141,21 @@ class ControllerService:
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._removals = VolumeRemovals(bus, self._fleet, events)
-        self._feeds.listeners += [self._placing.wake, self._removals.wake]
+        self._feeds.listeners += [self._placing.wake, self._removals.wake, self._fills.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
+
+    @property
+    def _operation_quota(self) -> Quota:
+        settings = self._settings
+        return Quota(settings.operations_per_namespace, settings.operations_in_all)
+
+    def _volume_fills(self, events: FleetEvents) -> VolumeFills:
+        room = OperationRoom(self._fleet, self._storage, self._operation_quota)
+        return VolumeFills(self._bus, self._fleet, events, room)
 
     def _operation_api(self, events: FleetEvents) -> OperationApi:
         """Return the handlers of requests about operations."""
-        all_, each = self._settings.operations_in_all, self._settings.operations_per_namespace
-        limits = OperationLimits(Quota(each, all_), self._settings.operation_keep_s)
+        limits = OperationLimits(self._operation_quota, self._settings.operation_keep_s)
         return OperationApi(self._bus, self._fleet, events, self._storage, limits, self._vms)
 
     def _network_api(self, events: FleetEvents) -> NetworkApi:
@@ -170,6 +181,7 @@ class ControllerService:
             self._placing.run,
             self._removals.run,
             networks.run,
+            self._fills.run,
             HoldSweep(bus, fleet, events).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
             Overtaken(bus, fleet).run,
@@ -221,7 +233,8 @@ class ControllerService:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
-        power, commands, volumes = self._power, self._commands, self._volumes
+        power, volumes = self._power, self._volumes
+        commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         names, networks = self._image_names, self._networks
         handlers: dict[tuple[str, str], Handler] = {
@@ -259,6 +272,7 @@ class ControllerService:
             ("volume", "list"): volumes.list,
             ("volume", "update"): volumes.update,
             ("volume", "delete"): volumes.delete,
+            ("volume", "fill"): volumes.fill,
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,

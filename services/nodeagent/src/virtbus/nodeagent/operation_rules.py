@@ -30,12 +30,14 @@ GO = Verdict()
 
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that has not begun; `vms` are those of the node."""
+    if op.kind == "fill":
+        return _of_fill(op, vms)
     if op.resource == "volume":
         return _of_volume(op, vms)
-    vm = next((vm for vm in vms if vm.record.uid == op.uid), None)
-    if vm is None or vm.record.epoch != op.epoch:
+    vm = _here(op, vms)
+    if vm is None:
         return _failed("vm_left", f"{op.name} is not on {op.node} any more; export it again")
-    if vm.ends or vm.phase in LEAVING:
+    if _leaves(vm):
         return Verdict(ends=GOING)
     return GO if vm.phase in OFF else _busy(op, vm)
 
@@ -52,9 +54,18 @@ def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that runs. A start of its VM waits for its end."""
     if op.resource == "volume":
         return GO
-    vm = next((vm for vm in vms if vm.record.uid == op.uid), None)
-    left = vm is None or vm.record.epoch != op.epoch or vm.ends or vm.phase in LEAVING
-    return Verdict(ends=GOING) if left else GO
+    vm = _here(op, vms)
+    return Verdict(ends=GOING) if vm is None or _leaves(vm) else GO
+
+
+def _here(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
+    """Return the VM of an operation; None if it has left the node."""
+    its = (vm for vm in vms if (vm.record.uid, vm.record.epoch) == (op.uid, op.epoch))
+    return next(its, None)
+
+
+def _leaves(vm: ActorState) -> bool:
+    return vm.ends or vm.phase in LEAVING
 
 
 def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
@@ -62,6 +73,19 @@ def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         used = {ref.uid for ref in vm.record.volume_refs.values()}
         if op.uid in used and vm.phase not in OFF:
             return _failed("volume_in_use", f"{vm.record.name} uses {op.name}; stop it first")
+    return GO
+
+
+def _of_fill(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
+    """Return the verdict for a fill: the VM that has its source must be off."""
+    source = op.source.volume if op.source is not None else None
+    for vm in vms:
+        used = {ref.uid for ref in vm.record.volume_refs.values()}
+        if source is None or source.uid not in used or vm.phase in OFF:
+            continue
+        if vm.phase == "new" or not vm.record.powered:
+            return Verdict(waits=f"{vm.record.name}, which has {source.name}, is not off yet")
+        return _failed("volume_in_use", f"{vm.record.name} uses {source.name}; stop it first")
     return GO
 
 

@@ -57,7 +57,7 @@ def create_step(
         )
         raise VirtbusError(Code.CONFLICT, "name_taken", message)
     if differences:
-        message = f"uid {there.uid} is {there.name} already, and not as asked for here"
+        message = f"uid {there.uid} is {there.name} already, and differs from this request"
         raise VirtbusError(Code.CONFLICT, "uid_taken", message, details=differences)
     return CreateStep.SAME
 

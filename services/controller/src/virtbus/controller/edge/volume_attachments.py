@@ -46,8 +46,10 @@ class VolumeAttachments:
         if not held.record.holder:
             return self._volumes.show(held)
         if want.gone is not None:
-            await self._let_go(held, want.gone)
-            return await self._answer(want, request, f"VM {want.gone} is gone, says a person")
+            await self._end_hold(held, want.gone)
+            return await self._answer(
+                want, request, f"a person confirmed that VM {want.gone} is gone"
+            )
         vm = await self._vms.find(VmRef(uid=held.record.holder), request.account)
         if want.vm not in {None, vm.record.name}:
             message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
@@ -59,7 +61,7 @@ class VolumeAttachments:
         )
         return await self._answer(want, request, f"detached from {view.name}")
 
-    async def _let_go(self, held: StoredVolume, vm: str) -> None:
+    async def _end_hold(self, held: StoredVolume, vm: str) -> None:
         """End the hold of a VM without a record, because a person says that it has no guest.
 
         Raises:

@@ -43,7 +43,7 @@ class VolumeHolders:
             there = await self._read(vm.namespace, name)
             found[disk] = record = refuse_hold(there, name, vm.namespace, vm.uid)
             if not may_touch(vm.owner, record.owner):
-                message = f"the volume {name} is not of {vm.owner}; use a volume of its own"
+                message = f"the volume {name} does not belong to {vm.owner}; use one that it owns"
                 raise VirtbusError(Code.DENIED, "not_owner", message)
         refs = {disk: ref_of(record) for disk, record in found.items()}
         return Resolved(refs, home_of(found.values()))

@@ -28,7 +28,7 @@ def plan_of(record: VmRecord) -> Attachment:
         kind = _kind(network, target)
         if interface.publish and kind is not NicKind.BRIDGE:
             way_out = (
-                "publish there by its plugin portmap"
+                "publish its ports with the CNI plugin portmap"
                 if kind is NicKind.CNI
                 else (f"publish on an interface of the network '{BUILT_IN}'")
             )

@@ -82,11 +82,11 @@ class HostBridges:
             if each.master in masters and core_names.is_host_link(each.name)
         }
 
-    def close(self, reach: ReachRules) -> None:
+    def set_reach(self, reach: ReachRules) -> None:
         """Apply other reach rules to all bridges."""
-        self.built_in.close(reach)
+        self.built_in.set_reach(reach)
         for each in self._named.values():
-            each.close(self._reach(reach))
+            each.set_reach(self._reach(reach))
 
     def _reach(self, reach: ReachRules) -> ReachRules:
         """Return the rules without the resolver, which serves only the built-in network."""
