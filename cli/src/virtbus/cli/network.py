@@ -1,6 +1,5 @@
 """Implements `virtbus network create|list|get|update|delete`."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ import click
 
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import completion_sources, output
-from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.failures import CliError, Exit, usage
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.named_deletes import delete_named
 from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 
@@ -19,7 +19,6 @@ _HERE = "virtbus.cli.network"
 HEADER = ("NAMESPACE", "NAME", "KIND", "STATE", "SUBNET", "VMS", "NODES")
 EVERYWHERE = "_"
 KINDS = ("nat", "routed", "isolated", "cni")
-POLL_S = 0.5
 
 
 @click.group(
@@ -227,42 +226,17 @@ def delete(
 
     A network ends some seconds later, when no create of a VM can be under way any more.
     """
-    ended = [
-        invocation.call("network", "delete", _asked(name, namespace, everywhere=all_namespaces))
-        for name in dict.fromkeys(names)
-    ]
-    if wait:
-        until = time.monotonic() + timeout
-        for view in ended:
-            _wait(invocation, view, until)
-    word = "deleted" if wait else "deleting"
-    items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": wait} for one in ended]
-    lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
-    invocation.show({"items": items}, lambda: lines)
+    asked = [_asked(name, namespace, everywhere=all_namespaces) for name in dict.fromkeys(names)]
+    wait_s = timeout if wait else None
+    delete_named(invocation, "network", asked, wait_s=wait_s, check=_refuse_kept)
 
 
-def _wait(invocation: Invocation, view: Mapping[str, Any], until: float) -> None:
-    """Return once the network is gone; raise CliError if the delete was reverted, or late."""
-    asked = output.picked(view, "name", "namespace")
-    while True:
-        try:
-            seen = invocation.call("network", "get", asked)
-        except CliError as error:
-            if error.exit_code is Exit.NOT_FOUND:
-                return
-            raise
-        if seen.get("uid") != view.get("uid"):
-            return  # another network has the name by now
-        name, message = seen.get("name"), seen.get("message")
-        if seen.get("state") != "Deleting":
-            hint = "delete those VMs, then repeat"
-            raise CliError(Exit.REFUSED, "network_in_use", f"{name} stays: {message}", hint=hint)
-        if time.monotonic() > until:
-            raise unknown(
-                f"{name} is still being deleted: {message}",
-                f"it continues by itself: `virtbus network get {name}`",
-            )
-        time.sleep(POLL_S)
+def _refuse_kept(view: Mapping[str, Any]) -> None:
+    """Raise CliError if the delete was reverted."""
+    if view.get("state") != "Deleting":
+        message = f"{view.get('name')} stays: {view.get('message')}"
+        hint = "delete those VMs, then repeat"
+        raise CliError(Exit.REFUSED, "network_in_use", message, hint=hint)
 
 
 def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:

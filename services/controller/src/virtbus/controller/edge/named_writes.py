@@ -1,10 +1,12 @@
 """Writes named objects to the bus: each create, change and end is one compare-and-set."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.endpoints import refuse_late
+from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
+from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.named_creates import CreateStep
 from virtbus.controller.core.vm_keys import Stored
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
@@ -64,6 +66,31 @@ class NamedWrites(Generic[NamedT]):
         """CAS the object over the revision that was read; raises ConflictError if it changed."""
         key = self._key(record.namespace, record.name)
         return Stored(record, await self._bus.put(key, encode(record), expect=held.revision))
+
+    async def change(
+        self,
+        find: Callable[[], Awaitable[Stored[NamedT]]],
+        change: Callable[[NamedT], NamedT],
+        request: Request,
+    ) -> tuple[Stored[NamedT], bool]:
+        """Apply a change once for each request id; return the object, and False if unchanged.
+
+        Raises:
+            VirtbusError: as `find` and `change`; 504 after the deadline; 503 too many lost races.
+        """
+        for _ in range(ATTEMPTS):
+            held = await find()
+            if request.id in held.record.requests:
+                return held, False
+            refuse_late(request.deadline_s)
+            record = with_request(change(held.record), held.record, request.id)
+            if record == held.record:
+                return held, False
+            try:
+                return await self.replace(held, record), True
+            except ConflictError:
+                continue
+        raise contended(f"the {self._kind}")
 
     async def end(self, held: Stored[NamedT]) -> int:
         """Purge the object at the revision that was read; raises ConflictError if it changed.

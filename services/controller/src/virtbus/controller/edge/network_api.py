@@ -5,19 +5,18 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
 from typing import NamedTuple
 
-from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import network_changes, pages
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.named_creates import refuse_other
 from virtbus.controller.core.networks import users_by_network, users_of
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredNetwork
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
-from virtbus.controller.edge.cas import ATTEMPTS, contended
+from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.schemas.errors import Code, VirtbusError
@@ -168,21 +167,10 @@ class NetworkApi:
         request: Request,
     ) -> StoredNetwork:
         """Apply a change under concurrency, once for each request id."""
-        for _ in range(ATTEMPTS):
-            held = await self._find(want)
-            if request.id in held.record.requests:
-                return held
-            refuse_late(request.deadline_s)
-            record = with_request(change(held.record), held.record, request.id)
-            if record == held.record:
-                return held
-            try:
-                held = await self._writes.replace(held, record)
-            except ConflictError:
-                continue
+        held, changed = await self._writes.change(lambda: self._find(want), change, request)
+        if changed:
             self._tell(kind, held, "")
-            return held
-        raise contended(f"the network {want.name}")
+        return held
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: NetworkRef) -> StoredNetwork:
