@@ -20,6 +20,7 @@ TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
 USES_VOLUME = 0.25
 USES_IMAGE_NAME = 0.5
+USES_NETWORK = 0.6
 EXPLAINED = frozenset(
     {
         *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
@@ -42,6 +43,7 @@ class Plan:
     vms: int = 20
     volumes: int = 0
     image_names: int = 0
+    networks: int = 0
     exports: bool = False
     """True: users export disks, and cancel some of the exports."""
     begin_s: float = 2.0
@@ -118,6 +120,22 @@ class User:
     async def create(self, wanted: Wanted) -> bool:
         """Return True once it is accepted; False if it is refused."""
         wanted.asked = True
+        data = self._data(wanted)
+        while True:
+            try:
+                answer = await self._ask("create", data)
+            except VirtbusError as error:
+                wanted.refused = error.reason
+                if error.reason != "deleting" or self._left_s() < 0:
+                    return False
+                await asyncio.sleep(2.0)
+                continue
+            self._accepted(wanted, answer["vm"])
+            self._observer.note("user", self._number, "has", wanted.uid)
+            return True
+
+    def _data(self, wanted: Wanted) -> dict[str, Any]:
+        """Return the request of a create, with objects that other users change."""
         data: dict[str, Any] = {
             "uid": wanted.uid,
             "name": wanted.name,
@@ -131,20 +149,11 @@ class User:
             data["spec"]["volumes"] = [{"name": "data", "volume": {"name": name}}]
         if self._plan.image_names and self._rng.random() < USES_IMAGE_NAME:
             data["image"] = f"name-{self._rng.randrange(self._plan.image_names)}"
+        if self._plan.networks and self._rng.random() < USES_NETWORK:
+            data["network"] = f"net-{self._rng.randrange(self._plan.networks)}"
         if wanted.secret:
             data["user_data"] = USER_DATA
-        while True:
-            try:
-                answer = await self._ask("create", data)
-            except VirtbusError as error:
-                wanted.refused = error.reason
-                if error.reason != "deleting" or self._left_s() < 0:
-                    return False
-                await asyncio.sleep(2.0)
-                continue
-            self._accepted(wanted, answer["vm"])
-            self._observer.note("user", self._number, "has", wanted.uid)
-            return True
+        return data
 
     def _accepted(self, wanted: Wanted, view: dict[str, Any]) -> None:
         wanted.accepted = True
@@ -349,6 +358,38 @@ class ImageNameUser(User):
                 raise
 
 
+class NetworkUser(User):
+    """The life of one network: it is made, changed, deleted and made again."""
+
+    async def run(self) -> None:
+        """Run until the users make no more changes."""
+        rng, about = self._rng, {"name": f"net-{self._number}"}
+        spec = {"kind": "isolated", "subnet": f"10.9.{self._number}.0/24"}
+        try:
+            while self._left_s() > 0:
+                await self._try("create", about | {"spec": spec})
+                await asyncio.sleep(rng.uniform(1.0, 20.0))
+                if rng.random() < 0.3:
+                    await self._try("update", about | {"mtu": rng.randrange(1280, 1500)})
+                if rng.random() < 0.6:
+                    await self._try("delete", about)
+        except GaveUpError:
+            return
+
+    async def _try(self, verb: str, data: dict[str, Any]) -> None:
+        """Ask; a refusal by a VM's use, by a delete or by an earlier attempt changes nothing."""
+        try:
+            await self._ask(verb, data, "network")
+        except VirtbusError as error:
+            if error.reason not in {
+                "network_in_use",
+                "network_not_found",
+                "deleting",
+                "name_taken",
+            }:
+                raise
+
+
 def begin(world: World, plan: Plan) -> None:
     """Start the users, all on one connection that is never cut."""
     process, bus = world.process("users", client_role(), lambda: 0)
@@ -365,6 +406,9 @@ def begin(world: World, plan: Plan) -> None:
             for number in range(plan.image_names):
                 namer = ImageNameUser(bus, world.observer, plan, number)
                 group.create_task(_guarded(namer, world))
+            for number in range(plan.networks):
+                admin = NetworkUser(bus, world.observer, plan, number)
+                group.create_task(_guarded(admin, world))
 
     process.start(body)
 

@@ -23,7 +23,7 @@ SYS = "sys"
 CONTROL_ACCOUNT = "CTL"
 SYSTEM_ACCOUNT = "SYS"
 
-READS = frozenset({"get", "list", "watch", "events", "status"})
+READS = frozenset({"get", "list", "offers", "watch", "events", "status"})
 """The API's verbs that change nothing. An observer may use only these."""
 SERVER_ANSWERS = "_R_.>"
 """The reply subjects of requests across accounts; the server generates them at random."""
@@ -31,7 +31,7 @@ ANSWER_HOURS = 24
 """Time within which a helper may answer a request; an image pull may take hours."""
 HELPER_FACTS = {
     "imaged": ("image.*", "disks.*", "trace.span"),
-    "netd": ("network.*", "trace.span"),
+    "netd": ("network.ready", "network.failed", "network.released", "trace.span"),
 }
 """The kinds of events that a node's helpers, imaged and netd, store (`schemas.events`)."""
 NODE_WATCHED = ("progress", "ready", "report")

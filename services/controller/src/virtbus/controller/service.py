@@ -28,6 +28,8 @@ from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
 from virtbus.controller.edge.names_api import NamesApi
+from virtbus.controller.edge.network_api import NetworkApi, NetworkLimits
+from virtbus.controller.edge.network_removals import NetworkRemovals
 from virtbus.controller.edge.node_monitor import NodeMonitor
 from virtbus.controller.edge.operation_api import OperationApi, OperationLimits
 from virtbus.controller.edge.operation_room import OperationRoom
@@ -61,6 +63,7 @@ READS_AT_ONCE = {
     ("node", "list"): 8,
     ("image", "list"): 4,
     ("network", "list"): 8,
+    ("network", "offers"): 8,
     ("volume", "list"): 8,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
@@ -70,7 +73,7 @@ READS_AT_ONCE = {
 WATCHES_BEGUN_AT_ONCE = 16
 """Limit of watches whose first list is being sent. Each needs a task and a page, and lists are sent
 in turns anyway."""
-READS = frozenset({"get", "list", "events", "status", "pull", "quarantine"}) | {
+READS = frozenset({"get", "list", "offers", "events", "status", "pull", "quarantine"}) | {
     *("reset", "soft-reboot", "freeze", "thaw")
 }
 """Verbs that do not go through the storage guard: they only read, or send requests to nodes.
@@ -125,7 +128,7 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
-        self._operations = self._operation_api(events)
+        self._operations, self._networks = self._operation_api(events), self._network_api(events)
         self._power = VmPower(self._vms, self._fleet)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
@@ -155,6 +158,12 @@ class ControllerService:
         limits = OperationLimits(self._operation_quota, self._settings.operation_keep_s)
         return OperationApi(self._bus, self._fleet, events, self._storage, limits, self._vms)
 
+    def _network_api(self, events: FleetEvents) -> NetworkApi:
+        """Return the handlers of requests about networks."""
+        all_, each = self._settings.networks_in_all, self._settings.networks_per_namespace
+        limits = NetworkLimits(Quota(each, all_), self._settings.client_subnets)
+        return NetworkApi(self._bus, self._fleet, events, self._storage, limits)
+
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
@@ -163,12 +172,15 @@ class ControllerService:
             interval_s=settings.sweep_interval_s,
             grace_s=settings.orphan_grace_s,
         )
+        networks = NetworkRemovals(bus, fleet, events)
+        self._feeds.listeners.append(networks.wake)
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
             Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
             self._removals.run,
+            networks.run,
             self._fills.run,
             HoldSweep(bus, fleet, events).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
@@ -224,7 +236,7 @@ class ControllerService:
         power, volumes = self._power, self._volumes
         commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
-        names = self._image_names
+        names, networks = self._image_names, self._networks
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -273,7 +285,12 @@ class ControllerService:
             ("operation", "list"): operations.list,
             ("operation", "cancel"): operations.cancel,
             ("operation", "delete"): operations.delete,
-            ("network", "list"): about.networks,
+            ("network", "create"): networks.create,
+            ("network", "get"): networks.get,
+            ("network", "list"): networks.list,
+            ("network", "update"): networks.update,
+            ("network", "delete"): networks.delete,
+            ("network", "offers"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,
             ("node", "audit"): self._audits.audit,

@@ -7,7 +7,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.records import of_operation
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import IMAGE_NAMES, IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY, VOLUMES
+from virtbus.schemas.subjects import (
+    IMAGE_NAMES,
+    IMAGES_KEY,
+    JOIN_KEY,
+    NETWORKS,
+    NODE_SPEC_KEY,
+    VOLUMES,
+)
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import Condition, VmView
 
@@ -15,7 +22,7 @@ CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
 _NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
-_PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name"}
+_PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name", NETWORKS: "network"}
 
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
@@ -26,6 +33,7 @@ _WAYS_OUT = {
     "volume": "`virtbus volume delete NAME` frees the name; data that this controller does not "
     "know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
+    "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
 }

@@ -1,4 +1,4 @@
-"""Handles requests about the fleet: `image.*`, `network.list`, `bus.status` and `vm.events`."""
+"""Handles requests about the fleet: `image.*`, `network.offers`, `bus.status` and `vm.events`."""
 
 import asyncio
 from collections import Counter
