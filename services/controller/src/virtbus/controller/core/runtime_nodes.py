@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from virtbus.controller.core.placement import HOSTNAME
+from virtbus.controller.core.demand import HOSTNAME
 from virtbus.schemas.errors import Code, VirtbusError
 
 
