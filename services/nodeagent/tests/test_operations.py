@@ -383,6 +383,26 @@ async def test_a_volume_is_copied_while_its_vm_is_off_only(site: Site) -> None:
         assert (str(status.phase), found) == (phase, reason), vm
 
 
+async def test_an_operation_that_is_forgotten_during_a_request_ends_nobody(site: Site) -> None:
+    """The list of a new connection may lack an operation that is being worked on."""
+    await site.put()
+
+    async def answer(request: Request) -> WorkState:
+        site.runner.list_begins()
+        site.runner.list_ends()
+        return await site.imaged.answer(request)
+
+    subject = subjects.rpc(NODE, "imaged", "export")
+    served = [Endpoint("export", subject, answer)]
+    async with site.bus.serve(ServiceInfo("virtbus-imaged", "1"), served):
+        await site.runner.round()
+    site.restart()
+    async with site.serving():
+        for _ in range(2):
+            await site.runner.round()
+    assert await site.phases(10) == ["Succeeded"]
+
+
 async def test_a_fill_is_cancelled(site: Site) -> None:
     site.imaged.slow = True
     await site.put(**FILL)
