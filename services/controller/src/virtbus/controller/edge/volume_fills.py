@@ -24,6 +24,7 @@ from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.volume import FillState, VolumeRecord
 from virtbus.schemas.volume_api import VolumeAsk
 
@@ -106,6 +107,14 @@ class VolumeFills:
             self._events.operation(stored.record, stored.revision)
             extra = {"code": "operation_accepted", "uid": record.uid}
             log.info("fill of %s accepted: %s", record.name, wanted.id, extra=extra)
+            await self._end_late(stored.record)
+
+    async def _end_late(self, operation: OperationRecord) -> None:
+        """Cancel an operation whose volume was deleted before the operation was written."""
+        there = await self._volumes.latest(operation.namespace, operation.name)
+        fill = there.record.fill if there is not None and not there.record.deleting else None
+        if fill is None or fill.operation != operation.id:
+            await self._operations.cancel(operation.id)
 
     async def begin_soon(self, held: StoredVolume) -> None:
         """As `begin`; after an error the leader writes the operation."""
