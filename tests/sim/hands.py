@@ -316,10 +316,12 @@ class Hand:
 
     async def _filling(self, want: FillWork) -> None:
         """Copy, unless the source is missing or the volume was deleted."""
-        source = want.source.volume
-        async with self._one(want.ref.uid):
+        source, disk = want.source, self._host.disk
+        async with self._one(source.vm or want.ref.uid):
             await asyncio.sleep(self._host.rng.uniform(0.1, 15.0))
-            there = source is None or source.folder in self._host.disk.volumes
+            there = bool(source.image) or source.vm in disk.overlays
+            if source.volume is not None:
+                there = source.volume.folder in disk.volumes
             if there and want.ref.folder not in self._gone_volumes:
                 self._host.watcher.volume_filled(self._host, want.ref.folder)
                 self._host.disk.volumes[want.ref.folder] = ""

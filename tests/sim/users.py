@@ -25,7 +25,7 @@ EXPLAINED = frozenset(
         *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
         *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
         *("volume_empty", "volume_lost", "volume_not_filled", "volume_filled", "not_copied"),
-        *("no_node", "uid_taken", "deleted", "operation_quota"),
+        *("no_node", "uid_taken", "deleted", "operation_quota", "vm_runs", "no_disk"),
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
@@ -309,11 +309,12 @@ class VolumeUser(User):
             return
 
     def _spec(self) -> dict[str, Any]:
-        """Return an empty volume, a copy of an image, or a copy of another user's volume."""
+        """Return an empty volume, or a copy of an image, a volume or a VM's disk."""
         other = f"vol-{self._rng.randrange(self._plan.volumes)}"
         sources: list[dict[str, Any]] = [{}, {"image": "tiny", "full": True}, {"volume": other}]
-        source = self._rng.choices(sources, (4, 3, 2))[0]
-        return {"size": 0 if "volume" in source else "64MiB", "source": source}
+        sources.append({"vm": f"vm-{self._rng.randrange(self._plan.vms)}"})
+        source = self._rng.choices(sources, (4, 3, 2, 2))[0]
+        return {"size": 0 if {"volume", "vm"} & source.keys() else "64MiB", "source": source}
 
     async def _delete(self, about: dict[str, Any]) -> None:
         while self._left_s() > 0:

@@ -21,7 +21,7 @@ from services.imaged.tests.filling import (
     names,
     work,
 )
-from services.imaged.tests.records import named, record, ref, uid
+from services.imaged.tests.records import named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import (
     MIB,
     NodeMaker,
@@ -289,6 +289,21 @@ async def test_a_clone_of_a_clone_outlives_both(
         await ended(fills, want)
         await node.disks.release_volume(second)
         check(folder(node, third) / "disk.qcow2")
+
+
+@REAL
+async def test_a_disk_of_a_vm_outlives_it_with_its_image(
+    make_node: NodeMaker, threads: DiskThreads, server: Web
+) -> None:
+    server.files["a"] = qcow2_image()
+    of = copied()
+    async with make_node() as node, filling(node, threads) as fills:
+        await node.disks.ensure(record(volume(server.url("a")), uid=VM))
+        disk = node.files.path(VM, "root")
+        subprocess.run(["qemu-io", "-c", "write -q -P 7 1M 64k", str(disk)], check=True)
+        await ended(fills, work(of, vm=VM, epoch=1, disk="root"))
+        await node.disks.release(VM, 1)
+        check(folder(node, of) / "disk.qcow2")
 
 
 @REAL

@@ -182,7 +182,7 @@ class Imaged:
         exports = Exports(jobs, of_exports)
         group.create_task(exports.expire_forever())
         volumes, room = VolumeFolders(files.root), DiskSpace(files.root, space)
-        of_fills = FillParts(disks, images, store, volumes, room, self._threads, limits)
+        of_fills = FillParts(disks, images, store, files, volumes, room, self._threads, limits)
         uploads = self._uploads(group, store, names, images)
         return Transfers(uploads, exports, Fills(jobs, of_fills, waits.tell), waits)
 
