@@ -106,7 +106,7 @@ async def test_clients_reach_the_api_and_no_record(
     rest = said - api - {"$SRV.PING", "$SRV.INFO.x.y"}
     if user == "observer":
         verbs = {one.split(".")[4] for one in api if ".watch.renew." not in one}
-        assert verbs == {"get", "list", "watch", "events", "status"}
+        assert verbs == {"get", "list", "offers", "watch", "events", "status"}
         assert not rest
     else:
         uploads = {f"virtbus.node.{node}.rpc.imaged.upload" for node in ("n1", "n2")}

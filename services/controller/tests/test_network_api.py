@@ -180,6 +180,13 @@ async def test_an_unknown_network_is_refused_with_its_field(made: World) -> None
     assert (await refused(vm(made))).reason == "network_unknown"  # of another namespace
 
 
+@played(nodes=0)
+async def test_a_network_that_may_be_on_an_unheard_node_is_asked_for_again(made: World) -> None:
+    error = await refused(vm(made, network="lan"))
+    assert (error.code, error.reason) == (503, "networks_unheard")
+    assert (await vm(made, network="default")).node == "_"
+
+
 @played(nodes=3)
 async def test_a_vm_of_a_routed_network_goes_to_a_node_with_a_subnet(made: World) -> None:
     subnets = {"n2": "10.1.0.0/24", "n3": "10.2.0.0/24"}

@@ -11,6 +11,7 @@ import pytest
 from services.netd.tests.pretended_host import Guest, Host, Node, eventually, ping_from_host
 from services.netd.tests.test_cni import bridge, without_bridge
 from services.netd.tests.test_network_path import world
+from services.netd.tests.test_recovery import gone, killed_at
 
 from virtbus.netd.core.names import network_bridge
 from virtbus.netd.core.reach import ReachRules
@@ -181,3 +182,38 @@ async def test_a_conflist_in_the_object_runs_allowed_plugins_only(node: Node) ->
     finally:
         await node.attachments.release(A, 1)
         without_bridge()
+
+
+@pytest.mark.long
+def test_after_a_kill_at_any_step_a_network_is_whole_or_gone(host: Host) -> None:
+    before, step = host.census(), 0
+
+    async def attach() -> None:
+        node = Node(host)
+        await node.start()
+        await node.attach(A, **target("nat"))
+        node.stop()
+
+    async def release() -> None:
+        node = Node(host)
+        await node.start()
+        await node.attachments.release(A, 1)
+        await node.attachments.tidy()
+
+    async def works() -> None:
+        node = Node(host)
+        await node.start()
+        await node.attach(A, **target("nat"))
+        async with node.guest(A) as guest:
+            await guest.ping(IPv4Address("10.200.0.1"))
+        node.stop()
+
+    while killed_at(step := step + 1, attach):
+        asyncio.run(works())
+        asyncio.run(gone(host, census=before))
+    assert step > 20
+    step = 0
+    while killed_at(step := step + 1, release):
+        asyncio.run(works())
+    assert step > 10
+    asyncio.run(gone(host, census=before))

@@ -1,6 +1,6 @@
 """Checks that a VM's namespace may use the networks of the VM, as nodes offer them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 
 from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -12,30 +12,13 @@ EVERY = "*"
 
 
 def check_networks(
-    spec: VmSpec,
-    namespace: str,
-    nodes: Iterable[NodeRecord],
-    targets: Targets = NO_TARGETS,
-    *,
-    complete: bool = False,
+    spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord], targets: Targets = NO_TARGETS
 ) -> None:
-    """Refuse networks that no node offers, or that nodes offer to other namespaces only.
-
-    `complete` is True if all nodes are known, so that an unknown network is refused.
-
-    Raises:
-        VirtbusError: 404 `network_unknown`, 403 `network_closed`, with the fields.
-    """
-    wanted = {
-        f"spec.networks[{index}].network": _offered(network.network, targets)
-        for index, network in enumerate(spec.networks)
-    }
-    if all(name in {BUILT_IN, ""} for name in wanted.values()):
+    """Raise 403 if nodes offer a network of the spec, but no node opens it to the namespace."""
+    wanted = _wanted(spec, targets)
+    if not wanted:
         return
-    there = list(nodes)
-    if complete and there:
-        _refuse_unknown(wanted, there)
-    closed = set(_closed(set(wanted.values()), namespace, there))
+    closed = set(_closed(set(wanted.values()), namespace, list(nodes)))
     details = tuple(
         Detail(
             path=path,
@@ -50,30 +33,56 @@ def check_networks(
         raise VirtbusError(Code.DENIED, "network_closed", message, details=details)
 
 
-def _offered(name: str, targets: Targets) -> str:
-    """Return the network that a node itself has to offer; empty if the object needs none."""
-    target = targets.get(name)
-    return name if target is None else target.spec.conflist or ""
+def refuse_unknown(
+    spec: VmSpec, nodes: Iterable[NodeRecord], targets: Targets, unheard: Sequence[str]
+) -> None:
+    """Refuse networks that are neither objects nor offered by a node.
 
-
-def _refuse_unknown(wanted: Mapping[str, str], nodes: list[NodeRecord]) -> None:
-    offered = {BUILT_IN, ""}.union(*(node.networks for node in nodes))
+    Raises:
+        VirtbusError: 404 `network_unknown` with the fields; 503 if nodes that have VMs, `unheard`,
+            or all nodes, did not report yet.
+    """
+    there = list(nodes)
+    offered = set[str]().union(*(node.networks for node in there))
     details = tuple(
         Detail(
             path=path,
             message=f"there is no network {name!r}",
             hint="`virtbus network list` shows what there is; `virtbus network create` makes one",
         )
-        for path, name in wanted.items()
+        for path, name in _wanted(spec, targets).items()
         if name not in offered
     )
-    if details:
-        message = f"{details[0].path}: {details[0].message}; {details[0].hint}"
+    if not details:
+        return
+    message = f"{details[0].path}: {details[0].message}"
+    if there and not unheard:
+        message = f"{message}; {details[0].hint}"
         raise VirtbusError(Code.NOT_FOUND, "network_unknown", message, details=details)
+    silent = ", ".join(unheard) or "no node"
+    message = f"{message} of the nodes that are known ({silent} did not report yet); repeat later"
+    raise VirtbusError(
+        Code.UNAVAILABLE, "networks_unheard", message, details=details, after_ms=2000
+    )
+
+
+def _wanted(spec: VmSpec, targets: Targets) -> dict[str, str]:
+    """Return the networks that a node itself has to offer, by field, without `default`."""
+    wanted = {
+        f"spec.networks[{index}].network": _offered(network.network, targets)
+        for index, network in enumerate(spec.networks)
+    }
+    return {path: name for path, name in wanted.items() if name not in {"", BUILT_IN}}
+
+
+def _offered(name: str, targets: Targets) -> str:
+    """Return the network that a node itself has to offer; empty if the object needs none."""
+    target = targets.get(name)
+    return name if target is None else target.spec.conflist or ""
 
 
 def _closed(names: set[str], namespace: str, nodes: list[NodeRecord]) -> Iterator[str]:
-    for name in names - {BUILT_IN, ""}:
+    for name in names:
         offers = [node for node in nodes if name in node.networks]
         opened = (set(node.network_namespaces.get(name, ())) for node in offers)
         if offers and not any(allowed & {namespace, EVERY} for allowed in opened):

@@ -12,7 +12,7 @@ from virtbus.controller.core import mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
-from virtbus.controller.core.network_access import check_networks
+from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import impossible
 from virtbus.controller.core.runtime_nodes import check_selector
 from virtbus.controller.core.volume_holds import wanted_volumes
@@ -177,12 +177,13 @@ class VmCreates:
         """Return the nodes that can take the VM, best first, and a text; 422 if none ever could."""
         spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
-        targets, complete = record.network_targets, not self._fleet.unheard_nodes()
+        targets, unheard = record.network_targets, self._fleet.unheard_nodes()
         offers = [node.record for node in nodes]
-        check_networks(spec, admitted.namespace, offers, targets, complete=complete)
+        check_networks(spec, admitted.namespace, offers, targets)
+        refuse_unknown(spec, offers, targets, unheard)
         powered = admitted.powered or strict
         placement = place_near(spec, nodes, home, powered=powered, strict=strict, targets=targets)
-        if not placement.fit and complete:
+        if not placement.fit and not unheard:
             refusal = impossible(spec, near(nodes, home), strict=strict, targets=targets)
             if refusal is not None:
                 raise refusal

@@ -30,7 +30,7 @@ class Attacher(Protocol):
         """Ensure what a network has once on the host. Raises VirtbusError."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Connect interfaces of one VM to the namespace `netns_fd`."""
+        """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
         """Return a message for each missing part on the host; `mend`: restore it instead."""
@@ -63,7 +63,7 @@ class BridgeAttacher:
             bridge.ensure(host)
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        plug(host, uid, [(nic, self.bridges.of(nic).ensure(host)) for nic in nics], netns_fd)
+        plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
         found: list[str] = []

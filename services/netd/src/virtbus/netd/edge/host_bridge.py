@@ -59,7 +59,8 @@ class HostBridge:
         self.mark = names.owner_mark(str(owner.resolve()))
         """The alias of links that this netd made."""
         self._lock = threading.Lock()
-        self._index = 0
+        self.index = 0
+        """The bridge's link index since the last `ensure`; 0 if it was removed."""
         self.times_made = 0
 
     def ensure(self, host: Netlink) -> int:
@@ -71,11 +72,11 @@ class HostBridge:
         """
         with self._lock:
             link = links.find(host, self.name)
-            if link is None or link.index != self._index or not link.up:
+            if link is None or link.index != self.index or not link.up:
                 self._owned(host)
-                self._index = self._make(host)
+                self.index = self._make(host)
                 self.times_made += 1
-            return self._index
+            return self.index
 
     def check_owner(self) -> None:
         """Raise 409 `bridge_in_use` if the bridge belongs to another netd."""
@@ -227,7 +228,7 @@ class HostBridge:
     def remove(self) -> None:
         """Remove the bridge and the table, and restore `ip_forward`; tolerate missing parts."""
         with self._lock:
-            self._index = 0
+            self.index = 0
             self._applied = None
             with Netlink() as host:
                 link = links.find(host, self.name)
