@@ -31,8 +31,8 @@ class Pods:
         self.sources = sources
         self.all: dict[str, Pod] = {}
         self.removals: dict[str, Removal] = {}
-        self.changed: Callable[[Pod], None] = lambda _pod: None
-        """Called with each changed pod."""
+        self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
+        """Called with each changed pod, before and after the change; None: it does not exist."""
         self.duties = asyncio.Event()
         """Set if a VM should be deleted or powered off."""
 
@@ -41,7 +41,7 @@ class Pods:
         self.all = self._store.pods.load()
         self.removals = self._store.removals.load()
         for pod in self.all.values():
-            self.changed(pod)
+            self.changed(None, pod)
         self.duties.set()
 
     def lock(self, key: str) -> asyncio.Lock:
@@ -71,15 +71,16 @@ class Pods:
         if before == pod:
             return
         self.all[pod.key] = pod
-        self._tell(pod)
+        self.changed(before, pod)
+        self._wake(pod)
         await self._store.pods.put(pod.key, pod)
 
     async def drop(self, pod: Pod) -> None:
         """Forget a pod without sandboxes; its VM is deleted soon."""
         if pod.machine is not None:
             await self.discard(pod.machine.uid)
-        self.all.pop(pod.key, None)
-        self._tell(pod)
+        self.changed(self.all.pop(pod.key, None), None)
+        self._wake(pod)
         await self._store.pods.remove(pod.key)
 
     async def discard(self, uid: str) -> None:
@@ -93,8 +94,7 @@ class Pods:
         self.removals.pop(uid, None)
         await self._store.removals.remove(uid)
 
-    def _tell(self, pod: Pod) -> None:
-        self.changed(pod)
+    def _wake(self, pod: Pod) -> None:
         if pod.machine is not None and pod.machine.power_off:
             self.duties.set()
         for event in self._waiting.get(pod.key, ()):
