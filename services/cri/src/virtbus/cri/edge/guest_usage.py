@@ -18,7 +18,7 @@ _USER_TICKS, _RESIDENT_PAGES = 11, 1
 
 
 class Usage(NamedTuple):
-    """The usage of one guest; None: unknown."""
+    """Resources that a guest uses; None: unknown."""
 
     cpu_ns: int | None
     memory_bytes: int | None
