@@ -66,21 +66,28 @@ class Pods:
 
     # --- changing -------------------------------------------------------------------------
     async def put(self, pod: Pod) -> None:
-        """Store a new or changed pod."""
+        """Store a new or changed pod.
+
+        Raises:
+            VirtbusError: 503 `state_unwritable`; then the pod is as before, unless it has changed
+                again.
+        """
         before = self.all.get(pod.key)
         if before == pod:
             return
-        self.all[pod.key] = pod
-        self.changed(before, pod)
-        self._wake(pod)
-        await self._store.pods.put(pod.key, pod)
+        self._set(pod.key, pod)
+        try:
+            await self._store.pods.put(pod.key, pod)
+        except VirtbusError:
+            if self.all.get(pod.key) is pod:
+                self._set(pod.key, before)
+            raise
 
     async def drop(self, pod: Pod) -> None:
         """Forget a pod without sandboxes; its VM is deleted soon."""
         if pod.machine is not None:
             await self.discard(pod.machine.uid)
-        self.changed(self.all.pop(pod.key, None), None)
-        self._wake(pod)
+        self._set(pod.key, None)
         await self._store.pods.remove(pod.key)
 
     async def discard(self, uid: str) -> None:
@@ -94,10 +101,15 @@ class Pods:
         self.removals.pop(uid, None)
         await self._store.removals.remove(uid)
 
-    def _wake(self, pod: Pod) -> None:
-        if pod.machine is not None and pod.machine.power_off:
+    def _set(self, key: str, pod: Pod | None) -> None:
+        """Replace or remove a pod in memory, and report that."""
+        before = self.all.pop(key, None)
+        if pod is not None:
+            self.all[key] = pod
+        self.changed(before, pod)
+        if pod is not None and pod.machine is not None and pod.machine.power_off:
             self.duties.set()
-        for event in self._waiting.get(pod.key, ()):
+        for event in self._waiting.get(key, ()):
             event.set()
 
     # --- news of VMs ----------------------------------------------------------------------
