@@ -66,6 +66,13 @@ async def test_the_vm_has_the_identity_of_the_pod(fleet: Fleet, kubelet: Kubelet
     assert not vm.powered
 
 
+async def test_a_container_shows_the_image_that_its_manifest_names(kubelet: Kubelet) -> None:
+    image = {"image": DIGEST, "user_specified_image": "virtlet.cloud/tiny"}
+    container_id = await kubelet.container(await kubelet.sandbox(), image=image)
+    status = await kubelet.status(container_id)
+    assert (status.image.image, status.image_ref) == ("virtlet.cloud/tiny", DIGEST)
+
+
 async def test_a_sandbox_shows_the_address_of_its_vm(kubelet: Kubelet) -> None:
     sandbox_id = await kubelet.sandbox()
     status = (await kubelet.call("PodSandboxStatus", pod_sandbox_id=sandbox_id)).status

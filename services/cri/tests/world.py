@@ -283,6 +283,17 @@ class Kubelet:
         )
         return await send(asked(**request), timeout=timeout_s)
 
+    async def events(self) -> AsyncIterator[Any]:
+        """GetContainerEvents."""
+        asked, answered = api_pb2.GetEventsRequest, api_pb2.ContainerEventResponse
+        send = self._channel.unary_stream(
+            "/runtime.v1.RuntimeService/GetContainerEvents",
+            asked.SerializeToString,
+            answered.FromString,
+        )
+        async for event in send(asked()):
+            yield event
+
     async def refused(self, name: str, **request: Any) -> tuple[grpc.StatusCode, str]:
         """Return the status and text of a call's refusal."""
         try:

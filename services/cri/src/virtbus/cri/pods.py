@@ -31,8 +31,8 @@ class Pods:
         self.sources = sources
         self.all: dict[str, Pod] = {}
         self.removals: dict[str, Removal] = {}
-        self.changed: Callable[[Pod], None] = lambda _pod: None
-        """Called with each changed pod."""
+        self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
+        """Called with each changed pod, before and after the change; None: it does not exist."""
         self.duties = asyncio.Event()
         """Set if a VM should be deleted or powered off."""
 
@@ -41,7 +41,7 @@ class Pods:
         self.all = self._store.pods.load()
         self.removals = self._store.removals.load()
         for pod in self.all.values():
-            self.changed(pod)
+            self.changed(None, pod)
         self.duties.set()
 
     def lock(self, key: str) -> asyncio.Lock:
@@ -66,20 +66,28 @@ class Pods:
 
     # --- changing -------------------------------------------------------------------------
     async def put(self, pod: Pod) -> None:
-        """Store a new or changed pod."""
+        """Store a new or changed pod.
+
+        Raises:
+            VirtbusError: 503 `state_unwritable`; then the pod is as before, unless it has changed
+                again.
+        """
         before = self.all.get(pod.key)
         if before == pod:
             return
-        self.all[pod.key] = pod
-        self._tell(pod)
-        await self._store.pods.put(pod.key, pod)
+        self._set(pod.key, pod)
+        try:
+            await self._store.pods.put(pod.key, pod)
+        except VirtbusError:
+            if self.all.get(pod.key) is pod:
+                self._set(pod.key, before)
+            raise
 
     async def drop(self, pod: Pod) -> None:
         """Forget a pod without sandboxes; its VM is deleted soon."""
         if pod.machine is not None:
             await self.discard(pod.machine.uid)
-        self.all.pop(pod.key, None)
-        self._tell(pod)
+        self._set(pod.key, None)
         await self._store.pods.remove(pod.key)
 
     async def discard(self, uid: str) -> None:
@@ -93,11 +101,15 @@ class Pods:
         self.removals.pop(uid, None)
         await self._store.removals.remove(uid)
 
-    def _tell(self, pod: Pod) -> None:
-        self.changed(pod)
-        if pod.machine is not None and pod.machine.power_off:
+    def _set(self, key: str, pod: Pod | None) -> None:
+        """Replace or remove a pod in memory, and report that."""
+        before = self.all.pop(key, None)
+        if pod is not None:
+            self.all[key] = pod
+        self.changed(before, pod)
+        if pod is not None and pod.machine is not None and pod.machine.power_off:
             self.duties.set()
-        for event in self._waiting.get(pod.key, ()):
+        for event in self._waiting.get(key, ()):
             event.set()
 
     # --- news of VMs ----------------------------------------------------------------------

@@ -29,7 +29,6 @@ REFUSED: Mapping[str, str] = {
     "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
     "ListMetricDescriptors": f"ListMetricDescriptors {_LATER}",
     "ListPodSandboxMetrics": f"ListPodSandboxMetrics {_LATER}",
-    "GetContainerEvents": f"GetContainerEvents {_LATER}; kubelet lists instead",
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
 }
 """Calls that are refused, with the reason."""

@@ -6,11 +6,13 @@ import logging
 from virtbus.bus.runtime.process import notify
 from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.cri.containers import Containers
+from virtbus.cri.core.pod import Pod
 from virtbus.cri.edge import grpc_server
 from virtbus.cri.edge.bus_link import BusLink, Connect
 from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.edge.store import Store
 from virtbus.cri.edge.vm_watch import VmWatcher
+from virtbus.cri.event_streams import EventStreams
 from virtbus.cri.image_service import ImageService
 from virtbus.cri.images import Images
 from virtbus.cri.logs import ContainerLogs
@@ -35,7 +37,8 @@ class Cri:
         self._link = BusLink(connect, sources)
         self._pods = Pods(self._store, sources)
         self._logs = ContainerLogs(settings.state_dir / "consoles", state / "logs", sources)
-        self._pods.changed = self._logs.changed
+        self._events = EventStreams(sources)
+        self._pods.changed = self._changed
         self._node = NodeKeeper(self._store.nodes, self._link, settings.node, settings.pod_network)
         self._images = Images(self._store.images, self._link, settings.node)
         self._machines = Machines(self._pods, self._link, lambda: self._node.place)
@@ -62,6 +65,11 @@ class Cri:
         finally:
             self._store.close()
 
+    def _changed(self, before: Pod | None, after: Pod | None) -> None:
+        if after is not None:
+            self._logs.changed(after)
+        self._events.changed(before, after)
+
     def _offers(self) -> dict[str, grpc_server.Offer]:
         settings = self._settings
         sandboxes = Sandboxes(self._pods, self._machines, settings.runtime_handlers)
@@ -71,7 +79,8 @@ class Cri:
         runtime = RuntimeService(
             sandboxes, containers, StatisticsCalls(statistics), self._node, settings
         )
+        streams = {"GetContainerEvents": lambda _call: self._events.stream()}
         return {
-            "RuntimeService": runtime.offer,
+            "RuntimeService": runtime.offer._replace(streams=streams),
             "ImageService": ImageService(self._images, folder, self._link.sources).offer,
         }

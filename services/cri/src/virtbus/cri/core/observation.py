@@ -94,8 +94,9 @@ def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
     if last is None or last.at_ns < container.started_ns:
         last = GuestExit(how="ended", asked=False, at_ns=now_ns)
     exit_code, reason = EXITS[last.how]
-    message = view.message or WORDS[last.how]
-    return Ending(finished_ns=last.at_ns, exit_code=exit_code, reason=reason, message=message)
+    return Ending(
+        finished_ns=last.at_ns, exit_code=exit_code, reason=reason, message=WORDS[last.how]
+    )
 
 
 def gone(pod: Pod, now_ns: int) -> Pod:

@@ -9,6 +9,7 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import grpc
@@ -52,13 +53,18 @@ class Call(NamedTuple):
 
 
 Handler = Callable[[Call], Awaitable[Plain]]
+Stream = Callable[[Call], AsyncIterator[Plain]]
 
 
 class Offer(NamedTuple):
-    """One service: the handlers of its calls, and the reasons why it refuses the other calls."""
+    """One service: the handlers of its calls, and the reasons why it refuses the other calls.
+
+    `streams` has the handlers of calls with many answers.
+    """
 
     handlers: Mapping[str, Handler]
     refused: Mapping[str, str]
+    streams: Mapping[str, Stream] = MappingProxyType({})
 
 
 @asynccontextmanager
@@ -119,28 +125,58 @@ def _service(name: str, offer: Offer) -> grpc.GenericRpcHandler:
 
 
 def _method(method: MethodDescriptor, offer: Offer) -> "grpc.RpcMethodHandler[Message, Message]":
-    asked: type[Message] = getattr(api_pb2, method.input_type.name)
-    answered: type[Message] = getattr(api_pb2, method.output_type.name)
-    handler = offer.handlers.get(method.name)
+    make = _streaming if method.server_streaming else _single
     why = offer.refused.get(method.name, f"{method.name} is unknown to this version of virtbus")
+    return make(method, offer, why)
+
+
+def _single(
+    method: MethodDescriptor, offer: Offer, why: str
+) -> "grpc.RpcMethodHandler[Message, Message]":
+    asked, answered = _types(method)
+    handler = offer.handlers.get(method.name)
 
     async def call(request: Message, context: Context) -> Message:
         if handler is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
-        plain = json_format.MessageToDict(request, preserving_proto_field_name=True)
         try:
-            return answered(**await handler(Call(plain, _left_s(context))))
+            return answered(**await handler(_call(request, context)))
         except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
             await context.abort(*_status(method.name, error))
 
-    async def stream(request: Message, context: Context) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
-
-    if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(
-            stream, asked.FromString, answered.SerializeToString
-        )
     return grpc.unary_unary_rpc_method_handler(call, asked.FromString, answered.SerializeToString)
+
+
+def _streaming(
+    method: MethodDescriptor, offer: Offer, why: str
+) -> "grpc.RpcMethodHandler[Message, Message]":
+    asked, answered = _types(method)
+    source = offer.streams.get(method.name)
+
+    async def stream(request: Message, context: Context) -> None:
+        if source is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+        try:
+            async for one in source(_call(request, context)):
+                await context.write(answered(**one))
+        except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
+            await context.abort(*_status(method.name, error))
+
+    return grpc.unary_stream_rpc_method_handler(
+        stream, asked.FromString, answered.SerializeToString
+    )
+
+
+def _types(method: MethodDescriptor) -> tuple[type[Message], type[Message]]:
+    """Return the types of a method's request and answer."""
+    asked: type[Message] = getattr(api_pb2, method.input_type.name)
+    answered: type[Message] = getattr(api_pb2, method.output_type.name)
+    return asked, answered
+
+
+def _call(request: Message, context: Context) -> Call:
+    plain = json_format.MessageToDict(request, preserving_proto_field_name=True)
+    return Call(plain, _left_s(context))
 
 
 def _status(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
