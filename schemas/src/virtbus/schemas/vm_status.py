@@ -58,6 +58,8 @@ class VmStatus(LenientModel):
 
     Those of a burst have the prefix `burst_`.
     """
+    detached: tuple[str, ...] = ()
+    """The disks of `VmRecord.detaching` that no guest has any more, in the given generation."""
     started_ns: int | None = None
     updated_ns: int = 0
     restarts: int = 0

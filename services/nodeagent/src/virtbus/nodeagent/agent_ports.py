@@ -15,7 +15,9 @@ from virtbus.nodeagent.core.ports import (
     RecordFiles,
     Seeds,
 )
+from virtbus.nodeagent.core.plugs import DiskPlugs
 from virtbus.nodeagent.edge.freezing import NoFreezes
+from virtbus.nodeagent.edge.libvirt_plugs import NoPlugs
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm import VmRecord
@@ -52,4 +54,6 @@ class AgentPorts:
     gate: Gate | None = None
     """Awaited before each list of records. Raises if this agent no longer acts for the node."""
     freezes: Freezes = field(default_factory=NoFreezes)
+    """Default: the guests are simulated."""
+    plugs: DiskPlugs = field(default_factory=NoPlugs)
     """Default: the guests are simulated."""

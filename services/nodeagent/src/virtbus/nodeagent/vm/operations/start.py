@@ -7,6 +7,7 @@ from collections.abc import Callable
 from virtbus.bus.client import tracing
 from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.nics import nic_devices
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
@@ -31,9 +32,10 @@ async def start(
     tools: AgentPorts,
     *,
     accelerator: str,
+    kept: Addresses,
     paused: Callable[[], bool],
 ) -> Outcome:
-    """Define the domain, arm netd, and start the domain.
+    """Define the domain, arm netd, and start the domain. `kept` are addresses of the last run.
 
     Return "started" or "paused"; on failure "start failed" or "start later", with the error.
     `paused` is called just before the guest runs: True if the record requests a pause.
@@ -42,7 +44,7 @@ async def start(
     begun_s = loop.time()
     with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
         try:
-            await _define(record, image, tools, accelerator)
+            await _define(record, image, tools, accelerator, kept)
             await _arm(record, net, tools)
             await tools.files.new_boot(record.uid)
             with tracing.span("libvirt create", uid=record.uid):
@@ -58,7 +60,11 @@ async def start(
 
 
 async def _define(
-    record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, accelerator: str
+    record: VmRecord,
+    image: Dependency[ImageReady],
+    tools: AgentPorts,
+    accelerator: str,
+    kept: Addresses,
 ) -> None:
     """Define the domain from the record; raises VirtbusError."""
     made = image.latest
@@ -76,6 +82,7 @@ async def _define(
                     console_socket=tools.files.console_socket(record.uid),
                     console_log=tools.files.console_log(record.uid),
                     accelerator=accelerator,
+                    kept=kept,
                     emulator=str(tools.settings.wrapper),
                     skip_cpu_queries=tools.settings.fast_start,
                 )
