@@ -94,6 +94,8 @@ class VolumeState(StrEnum):
     """A VM has used it: its node may have its data. No VM holds it."""
     IN_USE = "InUse"
     """A VM holds it."""
+    DETACHING = "Detaching"
+    """A VM holds it until its guest has released the disk; the request is repeated."""
     LOST = "Lost"
     """Its node was forgotten, with its data."""
     DELETING = "Deleting"

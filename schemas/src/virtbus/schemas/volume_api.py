@@ -37,7 +37,7 @@ class VolumeAsk(StrictModel):
 class VolumeUpdate(VolumeAsk):
     """`volume.update`: changes the given fields. `size` may only grow, and `labels` replaces all.
 
-    A volume grows while no VM holds it.
+    A volume grows also under a running guest, if its bus can tell the guest.
     """
 
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
@@ -59,9 +59,10 @@ class VolumeAdopt(VolumeAsk):
 
 
 class VolumeAttach(VolumeAsk):
-    """`volume.attach`: adds the volume to a VM of its namespace that is off, as a further disk.
+    """`volume.attach`: adds the volume to a VM of its namespace, as a further disk.
 
-    The VM holds the volume from then on. `disk` is the name of the disk; default: the volume's.
+    The VM holds the volume from then on. A running guest gets the disk at once, if its bus can.
+    `disk` is the name of the disk; default: the volume's.
     """
 
     vm: Id
@@ -70,10 +71,11 @@ class VolumeAttach(VolumeAsk):
 
 
 class VolumeDetach(VolumeAsk):
-    """`volume.detach`: removes the volume and its disk from the VM that holds it, which is off.
+    """`volume.detach`: removes the volume and its disk from the VM that holds it.
 
-    With `vm`, another holder is refused. A volume without a holder is not changed. `gone` is the
-    uid of a holder without a record, of which a person knows that it has no guest.
+    A running guest must release the disk: until then the volume is Detaching. With `vm`, another
+    holder is refused. A volume without a holder is not changed. `gone` is the uid of a holder
+    without a record, of which a person knows that it has no guest.
     """
 
     vm: Id | None = None

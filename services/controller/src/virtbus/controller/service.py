@@ -245,7 +245,7 @@ class ControllerService:
             ("volume", "create"): volumes.create,
             ("volume", "get"): volumes.get,
             ("volume", "list"): volumes.list,
-            ("volume", "update"): volumes.update,
+            ("volume", "update"): attachments.update,
             ("volume", "delete"): volumes.delete,
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,

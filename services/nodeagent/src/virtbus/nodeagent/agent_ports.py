@@ -7,6 +7,7 @@ from typing import Any
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Gate
 from virtbus.nodeagent.core.freezes import Freezes
+from virtbus.nodeagent.core.plugs import DiskPlugs
 from virtbus.nodeagent.core.ports import (
     DiskFiles,
     Hypervisor,
@@ -15,7 +16,6 @@ from virtbus.nodeagent.core.ports import (
     RecordFiles,
     Seeds,
 )
-from virtbus.nodeagent.core.plugs import DiskPlugs
 from virtbus.nodeagent.edge.freezing import NoFreezes
 from virtbus.nodeagent.edge.libvirt_plugs import NoPlugs
 from virtbus.nodeagent.settings import Settings

@@ -15,6 +15,8 @@ from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_attachment import disks_of, disks_pending
+from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
@@ -237,8 +239,13 @@ class VolumeApi:
     def show(self, held: StoredVolume) -> VolumeView:
         """Return the volume as the API shows it."""
         vm = self._fleet.vms.get(held.record.holder)
-        name = vm.record.name if vm is not None else ""
-        return volume_changes.shown(held, name, self._waits(held.record))
+        message = self._waits(held.record)
+        if vm is None:
+            return volume_changes.shown(held, "", message)
+        disks = disks_of(vm.record, ref_of(held.record))
+        message = message or disks_pending(self._fleet.last_status(vm.record), disks)
+        leaving = bool(disks & vm.record.detaching.keys())
+        return volume_changes.shown(held, vm.record.name, message, leaving=leaving)
 
     def _waits(self, record: VolumeRecord) -> str:
         """Return why the end of a hold or the removal of the data waits; empty if it does not."""

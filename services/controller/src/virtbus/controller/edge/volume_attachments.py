@@ -1,10 +1,13 @@
-"""Handles `volume.attach` and `volume.detach`: one batch changes the VM and the holder."""
+"""Handles attach, detach and growth of volumes: one batch changes the VM and the volume."""
+
+from collections.abc import Iterable
 
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_attachment import attached, detached
+from virtbus.controller.core.volume_attachment import attached, detached, grown
+from virtbus.controller.core.volume_changes import refuse_deleting, refuse_shrink
 from virtbus.controller.core.volume_holds import freed, ref_of
 from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.key_states import ended
@@ -16,12 +19,19 @@ from virtbus.schemas.api import VmRef
 from virtbus.schemas.disk import Disk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.volume_api import VolumeAsk, VolumeAttach, VolumeDetach, VolumeView
+from virtbus.schemas.volume_api import (
+    VolumeAsk,
+    VolumeAttach,
+    VolumeDetach,
+    VolumeUpdate,
+    VolumeView,
+)
+from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import validate
 
 
 class VolumeAttachments:
-    """The handlers. Each changes the VM's record, and its agent uses it at the next start."""
+    """The handlers. Each changes the VM's record, and its agent changes the running guest."""
 
     def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, volumes: VolumeApi) -> None:
         self._bus = bus
@@ -57,7 +67,30 @@ class VolumeAttachments:
             lambda record: detached(record, self._fleet.last_status(record), held.record),
             request,
         )
-        return await self._answer(want, request, f"detached from {view.name}")
+        leaves = f"waits until the guest of {view.name} has released it"
+        still = held.record.uid in {ref.uid for ref in await self._refs(vm.record.uid)}
+        return await self._answer(want, request, leaves if still else f"detached from {view.name}")
+
+    async def update(self, request: Request) -> VolumeView:
+        """Grow the volume together with the record of its VM; then make all other changes."""
+        want = validate(VolumeUpdate, request.data)
+        record = (await self._volumes.find(want, request.account)).record
+        size_bytes = want.size
+        if size_bytes is not None and size_bytes != record.spec.size and record.holder:
+            refuse_deleting(record)
+            refuse_shrink(record, size_bytes)
+            vm = await self._vms.find(VmRef(uid=record.holder), request.account)
+            larger: int = size_bytes
+            view = await self._vms.change(
+                VmRef(uid=vm.record.uid),
+                lambda one: grown(one, self._fleet.last_status(one), record, larger),
+                request,
+            )
+            await self._answer(want, request, f"grows in {view.name}")
+        return await self._volumes.update(request)
+
+    async def _refs(self, vm: str) -> Iterable[VolumeRef]:
+        return (await self._vms.find(VmRef(uid=vm), "")).record.volume_refs.values()
 
     async def _let_go(self, held: StoredVolume, vm: str) -> None:
         """End the hold of a VM without a record, because a person says that it has no guest.

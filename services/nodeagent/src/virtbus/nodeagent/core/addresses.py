@@ -57,19 +57,17 @@ def assigned(
     `kept` are the addresses so far. `leaving` are names of disks that are no longer in the spec,
     but still in the guest. `busy` are root ports of devices that are not in the spec.
     """
-    nics = len(domain.devices.interfaces)
     disks = domain.devices.disks
-    found: dict[str, dict[str, int]] = {}
+    numbers = _Numbers(kept, leaving)
     of_bus = {bus: [disk.name for disk in disks if disk.bus is bus] for bus in DiskBus}
-    virtio = of_bus[DiskBus.VIRTIO] + of_bus[DiskBus.NVME]
-    _take(found, "vd", virtio, kept, leaving=leaving)
-    _take(found, "sd", [d.name for d in disks if d.bus not in ON_PCI], kept, leaving=leaving)
+    numbers.take("vd", of_bus[DiskBus.VIRTIO] + of_bus[DiskBus.NVME])
+    numbers.take("sd", [disk.name for disk in disks if disk.bus not in ON_PCI])
     for bus, pool in _UNITS.items():
-        _take(found, pool, of_bus[bus], kept, leaving=leaving)
-    last_sata = max(found.get("sata", {}).values(), default=0)
+        numbers.take(pool, of_bus[bus])
+    last_sata = max(numbers.found.get("sata", {}).values(), default=0)
     on_ports = list(_on_ports(domain, last_sata // SATA_PORTS))
-    _take(found, "port", on_ports, kept, first=1 + nics, busy=busy, leaving=leaving)
-    return found
+    numbers.take("port", on_ports, first=1 + len(domain.devices.interfaces), busy=busy)
+    return numbers.found
 
 
 def _on_ports(domain: Domain, sata_controllers: int) -> Iterator[str]:
@@ -89,32 +87,31 @@ def _on_ports(domain: Domain, sata_controllers: int) -> Iterator[str]:
         yield USB
 
 
-def _take(
-    found: dict[str, dict[str, int]],
-    pool: Pool,
-    devices: Sequence[str],
-    kept: Addresses,
-    *,
-    first: int = 0,
-    busy: Collection[int] = (),
-    leaving: Collection[str] = (),
-) -> None:
-    """Add the numbers of `devices` to `found`. A number below `first` is not kept."""
-    before = {name: number for name, number in kept.get(pool, {}).items() if number >= first}
-    names = {*leaving, *map(of_disk, leaving)}
-    stay = {name: number for name, number in before.items() if name in names}
-    used = {*before.values(), *busy}
-    free = first
-    for device in devices:
-        if device in before:
-            stay[device] = before[device]
-            continue
-        while free in used:
-            free += 1
-        stay[device] = free
-        used.add(free)
-    if stay:
-        found[pool] = stay
+class _Numbers:
+    """Gives devices the lowest free numbers, by pool."""
+
+    def __init__(self, kept: Addresses, leaving: Collection[str]) -> None:
+        self._kept = kept
+        self._leaving = {*leaving, *map(of_disk, leaving)}
+        self.found: dict[str, dict[str, int]] = {}
+
+    def take(
+        self, pool: Pool, devices: Sequence[str], *, first: int = 0, busy: Collection[int] = ()
+    ) -> None:
+        """Add the numbers of `devices` to `found`. A kept number below `first` is changed."""
+        kept = self._kept.get(pool, {}).items()
+        before = {name: number for name, number in kept if number >= first}
+        stay = {name: number for name, number in before.items() if name in self._leaving}
+        used = {*before.values(), *busy}
+        free = first
+        for device in devices:
+            if device not in before:
+                while free in used:
+                    free += 1
+                used.add(free)
+            stay[device] = before.get(device, free)
+        if stay:
+            self.found[pool] = stay
 
 
 def target(disk: Disk, addresses: Addresses) -> str:

@@ -1,4 +1,4 @@
-"""Defines the devices of a running guest as libvirt shows them, and the port that changes its disks.
+"""Defines the devices of a running guest, and the port that changes its disks.
 
 A disk that is a volume has an id of its own (`disks.volume_alias`). So it is found again without
 any state of the agent.

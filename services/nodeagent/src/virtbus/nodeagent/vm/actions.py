@@ -21,6 +21,7 @@ from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
 from virtbus.nodeagent.vm.operations.release import release
 from virtbus.nodeagent.vm.operations.start import (
+    Machine,
     await_ready,
     await_start,
     learn_dependencies,
@@ -260,8 +261,7 @@ class Actions:
             vm.image,
             vm.net,
             self._tools,
-            accelerator=accelerator,
-            kept=kept,
+            machine=Machine(accelerator, kept),
             paused=lambda: vm.record.paused,
         )
         if outcome.error is None:

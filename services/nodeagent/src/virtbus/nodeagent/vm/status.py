@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from virtbus.bus.client.ports import Bus
@@ -79,6 +79,7 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         interfaces=net.interfaces if net else earlier.interfaces,
         accelerator=observed.accelerator,
         disk_limits=observed.disk_limits if phase in UP else {},
+        disks_pending=dict(observed.disks.pending) if phase in UP else {},
         detached=_detached(vm),
         image_digest=image.digest if image else earlier.image_digest,
         started_ns=observed.started_ns,
@@ -108,12 +109,8 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     if runs and (observed.domain_hash not in {"", vm.wanted_hash} or _other_disks(vm)):
         message = "stop and start the VM to take over its new spec"
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
-    if observed.frozen is not None and vm.phase in UP:
-        found.append(_frozen(observed.frozen))
-    if observed.disks.pending and vm.phase in UP:
-        found.append(_disks_pending(observed.disks.pending))
-    if observed.drives_error is not None and vm.phase in UP:
-        found.append(_media_pending(observed.drives_error))
+    if vm.phase in UP:
+        found.extend(_of_guest(observed))
     if observed.network_lost:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
@@ -122,6 +119,16 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
         reason, attempt = observed.reason, observed.attempt
         found.append(Condition(type="Retrying", status=True, reason=reason, attempt=attempt))
     return tuple(found)
+
+
+def _of_guest(observed: Observed) -> Iterator[Condition]:
+    """Yield the conditions of a guest that is up."""
+    if observed.frozen is not None:
+        yield _frozen(observed.frozen)
+    if observed.disks.pending:
+        yield _disks_pending(observed.disks.pending)
+    if observed.drives_error is not None:
+        yield _media_pending(observed.drives_error)
 
 
 def _detached(vm: ActorState) -> tuple[str, ...]:
@@ -139,8 +146,9 @@ def _other_disks(vm: ActorState) -> bool:
 
 def _disks_pending(pending: Mapping[str, str]) -> Condition:
     """Return the condition of a guest whose disks are not as the record says yet."""
-    reason = next(iter(pending.values())).partition(":")[0]
-    message = "; ".join(f"{name}: {why}" for name, why in sorted(pending.items()))
+    (name, why), *more = sorted(pending.items())
+    reason = why.partition(":")[0]
+    message = f"{name}: {why}" + (f"; and {len(more)} more" if more else "")
     return Condition(type=DISKS_PENDING, status=True, reason=reason, message=message)
 
 

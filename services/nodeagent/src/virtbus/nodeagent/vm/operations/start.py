@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from virtbus.bus.client import tracing
 from virtbus.bus.runtime.backoff import delays
@@ -25,17 +26,24 @@ log = logging.getLogger(__name__)
 ADOPT_LIMIT_S = 60.0
 
 
+class Machine(NamedTuple):
+    """The parts of a domain that do not follow from the record."""
+
+    accelerator: str
+    kept: Addresses
+    """The addresses of devices in the last run."""
+
+
 async def start(
     record: VmRecord,
     image: Dependency[ImageReady],
     net: Dependency[NetReady],
     tools: AgentPorts,
     *,
-    accelerator: str,
-    kept: Addresses,
+    machine: Machine,
     paused: Callable[[], bool],
 ) -> Outcome:
-    """Define the domain, arm netd, and start the domain. `kept` are addresses of the last run.
+    """Define the domain, arm netd, and start the domain.
 
     Return "started" or "paused"; on failure "start failed" or "start later", with the error.
     `paused` is called just before the guest runs: True if the record requests a pause.
@@ -44,7 +52,7 @@ async def start(
     begun_s = loop.time()
     with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
         try:
-            await _define(record, image, tools, accelerator, kept)
+            await _define(record, image, tools, machine)
             await _arm(record, net, tools)
             await tools.files.new_boot(record.uid)
             with tracing.span("libvirt create", uid=record.uid):
@@ -63,8 +71,7 @@ async def _define(
     record: VmRecord,
     image: Dependency[ImageReady],
     tools: AgentPorts,
-    accelerator: str,
-    kept: Addresses,
+    machine: Machine,
 ) -> None:
     """Define the domain from the record; raises VirtbusError."""
     made = image.latest
@@ -81,8 +88,8 @@ async def _define(
                     ignition=tools.seeds.ignition_path(record),
                     console_socket=tools.files.console_socket(record.uid),
                     console_log=tools.files.console_log(record.uid),
-                    accelerator=accelerator,
-                    kept=kept,
+                    accelerator=machine.accelerator,
+                    kept=machine.kept,
                     emulator=str(tools.settings.wrapper),
                     skip_cpu_queries=tools.settings.fast_start,
                 )
