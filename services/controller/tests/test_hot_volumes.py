@@ -19,7 +19,7 @@ from services.controller.tests.virtual import World, settle
 from virtbus.controller.core.volume_attachment import released
 from virtbus.schemas.disk_buses import ABILITIES, Verb
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import DiskBus, VmRecord
+from virtbus.schemas.vm import DiskBus, ImageVolume, VmRecord
 from virtbus.schemas.volume_api import VolumeView
 from virtbus.schemas.wire import validate
 
@@ -146,6 +146,36 @@ async def test_a_second_usb_disk_needs_no_new_controller(made: World) -> None:
     await made.vm("start", uid=uid(1))
     await told(made)
     assert (await attach(made, "more", bus="usb")).state == "InUse"
+
+
+@played()
+async def test_a_disk_of_the_vms_own_grows_and_never_shrinks(made: World) -> None:
+    disks = [{"name": "root"}, {"name": "more", "bus": "sata"}]
+    volumes = [
+        {"name": "root", "image": {"ref": "tiny"}},
+        {"name": "more", "empty_disk": {"capacity": "1GiB"}},
+    ]
+    spec = {"domain": {"devices": {"disks": disks}}, "volumes": volumes}
+    await made.ask("create", name="vm1", uid=uid(1), spec=spec)
+    await told(made)
+
+    async def size(at: int, field: str, key: str, size_bytes: int) -> VmRecord:
+        view = await made.vm("get", uid=uid(1))
+        plain = view.spec.model_dump(mode="json")
+        plain["volumes"][at][field][key] = size_bytes
+        await made.vm("update", uid=uid(1), revision=view.revision, spec=plain)
+        return await stored(made)
+
+    before = await stored(made)
+    after = await size(0, "image", "size", 2 * GIB)
+    assert after.spec.volumes[0].image == ImageVolume(ref="tiny", size=2 * GIB)
+    assert after.generation == before.generation + 1
+    await told(made)
+    assert (await refused(size(0, "image", "size", GIB))).reason == "immutable"
+    assert (await refused(size(1, "empty_disk", "capacity", 2 * GIB))).reason == "not_off"
+    await made.vm("stop", uid=uid(1))
+    await told(made, state=VmState.STOPPED)
+    await size(1, "empty_disk", "capacity", 2 * GIB)
 
 
 @played()

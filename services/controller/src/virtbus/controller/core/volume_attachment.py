@@ -5,7 +5,7 @@ from typing import Any
 
 from virtbus.controller.core.admission import checked_spec
 from virtbus.controller.core.input_sizes import refuse_large
-from virtbus.controller.core.mutations import refuse_deleting
+from virtbus.controller.core.mutations import grown_disks, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.disk import Disk, DiskBus
 from virtbus.schemas.disk_buses import ABILITIES, Verb
@@ -118,6 +118,14 @@ def grown(
             refuse_running(record, status, Verb.GROW, disk)
     update = {"volume_refs": {**record.volume_refs, **refs}, "generation": record.generation + 1}
     return record.model_copy(update=update)
+
+
+def refuse_growth(before: VmRecord, after: VmRecord, status: VmStatus | None) -> None:
+    """Raise 409 as `refuse_running` if the VM's own disk grows, and its guest cannot see it."""
+    names = grown_disks(before.spec, after.spec)
+    for disk in after.spec.domain.devices.disks:
+        if disk.name in names:
+            refuse_running(before, status, Verb.GROW, disk)
 
 
 def disks_of(record: VmRecord, ref: VolumeRef) -> set[str]:

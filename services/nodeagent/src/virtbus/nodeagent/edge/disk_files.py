@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from virtbus.bus.runtime.image_locks import locked
 from virtbus.nodeagent.core.disk_sources import (
     DATA,
     DISKS,
@@ -28,7 +29,6 @@ from virtbus.nodeagent.core.disk_sources import (
     refused,
 )
 from virtbus.nodeagent.edge.atomic_file import in_thread
-from virtbus.nodeagent.edge.image_locks import locked
 from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef

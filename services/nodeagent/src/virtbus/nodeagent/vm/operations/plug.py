@@ -5,7 +5,7 @@ after a crash of the agent or of libvirtd at any moment.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from virtbus.nodeagent.agent_ports import AgentPorts
@@ -26,8 +26,6 @@ from virtbus.schemas.volume_ref import VolumeRef
 UNPLUG_POLLS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """A running guest releases a disk within this time. Otherwise a later round asks again."""
 IMAGED_S = 10.0
-ASK_AFTER_S = 1.0
-"""imaged follows the record and reports by itself, mostly before this time."""
 BUSY = "the guest has not released it; the request is repeated"
 PAUSED = "the guest is paused, so it cannot release it; `virtbus vm unpause` resumes it"
 OPEN = "libvirt has detached it, but a QEMU of this host has its file open; stop the VM"
@@ -50,7 +48,7 @@ async def change_disks(
         names = {*record.detaching, *known.pending} or {"disks"}
         return replace(known, pending=dict.fromkeys(names, f"tried again: {error}"))
     hashes = {name: one for name, one in known.hashes.items() if name not in gone}
-    now = GuestDisks(known.addresses, hashes, gone, waits)
+    now = GuestDisks(_without(known.addresses, gone), hashes, gone, waits)
     missing = [disk for disk in _volume_disks(record) if not guest.has(volume_alias(disk.name))]
     if not missing or found is None:
         return now
@@ -166,14 +164,14 @@ async def _files(
     """Return the checked files of the VM's disks; raises VirtbusError until imaged made them."""
     try:
         async with asyncio.timeout(IMAGED_S):
-            made = await image.get(record, ask_after_s=ASK_AFTER_S)
+            made = await image.get(record, ask_after_s=tools.settings.ask_after_s)
     except TimeoutError:
         message = image.silence or "imaged has not made the disk yet"
         raise VirtbusError(Code.UNAVAILABLE, "no_image", message) from None
     return await tools.disks.sources(record, made.disks)
 
 
-def _without(addresses: Addresses, names: set[str]) -> dict[str, dict[str, int]]:
+def _without(addresses: Addresses, names: Collection[str]) -> dict[str, dict[str, int]]:
     """Return the addresses without those of disks."""
     gone = {*names, *map(of_disk, names)}
     return {
