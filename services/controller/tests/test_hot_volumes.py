@@ -81,14 +81,14 @@ async def test_a_report_about_an_earlier_detach_frees_nothing(made: World) -> No
     await running(made, 1, "data")
     await detach(made)
     record = await stored(made)
-    for of in (
-        {"generation": record.generation - 1},
-        {"epoch": record.epoch - 1},
-        {"node": "n9"},
-        {"detached": ("other",)},
+    about = partial(status, record)
+    for said in (
+        about(generation=record.generation - 1, detached=("disk-data",)),
+        about(epoch=record.epoch - 1, detached=("disk-data",)),
+        about(node="n9", detached=("disk-data",)),
+        about(detached=("other",)),
     ):
-        told_by = status(record, **{"detached": ("disk-data",), **of})
-        assert released(record, told_by) is record
+        assert released(record, said) is record
     assert released(record, None) is record
     assert released(record, status(record, detached=("disk-data",))).volume_refs == {}
 

@@ -28,8 +28,8 @@ POLL_S = 0.5
         "get": (f"{_HERE}:get", "Show one volume."),
         "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
         "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
-        "attach": (f"{_HERE}:attach", "Add a volume to a VM that is off."),
-        "detach": (f"{_HERE}:detach", "Take a volume from its VM, which is off."),
+        "attach": (f"{_HERE}:attach", "Add a volume to a VM, also to one that runs."),
+        "detach": (f"{_HERE}:detach", "Take a volume from its VM, also from one that runs."),
         "export": ("virtbus.cli.export:of_volume", "Write a volume to a file on its node."),
         "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
     },
@@ -165,7 +165,7 @@ def update(
     label_texts: tuple[str, ...],
     namespace: str,
 ) -> None:
-    """Change the volume NAME. It grows while no VM holds it."""
+    """Change the volume NAME. A running guest sees the new size, if the disk's bus can tell it."""
     given = {"size": size, "protected": protected, "labels": request.labels(label_texts) or None}
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
@@ -205,9 +205,9 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
 @click.command(
     epilog=examples(
         """
-        virtbus vm stop web
         virtbus volume attach data-1 web
         virtbus volume attach data-2 web --disk logs --bus scsi
+        virtbus volume get data-1            the reason, if the guest does not have it yet
         """
     )
 )
@@ -218,7 +218,7 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
 @namespace_option
 @verb
 def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flags: Any) -> None:
-    """Add the volume NAME to the VM, which is off. The guest sees it at its next start."""
+    """Add the volume NAME to the VM. A running guest gets it at once, if the bus can."""
     given = {key: value for key, value in flags.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "vm": vm, **given}
     _show(invocation, "attach", asked)
@@ -229,6 +229,7 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
         """
         virtbus volume detach data-1
         virtbus volume detach data-1 web     only if web holds it
+        virtbus volume detach data-1 --no-wait
         virtbus volume detach data-1 --gone 0192f0c1-2d3e-7abc-8def-000000000001
         """
     )
@@ -240,13 +241,40 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
     metavar="UUID",
     help="The holder, if it has no record, and you know that no guest of it runs.",
 )
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until the guest released it."
+)
+@click.option("--timeout", default=30.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option
 @verb
-def detach(invocation: Invocation, *, name: str, namespace: str, **flags: str | None) -> None:
-    """Take the volume NAME from the VM that holds it, which is off. The data stays."""
+def detach(
+    invocation: Invocation,
+    *,
+    name: str,
+    namespace: str,
+    wait: bool,
+    timeout: float,
+    **flags: str | None,
+) -> None:
+    """Take the volume NAME from the VM that holds it. The data stays.
+
+    A running guest must release the disk. Until then the volume is Detaching, and the request is
+    repeated.
+    """
     given = {key: value for key, value in flags.items() if value}
-    asked = {"name": name, "namespace": namespace, **given}
-    _show(invocation, "detach", asked)
+    asked = {"name": name, "namespace": namespace}
+    view = invocation.call("volume", "detach", asked | given)
+    until = time.monotonic() + timeout
+    while wait and view.get("state") == "Detaching":
+        if time.monotonic() > until:
+            why = view.get("message") or "its guest has not released it yet"
+            raise unknown(
+                f"{name} is still being detached: {why}",
+                f"it continues by itself: `virtbus volume get {name}`",
+            )
+        time.sleep(POLL_S)
+        view = invocation.call("volume", "get", asked)
+    invocation.show(view, lambda: table([view]))
 
 
 @click.command(
