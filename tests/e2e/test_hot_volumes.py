@@ -24,7 +24,7 @@ BUSES = {"virtio": "vd", "scsi": "sd"}
 
 
 def disks(platform: Platform) -> dict[str, int]:
-    """The disks that the guest has told last: KiB by name."""
+    """The disks that the guest has printed last: KiB by name."""
     lines = [line for line in platform.console_log("hot").splitlines() if "DISKS ," in line]
     parts = lines[-1].partition("DISKS ,")[2].strip().split(",") if lines else []
     return {name: int(kib) for kib, _, name in (one.partition(" ") for one in parts)}

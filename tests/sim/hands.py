@@ -195,8 +195,9 @@ class Hand:
             return self._failed(record, error)
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
-            for ref in refs:
-                self._host.disk.volumes[ref.folder] = uid
+            for name, ref in record.volume_refs.items():
+                if name not in record.detaching:
+                    self._host.disk.volumes[ref.folder] = uid
             disks = {
                 volume.name: _made_of(record.image_of(volume))
                 for volume in record.spec.volumes

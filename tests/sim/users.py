@@ -24,6 +24,7 @@ EXPLAINED = frozenset(
     {
         *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
         *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
+        "detaching",
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""

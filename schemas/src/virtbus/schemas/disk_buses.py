@@ -108,7 +108,8 @@ ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
         Verb.IO_THREAD: _NO_THREAD,
         Verb.DISCARD: _no("USB storage passes no discard on; use virtio, scsi or sata"),
         Verb.HOT_PLUG: Ability(
-            Verdict.WORKS, "beside another USB disk; only that gives a guest a USB controller"
+            Verdict.WORKS,
+            "if the VM has another USB disk; only that gives a guest a USB controller",
         ),
         Verb.GROW: _no("a guest sees the new size of a USB disk only at its next start"),
         Verb.MEDIA_CHANGE: _NO_DRIVE,

@@ -12,7 +12,7 @@ from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.metadata import disk_hashes
 from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import Hypervisor
-from virtbus.nodeagent.vm.disk_changes import change_media, keep_disks, set_limits
+from virtbus.nodeagent.vm.disk_changes import DiskKeeper, change_media, set_limits
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import all_up, missed
@@ -165,8 +165,6 @@ class Actions:
         self._prepared = False
         self._ended = asyncio.Event()
         """Set once the guest that is being destroyed has ended, for any reason."""
-        self._disks_woken = asyncio.Event()
-        """Set when the disks of the running guest should change."""
         self.table: dict[Action, Callable[[], None]] = {
             "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
             "save": self.save,
@@ -175,7 +173,7 @@ class Actions:
                 "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
-            "sync disks": self._sync_disks,
+            "sync disks": partial(_sync_disks, DiskKeeper(vm, tools, report), self.tasks),
             "sync limits": partial(self._sync, "limits", partial(set_limits, vm, tools)),
             "sync drives": partial(self._sync, "drives", partial(change_media, vm, tools)),
             "shutdown": self._shutdown,
@@ -326,13 +324,6 @@ class Actions:
             facts = await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused)
             self._post(missed(self._vm.phase, facts))
 
-    def _sync_disks(self) -> None:
-        """Change the disks in one task, which also takes later records."""
-        self._disks_woken.set()
-        if self.tasks.running("disks") is None:
-            work = partial(keep_disks, self._vm, self._tools, self._report, self._disks_woken)
-            self.tasks.run("disks", work)
-
     def _sync(self, name: str, apply: Callable[[VmRecord], Awaitable[None]]) -> None:
         """Run `apply` until it ran with the latest record; one task does this, as with pauses."""
 
@@ -385,6 +376,13 @@ class Actions:
         self._vm.observed.attempt += 1
         after_s = backoff_s(self._vm.observed.attempt)
         self.tasks.set_timer(after_s, partial(self._post, "retry"))
+
+
+def _sync_disks(keeper: DiskKeeper, tasks: Tasks) -> None:
+    """Change the disks in one task, which also takes later records."""
+    keeper.woken.set()
+    if tasks.running("disks") is None:
+        tasks.run("disks", keeper.keep)
 
 
 def _reset_attempts(vm: ActorState) -> None:

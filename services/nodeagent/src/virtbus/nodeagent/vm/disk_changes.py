@@ -14,26 +14,31 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import VmRecord
 
 
-async def keep_disks(
-    vm: ActorState, tools: AgentPorts, report: Callable[[], None], woken: asyncio.Event
-) -> None:
-    """Attach, detach and grow disks until the guest has those of the latest record.
+class DiskKeeper:
+    """Attaches, detaches and grows the disks of one VM's running guest."""
 
-    The status shows what waits. `woken` is set when the record has changed.
-    """
-    delay_s = RETRY_S[0]
-    while True:
-        woken.clear()
-        record, before = vm.record, vm.observed.disks
-        found = vm.observed.disks = await change_disks(record, vm.image, tools, before)
-        if found != before:
-            report()
-        if not found.pending and record is vm.record:
-            return
-        if await wait_for_event(woken, 0 if record is not vm.record else delay_s):
-            delay_s = RETRY_S[0]
-        else:
-            delay_s = min(delay_s * 2, RETRY_S[1])
+    def __init__(self, vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
+        self._vm = vm
+        self._tools = tools
+        self._report = report
+        self.woken = asyncio.Event()
+        """Set when the record has changed."""
+
+    async def keep(self) -> None:
+        """Return once the guest has the disks of the latest record. The status shows what waits."""
+        vm, delay_s = self._vm, RETRY_S[0]
+        while True:
+            self.woken.clear()
+            record, before = vm.record, vm.observed.disks
+            found = vm.observed.disks = await change_disks(record, vm.image, self._tools, before)
+            if found != before:
+                self._report()
+            if not found.pending and record is vm.record:
+                return
+            if await wait_for_event(self.woken, 0 if record is not vm.record else delay_s):
+                delay_s = RETRY_S[0]
+            else:
+                delay_s = min(delay_s * 2, RETRY_S[1])
 
 
 async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
