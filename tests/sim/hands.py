@@ -189,15 +189,15 @@ class Hand:
         if self._host.full and uid not in held:
             error = VirtbusError(Code.UNAVAILABLE, "disk_full", "no space left; free some there")
             return self._failed(record, error)
-        refs = record.volume_refs.values()
+        leaving = record.detaching
+        refs = [ref for name, ref in record.volume_refs.items() if name not in leaving]
         if not self._gone_volumes.isdisjoint(ref.folder for ref in refs):
             error = VirtbusError(Code.CONFLICT, "released", "the volume was deleted")
             return self._failed(record, error)
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
-            for name, ref in record.volume_refs.items():
-                if name not in record.detaching:
-                    self._host.disk.volumes[ref.folder] = uid
+            for ref in refs:
+                self._host.disk.volumes[ref.folder] = uid
             disks = {
                 volume.name: _made_of(record.image_of(volume))
                 for volume in record.spec.volumes

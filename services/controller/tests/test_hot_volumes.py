@@ -1,5 +1,7 @@
 """Attach, detach and growth of volumes while the guest may run."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -16,8 +18,12 @@ from services.controller.tests.test_volume_attachments import (
 from services.controller.tests.test_volume_holders import make, shown, vm
 from services.controller.tests.virtual import World, settle
 
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.controller.core.volume_attachment import released
+from virtbus.schemas import subjects
 from virtbus.schemas.disk_buses import ABILITIES, Verb
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestFilesystem, GuestInfo
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import DiskBus, ImageVolume, VmRecord
 from virtbus.schemas.volume_api import VolumeView
@@ -74,6 +80,55 @@ async def test_a_volume_stays_held_until_the_guest_has_released_it(made: World) 
     await told(made, detached=("disk-data",))
     assert ((await shown(made)).state, (await stored(made)).volume_refs) == ("Bound", {})
     await attach(made, to="vm2")
+
+
+@asynccontextmanager
+async def guest_agent(made: World, answer: GuestInfo | Exception) -> AsyncIterator[list[Any]]:
+    """The agent of the VM's node answers for the guest."""
+    asked: list[Any] = []
+
+    async def tell(request: Request) -> GuestInfo:
+        asked.append(request.data)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    subject = subjects.rpc((await stored(made)).node, "agent", "guest")
+    endpoint = Endpoint("agent-guest", subject, tell)
+    async with made.host.serve(ServiceInfo("virtbus-nodeagent", "0"), [endpoint]):
+        yield asked
+
+
+@played()
+async def test_a_mounted_volume_is_detached_by_force_only(made: World) -> None:
+    await running(made, 1, "data")
+    mounted = GuestFilesystem(name="vdb", mountpoint="/srv", spec_disks=("disk-data",))
+    other = GuestFilesystem(name="vda1", mountpoint="/", spec_disks=("root",))
+    async with guest_agent(made, GuestInfo(filesystems=(other, mounted))) as asked:
+        error = await refused(detach(made))
+        assert (error.code, error.reason, "/srv" in str(error)) == (409, "volume_mounted", True)
+        assert (await shown(made)).state == "InUse"
+        assert (await detach(made, force=True)).state == "Detaching"
+        assert (await detach(made)).state == "Detaching", "a repeat asks nobody"
+    assert [one["about"] for one in asked] == [["filesystems"]]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        GuestInfo(filesystems=(GuestFilesystem(name="vda1", spec_disks=("root",)),)),
+        VirtbusError(Code.CONFLICT, "guest_agent_absent", "no guest agent runs"),
+        VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", "it does not answer"),
+    ],
+    ids=["not mounted", "absent", "silent"],
+)
+def test_a_guest_that_cannot_tell_keeps_no_volume(answer: GuestInfo | Exception) -> None:
+    async def scenario(made: World) -> None:
+        await running(made, 1, "data")
+        async with guest_agent(made, answer):
+            assert (await detach(made)).state == "Detaching"
+
+    played()(scenario)()
 
 
 @played()

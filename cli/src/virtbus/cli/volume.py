@@ -230,6 +230,7 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
         virtbus volume detach data-1
         virtbus volume detach data-1 web     only if web holds it
         virtbus volume detach data-1 --no-wait
+        virtbus volume detach data-1 --force also if the guest has mounted it
         virtbus volume detach data-1 --gone 0192f0c1-2d3e-7abc-8def-000000000001
         """
     )
@@ -241,6 +242,7 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
     metavar="UUID",
     help="The holder, if it has no record, and you know that no guest of it runs.",
 )
+@click.option("--force", is_flag=True, help="Also if it is mounted in the guest.")
 @click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait until the guest released it."
 )
@@ -254,12 +256,12 @@ def detach(
     namespace: str,
     wait: bool,
     timeout: float,
-    **flags: str | None,
+    **flags: str | bool | None,
 ) -> None:
     """Take the volume NAME from the VM that holds it. The data stays.
 
-    A running guest must release the disk. Until then the volume is Detaching, and the request is
-    repeated.
+    Unmount it in the guest first. A running guest must release the disk. Until then the volume is
+    Detaching, and the request is repeated.
     """
     given = {key: value for key, value in flags.items() if value}
     asked = {"name": name, "namespace": namespace}

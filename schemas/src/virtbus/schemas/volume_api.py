@@ -75,11 +75,13 @@ class VolumeDetach(VolumeAsk):
 
     A running guest must release the disk: until then the volume is Detaching. With `vm`, another
     holder is refused. A volume without a holder is not changed. `gone` is the uid of a holder
-    without a record, of which a person knows that it has no guest.
+    without a record, of which a person knows that it has no guest. A disk that is mounted in the
+    guest is refused without `force`, if the guest agent can tell.
     """
 
     vm: Id | None = None
     gone: Uid | None = None
+    force: bool = False
 
 
 class VolumeList(StrictModel):

@@ -10,6 +10,7 @@ from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.disk import Disk, DiskBus
 from virtbus.schemas.disk_buses import ABILITIES, Verb
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, Volume
@@ -80,6 +81,21 @@ def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) ->
         [one for one in spec.volumes if one.name not in names],
         [one for one in spec.domain.devices.disks if one.name not in names],
     ).model_copy(update={"volume_refs": refs})
+
+
+def refuse_mounted(
+    record: VmRecord, volume: VolumeRecord, info: GuestInfo, names: set[str]
+) -> None:
+    """Raise 409 if the guest has mounted a file system on a disk of these names."""
+    mounted = [
+        one.mountpoint or one.name for one in info.filesystems if names & set(one.spec_disks)
+    ]
+    if mounted:
+        message = (
+            f"{volume.name} is mounted in the guest of {record.name} at {', '.join(mounted[:3])}; "
+            "unmount it there, or detach it with --force"
+        )
+        raise VirtbusError(Code.CONFLICT, "volume_mounted", message)
 
 
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:

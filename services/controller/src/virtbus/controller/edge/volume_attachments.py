@@ -1,12 +1,21 @@
 """Handles attach, detach and growth of volumes: one batch changes the VM and the volume."""
 
+import logging
 from collections.abc import Iterable
 
+from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.ports import Bus, Request
-from virtbus.bus.errors import ConflictError
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_attachment import attached, detached, grown
+from virtbus.controller.core.volume_attachment import (
+    attached,
+    detached,
+    disks_of,
+    grown,
+    is_off,
+    refuse_mounted,
+)
 from virtbus.controller.core.volume_changes import refuse_deleting, refuse_shrink
 from virtbus.controller.core.volume_holds import freed, ref_of
 from virtbus.controller.edge.cas import contended
@@ -19,6 +28,9 @@ from virtbus.schemas.api import VmRef
 from virtbus.schemas.disk import Disk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import (
     VolumeAsk,
     VolumeAttach,
@@ -28,6 +40,10 @@ from virtbus.schemas.volume_api import (
 )
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+ASK_GUEST_S = 2.0
 
 
 class VolumeAttachments:
@@ -62,6 +78,8 @@ class VolumeAttachments:
         if want.vm not in {None, vm.record.name}:
             message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
             raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
+        if not want.force:
+            await self._refuse_mounted(vm.record, held.record, request.deadline_s)
         view = await self._vms.change(
             VmRef(uid=vm.record.uid),
             lambda record: detached(record, self._fleet.last_status(record), held.record),
@@ -91,6 +109,25 @@ class VolumeAttachments:
 
     async def _refs(self, vm: str) -> Iterable[VolumeRef]:
         return (await self._vms.find(VmRef(uid=vm), "")).record.volume_refs.values()
+
+    async def _refuse_mounted(self, vm: VmRecord, volume: VolumeRecord, deadline_s: float) -> None:
+        """Raise 409 if the guest agent says that file systems of the volume are mounted.
+
+        A guest that does not answer in time is not asked further.
+        """
+        names = disks_of(vm, ref_of(volume)) - vm.detaching.keys()
+        if not names or is_off(vm, self._fleet.last_status(vm)):
+            return
+        ask = GuestAsk(uid=vm.uid, about=(GuestQuestion.FILESYSTEMS,), timeout_s=ASK_GUEST_S)
+        subject = subjects.rpc(vm.node, "agent", "guest")
+        try:
+            async with in_time(deadline_s):
+                answer = await self._bus.request(subject, ask, timeout_s=ASK_GUEST_S + 1)
+            info = validate(GuestInfo, answer)
+        except (BusError, VirtbusError) as error:
+            log.info("the guest does not say what it has mounted: %s", error, extra={"uid": vm.uid})
+            return
+        refuse_mounted(vm, volume, info, names)
 
     async def _let_go(self, held: StoredVolume, vm: str) -> None:
         """End the hold of a VM without a record, because a person says that it has no guest.
