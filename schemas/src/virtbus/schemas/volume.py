@@ -160,6 +160,8 @@ class VolumeState(StrEnum):
     """Its content could not be copied. `volume.fill` repeats the copy."""
     IN_USE = "InUse"
     """A VM holds it."""
+    DETACHING = "Detaching"
+    """A VM holds it until its guest has released the disk; the request is repeated."""
     LOST = "Lost"
     """Its node was forgotten, with its data."""
     DELETING = "Deleting"

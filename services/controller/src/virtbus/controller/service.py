@@ -270,7 +270,7 @@ class ControllerService:
             ("volume", "create"): volumes.create,
             ("volume", "get"): volumes.get,
             ("volume", "list"): volumes.list,
-            ("volume", "update"): volumes.update,
+            ("volume", "update"): attachments.update,
             ("volume", "delete"): volumes.delete,
             ("volume", "fill"): volumes.fill,
             ("volume", "adopt"): volumes.adopt,

@@ -186,7 +186,11 @@ class Disks:
             if found is not None:
                 digest = self._base_of(disk, found)
                 if disk.ref is not None and not missing:
-                    found = self._checked_volume(record, disk.ref, found)
+                    path = found.backing_path
+                    self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
+                if found.virtual_size_bytes < (disk.size_bytes or 0):
+                    files.grow(*place, disk.size_bytes or 0)
+                    found = files.read(*place) or found
                 made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
         return made
 
@@ -195,15 +199,6 @@ class Disks:
         if disk.ref is not None:
             return self._volumes, (disk.ref.folder, DISK)
         return self._files, (record.uid, disk.volume)
-
-    def _checked_volume(self, record: VmRecord, ref: VolumeRef, found: Overlay) -> Overlay:
-        """Note the VM that uses a volume, and grow the disk to the volume's size."""
-        path = found.backing_path
-        self._note(record, ref, f"sha256:{Path(path).name}" if path else "")
-        if found.virtual_size_bytes >= ref.size_bytes:
-            return found
-        self._volumes.grow(ref.folder, ref.size_bytes)
-        return self._volumes.read(ref.folder, DISK) or found
 
     def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
         note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)

@@ -126,6 +126,19 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
     return record.model_copy(update={"node": vm.node, "bound": True})
 
 
+def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
+    """Return the volume with the size in `ref`, which the record of its holder has from now on.
+
+    Raises:
+        VirtbusError: 503 `contended` the VM does not hold it any more.
+    """
+    if there is None or there.record.uid != ref.uid or there.record.holder != vm:
+        message = f"the volume {ref.name} has changed meanwhile; repeat the request"
+        raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
+    record = there.record
+    return sized(record, ref.size_bytes) if record.spec.size < ref.size_bytes else record
+
+
 def freed(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord | None:
     """Return the volume without its holder; None if the VM does not hold it (any more)."""
     if there is None or there.record.uid != ref.uid or there.record.holder != vm:

@@ -25,6 +25,7 @@ from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.libvirt_plugs import LibvirtPlugs
 from virtbus.nodeagent.edge.qemu_monitor import set_link
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -89,6 +90,7 @@ class LibvirtHypervisor:
         )
         self.guests = LibvirtGuests(quick, slow, freezes)
         self.displays = LibvirtDisplays(displays)
+        self.plugs = LibvirtPlugs(self._changes)
 
     async def __aenter__(self) -> Self:
         start_event_loop()

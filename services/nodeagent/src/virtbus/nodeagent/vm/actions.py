@@ -8,18 +8,20 @@ from functools import partial
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.core.disks import trays
+from virtbus.nodeagent.core.addresses import assigned
+from virtbus.nodeagent.core.metadata import disk_hashes
+from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import Hypervisor
+from virtbus.nodeagent.vm.disk_changes import DiskKeeper, change_media, set_limits
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import all_up, missed
-from virtbus.nodeagent.vm.operations.drives import set_drives
-from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
 from virtbus.nodeagent.vm.operations.release import release
 from virtbus.nodeagent.vm.operations.start import (
+    Machine,
     await_ready,
     await_start,
     learn_dependencies,
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "limits", "drives", "links")
+SYNCS = ("pause", "disks", "limits", "drives", "links")
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -171,8 +173,9 @@ class Actions:
                 "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
-            "sync limits": partial(self._sync, "limits", partial(_set_limits, vm, tools)),
-            "sync drives": partial(self._sync, "drives", partial(_change_media, vm, tools)),
+            "sync disks": partial(_sync_disks, DiskKeeper(vm, tools, report), self.tasks),
+            "sync limits": partial(self._sync, "limits", partial(set_limits, vm, tools)),
+            "sync drives": partial(self._sync, "drives", partial(change_media, vm, tools)),
             "shutdown": self._shutdown,
             "destroy": self._destroy,
             "release": self._release,
@@ -250,20 +253,20 @@ class Actions:
         accelerator = self._tools.accelerator(record)
         if vm.image.latest is not None:  # otherwise no domain is defined
             vm.observed.accelerator = accelerator
+        kept = vm.observed.disks.addresses
         outcome = await start(
             record,
             vm.image,
             vm.net,
             self._tools,
-            accelerator=accelerator,
+            machine=Machine(accelerator, kept),
             paused=lambda: vm.record.paused,
         )
         if outcome.error is None:
             vm.observed.domain_hash = vm.wanted_hash
-            vm.applied.runs_for = record.power_epoch
-            limited = any(disk.limits for disk in record.spec.domain.devices.disks)
-            vm.applied.limits = None if limited else {}  # None: read libvirt's figures
-            vm.applied.trays = trays(record.spec.domain.devices.disks)
+            addresses = assigned(record.spec.domain, kept)
+            vm.observed.disks = GuestDisks(addresses, disk_hashes(record))
+            vm.applied.started(record)
             vm.observed.links = all_up(record)
             self.sync_links()
         return outcome
@@ -375,17 +378,11 @@ class Actions:
         self.tasks.set_timer(after_s, partial(self._post, "retry"))
 
 
-async def _set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
-    vm.observed.disk_limits = await limit(record, tools.hypervisor)
-
-
-async def _change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
-    try:
-        await set_drives(record, vm.image, tools)
-    except VirtbusError as error:
-        vm.observed.drives_error = error.body
-        raise
-    vm.observed.drives_error = None
+def _sync_disks(keeper: DiskKeeper, tasks: Tasks) -> None:
+    """Change the disks in one task, which also takes later records."""
+    keeper.woken.set()
+    if tasks.running("disks") is None:
+        tasks.run("disks", keeper.keep)
 
 
 def _reset_attempts(vm: ActorState) -> None:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.core.metadata import disk_hashes, domain_hash
+from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
 from virtbus.nodeagent.vm import observation
 from virtbus.nodeagent.vm.actions import Actions
@@ -55,6 +56,7 @@ class VmActor:
         self.vm = ActorState(
             record,
             domain_hash(record),
+            disk_hashes(record),
             Dependency(tools.bus, "imaged", ImageReady, lambda: self.vm.record, self.report),
             Dependency(tools.bus, "netd", NetReady, lambda: self.vm.record, self.report),
             resumed=resumed,
@@ -101,6 +103,8 @@ class VmActor:
     def begin(self, facts: DomainFacts | None, first: MachineEvent | None) -> None:
         """Begin with the host's state. `first` is the event for the domain's state, if any."""
         self._first = first
+        if facts is not None and facts.metadata is not None:
+            self.vm.observed.disks = GuestDisks(facts.metadata.addresses, facts.metadata.disks)
         if first is not None:
             self.vm.applied = applied_by(facts, first, self.vm.record)
             if facts is not None and facts.metadata is not None:
@@ -148,6 +152,7 @@ class VmActor:
             return
         if record.generation != self.vm.record.generation:
             self.vm.wanted_hash = domain_hash(record)
+            self.vm.wanted_disks = disk_hashes(record)
         self.vm.record = record
         self._signal("record")
 

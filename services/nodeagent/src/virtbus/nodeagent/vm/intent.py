@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.disk_drivers import disk_limits
 from virtbus.nodeagent.core.disks import trays
+from virtbus.nodeagent.core.plugs import wanted_sizes
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
 from virtbus.schemas.disk import DiskLimits, Tray
@@ -13,6 +14,7 @@ from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
 """The reason for keeping the disks of a VM that left by a fence or a rebuild."""
+DisksWanted = tuple[dict[str, int], dict[str, str]]
 UNSEEN = frozenset[VmPhase]({"new", "starting"})
 """Phases in which a requested pause cannot be seen yet."""
 
@@ -33,6 +35,17 @@ class Applied:
     """The limits of the guest's disks; None: the agent does not know them."""
     trays: dict[str, Tray] | None = field(default_factory=dict)
     """The open trays of the guest's drives; None: the agent does not know them."""
+    disks: DisksWanted | None = field(default_factory=lambda: ({}, {}))
+    """The guest's disks; None: the agent does not know them."""
+
+    def started(self, record: VmRecord) -> None:
+        """Note that a guest was started with `record`."""
+        disks = record.spec.domain.devices.disks
+        self.runs_for = record.power_epoch
+        limited = any(disk.limits for disk in disks)
+        self.limits = None if limited else {}  # None: read libvirt's figures
+        self.trays = trays(disks)
+        self.disks = disks_wanted(record)
 
     def update(self, record: VmRecord) -> None:
         """Note that `record` was applied, except for pauses."""
@@ -64,6 +77,7 @@ class Applied:
         if update is not None:
             disks = record.spec.domain.devices.disks
             self.limits, self.trays = disk_limits(disks), trays(disks)
+            self.disks = disks_wanted(record)
         return [one for one in (event, pause, update) if one is not None]
 
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
@@ -107,6 +121,7 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         runs_for=record.power_epoch if metadata is None else max(defined_for, 0),
         limits={} if same else None,
         trays=trays(record.spec.domain.devices.disks) if same else None,
+        disks=disks_wanted(record) if same else None,
     )
 
 
@@ -144,12 +159,24 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return "update" for a guest whose disks have other limits or trays, or unknown ones."""
+    """Return "update" for a guest with other disks, limits or trays, or unknown ones."""
     if record.ending or not record.powered or phase not in UP:
         return None
     disks = record.spec.domain.devices.disks
     same = disk_limits(disks) == before.limits and trays(disks) == before.trays
-    return None if same else "update"
+    known = before.disks is not None and before.disks == disks_wanted(record)
+    return None if same and known else "update"
+
+
+def disks_wanted(record: VmRecord) -> DisksWanted | None:
+    """Return the sizes of disks, and the folders of volumes, by the names of disks.
+
+    None while a volume leaves: then the guest is asked if it is still there.
+    """
+    if record.detaching:
+        return None
+    volumes = {name: ref.folder for name, ref in record.volume_refs.items()}
+    return wanted_sizes(record), volumes
 
 
 def grace_s(record: VmRecord) -> int:

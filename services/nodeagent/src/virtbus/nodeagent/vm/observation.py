@@ -5,6 +5,7 @@ from typing import Literal
 
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.freezes import Frozen
+from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
 from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
 from virtbus.schemas.errors import ErrorBody
@@ -91,6 +92,8 @@ class Observed:
     """The reason why the guest is paused, if its disk was full."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
+    disks: GuestDisks = field(default_factory=GuestDisks)
+    """The addresses and volumes of this run, or of the last one, and what waits."""
     drives_error: ErrorBody | None = None
     """The error of the last change of a medium. The agent retries the change."""
     frozen: Frozen | None = None
@@ -124,6 +127,7 @@ def note(
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
         seen.disk_limits, seen.drives_error = {}, None
+        seen.disks = GuestDisks(seen.disks.addresses)
         _forget_freeze(record, seen, tools)
     elif phase in {"stopped", "releasing"}:
         seen.recovered()

@@ -1,5 +1,6 @@
 """Defines the state of one VM in the agent, apart from running tasks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent.vm.dependencies import Dependency
@@ -33,6 +34,8 @@ class ActorState:
     record: VmRecord
     wanted_hash: str
     """`metadata.domain_hash` of the record. A running guest with another one needs a restart."""
+    wanted_disks: Mapping[str, str]
+    """`metadata.disk_hashes` of the record, with the same meaning."""
     image: Dependency[ImageReady]
     net: Dependency[NetReady]
     resumed: bool

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from virtbus.bus.client.ports import Bus
@@ -32,6 +33,9 @@ NETWORK_LOST = "NetworkLost"
 PAUSED = "Paused"
 FROZEN = "Frozen"
 MEDIA_PENDING = "MediaChangePending"
+DISKS_PENDING = "DisksPending"
+OFF = frozenset[VmPhase]({"stopped", "succeeded", "failed"})
+"""Phases in which no guest runs or starts."""
 VISIBLE: dict[VmPhase, VmState] = {
     "new": VmState.SCHEDULED,
     "preparing": VmState.PREPARING,
@@ -75,6 +79,8 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         interfaces=net.interfaces if net else earlier.interfaces,
         accelerator=observed.accelerator,
         disk_limits=observed.disk_limits if phase in UP else {},
+        disks_pending=dict(observed.disks.pending) if phase in UP else {},
+        detached=_detached(vm),
         image_digest=image.digest if image else earlier.image_digest,
         started_ns=observed.started_ns,
         updated_ns=updated_ns,
@@ -100,13 +106,11 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     ]
     if vm.phase == "paused":
         found.append(_paused(observed, asked=vm.record.paused))
-    if runs and observed.domain_hash not in {"", vm.wanted_hash}:
+    if runs and (observed.domain_hash not in {"", vm.wanted_hash} or _other_disks(vm)):
         message = "stop and start the VM to apply its new spec"
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
-    if observed.frozen is not None and vm.phase in UP:
-        found.append(_frozen(observed.frozen))
-    if observed.drives_error is not None and vm.phase in UP:
-        found.append(_media_pending(observed.drives_error))
+    if vm.phase in UP:
+        found.extend(_of_guest(observed))
     if observed.network_lost:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
@@ -115,6 +119,37 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
         reason, attempt = observed.reason, observed.attempt
         found.append(Condition(type="Retrying", status=True, reason=reason, attempt=attempt))
     return tuple(found)
+
+
+def _of_guest(observed: Observed) -> Iterator[Condition]:
+    """Yield the conditions of a guest that is up."""
+    if observed.frozen is not None:
+        yield _frozen(observed.frozen)
+    if observed.disks.pending:
+        yield _disks_pending(observed.disks.pending)
+    if observed.drives_error is not None:
+        yield _media_pending(observed.drives_error)
+
+
+def _detached(vm: ActorState) -> tuple[str, ...]:
+    """Return the names of volumes that the VM still holds, and that no guest of it has."""
+    leaving = vm.record.detaching
+    gone = leaving if vm.phase in OFF else vm.observed.disks.detached & leaving.keys()
+    return tuple(sorted(gone))
+
+
+def _other_disks(vm: ActorState) -> bool:
+    """Return True if a volume's disk has other properties in the record than in the guest."""
+    seen = vm.observed.disks.hashes
+    return any(seen.get(name, one) != one for name, one in vm.wanted_disks.items())
+
+
+def _disks_pending(pending: Mapping[str, str]) -> Condition:
+    """Return the condition of a guest whose disks are not as the record says yet."""
+    (name, why), *more = sorted(pending.items())
+    reason = why.partition(":")[0]
+    message = f"{name}: {why}" + (f"; and {len(more)} more" if more else "")
+    return Condition(type=DISKS_PENDING, status=True, reason=reason, message=message)
 
 
 def _paused(observed: Observed, *, asked: bool) -> Condition:

@@ -1,6 +1,7 @@
 """Ejects and inserts the media of a running guest's CD-ROM drives."""
 
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import drives, is_drive
 from virtbus.nodeagent.core.domain_xml import default_order, volume_files
 from virtbus.nodeagent.vm.dependencies import Dependency
@@ -9,8 +10,10 @@ from virtbus.schemas.node_rpc import ImageReady
 from virtbus.schemas.vm import VmRecord
 
 
-async def set_drives(record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts) -> None:
-    """Bring the drives to the state that the record asks for.
+async def set_drives(
+    record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, kept: Addresses
+) -> None:
+    """Bring the drives to the state that the record asks for. `kept` are their addresses.
 
     Raises:
         VirtbusError: 409 `tray_locked`; 503 `no_image`; libvirt does not answer, or refuses.
@@ -24,4 +27,5 @@ async def set_drives(record: VmRecord, image: Dependency[ImageReady], tools: Age
         )
     sources = await tools.disks.sources(record, made.disks)
     files = volume_files(sources, tools.seeds.paths(record))
-    await tools.hypervisor.set_drives(record.uid, drives(spec.domain, files, default_order(record)))
+    wanted = drives(spec.domain, files, default_order(record), kept)
+    await tools.hypervisor.set_drives(record.uid, wanted)
