@@ -192,6 +192,13 @@ def test_the_table_of_buses_decides_about_a_running_vm(bus: DiskBus) -> None:
     played()(scenario)()
 
 
+@played(nodes=0)
+async def test_a_vm_without_a_node_keeps_its_volumes(made: World) -> None:
+    await make(made)
+    await vm(made, 1, "data")
+    assert (await refused(detach(made))).reason == "unplaced"
+
+
 @played()
 async def test_a_second_usb_disk_needs_no_new_controller(made: World) -> None:
     await off(made, 1)

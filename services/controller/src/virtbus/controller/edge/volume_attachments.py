@@ -30,6 +30,7 @@ from virtbus.schemas.disk import Disk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import (
@@ -124,7 +125,7 @@ class VolumeAttachments:
         A guest that does not answer in time is not asked further.
         """
         names = disks_of(vm, ref_of(volume)) - vm.detaching.keys()
-        if not names or is_off(vm, self._fleet.last_status(vm)):
+        if not names or vm.node == UNPLACED or is_off(vm, self._fleet.last_status(vm)):
             return
         ask = GuestAsk(uid=vm.uid, about=(GuestQuestion.FILESYSTEMS,), timeout_s=ASK_GUEST_S)
         subject = subjects.rpc(vm.node, "agent", "guest")

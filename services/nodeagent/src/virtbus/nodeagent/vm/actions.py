@@ -12,7 +12,7 @@ from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.core.metadata import disk_hashes
 from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import Hypervisor
-from virtbus.nodeagent.vm.disk_changes import DiskKeeper, change_media, set_limits
+from virtbus.nodeagent.vm.disk_changes import change_media, keep_disks, set_limits
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import all_up, missed
@@ -173,7 +173,7 @@ class Actions:
                 "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
-            "sync disks": partial(_sync_disks, DiskKeeper(vm, tools, report), self.tasks),
+            "sync disks": partial(_sync_disks, vm, tools, report, self.tasks),
             "sync limits": partial(self._sync, "limits", partial(set_limits, vm, tools)),
             "sync drives": partial(self._sync, "drives", partial(change_media, vm, tools)),
             "shutdown": self._shutdown,
@@ -378,11 +378,13 @@ class Actions:
         self.tasks.set_timer(after_s, partial(self._post, "retry"))
 
 
-def _sync_disks(keeper: DiskKeeper, tasks: Tasks) -> None:
+def _sync_disks(
+    vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
+) -> None:
     """Change the disks in one task, which also takes later records."""
-    keeper.woken.set()
+    vm.disks_changed.set()
     if tasks.running("disks") is None:
-        tasks.run("disks", keeper.keep)
+        tasks.run("disks", partial(keep_disks, vm, tools, report))
 
 
 def _reset_attempts(vm: ActorState) -> None:

@@ -1,6 +1,5 @@
 """Changes the disks of a running guest as the record of its VM says, until both agree."""
 
-import asyncio
 from collections.abc import Callable
 
 from virtbus.bus.runtime.tasks import wait_for_event
@@ -14,31 +13,24 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import VmRecord
 
 
-class DiskKeeper:
-    """Attaches, detaches and grows the disks of one VM's running guest."""
+async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
+    """Attach, detach and grow disks until the guest has those of the latest record.
 
-    def __init__(self, vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
-        self._vm = vm
-        self._tools = tools
-        self._report = report
-        self.woken = asyncio.Event()
-        """Set when the record has changed."""
-
-    async def keep(self) -> None:
-        """Return once the guest has the disks of the latest record. The status shows what waits."""
-        vm, delay_s = self._vm, RETRY_S[0]
-        while True:
-            self.woken.clear()
-            record, before = vm.record, vm.observed.disks
-            found = vm.observed.disks = await change_disks(record, vm.image, self._tools, before)
-            if found != before:
-                self._report()
-            if not found.pending and record is vm.record:
-                return
-            if await wait_for_event(self.woken, 0 if record is not vm.record else delay_s):
-                delay_s = RETRY_S[0]
-            else:
-                delay_s = min(delay_s * 2, RETRY_S[1])
+    The status shows what waits.
+    """
+    delay_s = RETRY_S[0]
+    while True:
+        vm.disks_changed.clear()
+        record, before = vm.record, vm.observed.disks
+        found = vm.observed.disks = await change_disks(record, vm.image, tools, before)
+        if found != before:
+            report()
+        if not found.pending and record is vm.record:
+            return
+        if await wait_for_event(vm.disks_changed, 0 if record is not vm.record else delay_s):
+            delay_s = RETRY_S[0]
+        else:
+            delay_s = min(delay_s * 2, RETRY_S[1])
 
 
 async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:

@@ -1,5 +1,6 @@
 """Defines the state of one VM in the agent, apart from running tasks."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ class ActorState:
     phase: VmPhase = "new"
     observed: Observed = field(default_factory=Observed)
     applied: Applied = field(default_factory=Applied)
+    disks_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the disks of the running guest should change."""
 
     @property
     def ends(self) -> bool:
