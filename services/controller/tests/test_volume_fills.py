@@ -258,6 +258,14 @@ async def test_a_vm_may_be_created_while_its_volume_is_filled(made: World) -> No
 
 
 @played()
+async def test_a_size_below_that_of_the_source_becomes_true(made: World) -> None:
+    await make(made)
+    await made.ask("update", "volume", name="copy", size=GIB // 2)
+    await say(made, OperationPhase.SUCCEEDED, virtual_size_bytes=GIB, ended_ns=1)
+    assert (await get(made)).spec.size == GIB
+
+
+@played()
 async def test_a_waiting_vm_is_placed_after_its_volume_got_its_size(made: World) -> None:
     await make(made)
     await made.ask("cordon", "node", node="n1")
