@@ -5,7 +5,7 @@ from typing import Any
 
 from virtbus.controller.core.placement import Candidate
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
-from virtbus.controller.core.volume_holds import ref_of
+from virtbus.controller.core.volume_holds import ref_of, sized
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeState
@@ -168,12 +168,9 @@ def after(record: VolumeRecord, status: OperationStatus) -> VolumeRecord:
         why = status.error.message if status.error else "it was cancelled"
         return failed(record, fill, why)
     done = fill.model_copy(update={"state": FillState.FILLED, "message": ""})
-    changes: dict[str, object] = {"fill": done}
-    if not record.spec.size:
-        size = status.virtual_size_bytes
-        changes["spec"] = record.spec.model_copy(update={"size": size})
-        changes["generation"] = record.generation + 1
-    return record.model_copy(update=changes)
+    filled = record.model_copy(update={"fill": done})
+    larger = status.virtual_size_bytes > record.spec.size
+    return sized(filled, status.virtual_size_bytes) if larger else filled
 
 
 def failed(record: VolumeRecord, fill: VolumeFill, why: str) -> VolumeRecord:

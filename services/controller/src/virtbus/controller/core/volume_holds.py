@@ -32,9 +32,8 @@ def _is_same(now: VolumeRef, ref: VolumeRef) -> bool:
 
     A copy may have got its size after that record was made.
     """
-    return now == ref or (
-        not ref.size_bytes and now == ref.model_copy(update={"size_bytes": now.size_bytes})
-    )
+    larger = ref.copied and now.size_bytes > ref.size_bytes
+    return now == (ref.model_copy(update={"size_bytes": now.size_bytes}) if larger else ref)
 
 
 def fill_of(ref: VolumeRef) -> VolumeFill | None:
