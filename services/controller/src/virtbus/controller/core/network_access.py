@@ -39,8 +39,8 @@ def refuse_unknown(
     """Refuse networks that are neither objects nor offered by a node.
 
     Raises:
-        VirtbusError: 404 `network_unknown` with the fields; 503 if nodes that have VMs, `unheard`,
-            or all nodes, did not report yet.
+        VirtbusError: 404 `network_unknown` with the fields; 503 if no node has reported yet, or if
+        nodes that have VMs (`unheard`) have not.
     """
     there = list(nodes)
     offered = set[str]().union(*(node.networks for node in there))
