@@ -59,8 +59,8 @@ def refuse_unknown(
     if there and not unheard:
         message = f"{message}; {details[0].hint}"
         raise VirtbusError(Code.NOT_FOUND, "network_unknown", message, details=details)
-    silent = ", ".join(unheard) or "no node"
-    message = f"{message} of the nodes that are known ({silent} did not report yet); repeat later"
+    silent = f"{', '.join(unheard)} did not report yet" if unheard else "no node has reported yet"
+    message = f"{message} of the nodes that are known ({silent}); repeat later"
     raise VirtbusError(
         Code.UNAVAILABLE, "networks_unheard", message, details=details, after_ms=2000
     )
