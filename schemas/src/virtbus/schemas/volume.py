@@ -54,10 +54,10 @@ class VolumeSource(StrictModel):
             msg = "give one of image, volume and vm"
             raise ValueError(msg)
         if self.full and self.image is None:
-            msg = "full is of an image; other sources are always copied"
+            msg = "full needs an image; other sources are always copied"
             raise ValueError(msg)
         if self.disk is not None and self.vm is None:
-            msg = "disk is of a vm"
+            msg = "disk needs a vm"
             raise ValueError(msg)
         return self
 

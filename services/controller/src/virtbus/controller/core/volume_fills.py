@@ -50,7 +50,7 @@ def of_volume(
 
 
 def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with a disk of a VM; `disk` is of `exports.of_vm`.
+    """Return a new volume that is filled with the `disk` of a VM, as `exports.of_vm` describes it.
 
     Raises:
         VirtbusError: 409 `volume_elsewhere`; otherwise as `exports.of_vm`.
