@@ -44,6 +44,10 @@ VERBS = [
         ("volume", verb)
         for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
     ),
+    *(
+        ("snapshot", verb)
+        for verb in ("create", "get", "list", "update", "restore", "adopt", "delete")
+    ),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
     *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),
     ("bus", "status"),

@@ -1,4 +1,4 @@
-"""Events on `virtbus.evt.<node>.<uid>.<kind>`: of VMs, volumes, image names and nodes (uid `_`)."""
+"""Events on `virtbus.evt.<node>.<uid>.<kind>`: of VMs, nodes (uid `_`) and objects."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class EventKind(StrEnum):
-    """The kinds of events of VMs, nodes, volumes and image names."""
+    """The kinds of events of VMs, nodes, volumes, snapshots and image names."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
@@ -56,6 +56,11 @@ class EventKind(StrEnum):
     VOLUME_UPDATED = "volume.updated"
     VOLUME_DELETING = "volume.deleting"
     VOLUME_DELETED = "volume.deleted"
+    SNAPSHOT_CREATED = "snapshot.created"
+    SNAPSHOT_READY = "snapshot.ready"
+    SNAPSHOT_UPDATED = "snapshot.updated"
+    SNAPSHOT_DELETING = "snapshot.deleting"
+    SNAPSHOT_DELETED = "snapshot.deleted"
     IMAGE_NAME_SET = "imagename.set"
     IMAGE_NAME_DELETED = "imagename.deleted"
     OPERATION_ACCEPTED = "operation.accepted"

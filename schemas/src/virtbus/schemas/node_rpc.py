@@ -13,6 +13,7 @@ from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.quarantine import QuarantineRequest
+from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -79,8 +80,42 @@ class ExportWork(LenientModel):
     format: ExportFormat = ExportFormat.QCOW2
 
 
+class SnapshotWork(LenientModel):
+    """`rpc.imaged.snapshot`: ensure the `snapshot` of `disks` of the VM or volume `uid`, or end it.
+
+    With `restored`, the disks of that snapshot replace `disks`, which become the snapshot. A cancel
+    comes too late once the final step has begun. No guest may use a disk.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    resource: Literal["vm", "volume"] = "vm"
+    uid: Uid
+    name: Id
+    disks: tuple[SnapshotDisk, ...] = Field((), max_length=256)
+    snapshot: SnapshotRef
+    restored: SnapshotRef | None = None
+    may_begin: bool = True
+    """False: a guest may use the disks unless this work has begun."""
+
+
+class SnapshotRelease(LenientModel):
+    """`rpc.imaged.snapshot-release`: remove the data of a snapshot."""
+
+    ref: SnapshotRef
+
+
+class SnapshotReleased(LenientModel):
+    """Nothing of the snapshot is left; `found`: there was something."""
+
+    found: bool = False
+
+
 class ExportState(LenientModel):
-    """The progress of an export. After a cancel, `done` means that the cancel came too late."""
+    """The progress of an operation. After a cancel, `done` means that the cancel came too late.
+
+    Only an export has a `result`.
+    """
 
     state: Literal["none", "working", "done"]
     step: str = ""
@@ -110,12 +145,13 @@ class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
     With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
-    with a folder above it.
+    with a folder above it, with `snapshots_after` only such snapshots.
     """
 
     uid: str | None = None
     mend: bool = False
     volumes_after: str | None = None
+    snapshots_after: str | None = None
 
 
 class HeldVolume(LenientModel):
@@ -129,16 +165,28 @@ class HeldVolume(LenientModel):
     holder: str = ""
 
 
+class HeldSnapshot(LenientModel):
+    """The data of a snapshot on a host, with the host's copy of what it is, if it is complete."""
+
+    folder: str
+    ref: SnapshotRef | None = None
+    resource: Literal["vm", "volume"] = "vm"
+    uid: str = ""
+    name: str = ""
+    size_bytes: int = 0
+
+
 class HeldResources(LenientModel):
     """A service's resources on the host, by uid, for audits and orphan sweeps.
 
     `faults` are missing resources by uid. The empty uid stands for the host's own resources (netd:
-    Linux bridge, nftables, forwarding). `more` is set if another page of volumes follows.
+    Linux bridge, nftables, forwarding). `more` is set if another page follows.
     """
 
     things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     faults: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     volumes: tuple[HeldVolume, ...] = ()
+    snapshots: tuple[HeldSnapshot, ...] = ()
     more: bool = False
 
 
@@ -315,8 +363,8 @@ class JoinedBus(LenientModel):
 class AuditFinding(LenientModel):
     """Something on a host or the bus that no record of a VM accounts for, or that is missing.
 
-    `kind` is domain, network, disk, volume, file, status, record, service, bus or fault. `repair`
-    says what `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
+    `kind` is domain, network, disk, volume, snapshot, file, status, record, service, bus or fault.
+    `repair` says what `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
     """
 
     kind: str

@@ -1,7 +1,8 @@
-"""Lists the requests about objects that outlive their VMs: volumes, image names, operations."""
+"""Lists the requests about objects that outlive their VMs: volumes, snapshots and others."""
 
 from virtbus.schemas import image_name_api, volume_api
 from virtbus.schemas import operation_api as op
+from virtbus.schemas import snapshot_api as snap
 from virtbus.schemas.channel import Channel
 from virtbus.schemas.channel import of_api as _api
 
@@ -20,6 +21,13 @@ OBJECTS: tuple[Channel, ...] = (
     _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
     _api("volume", "attach", volume_api.VolumeAttach, volume_api.VolumeView, "Add it to a VM."),
     _api("volume", "detach", volume_api.VolumeDetach, volume_api.VolumeView, "Take it from a VM."),
+    _api("snapshot", "create", snap.SnapshotCreate, snap.SnapshotView, "Copy disks that rest."),
+    _api("snapshot", "get", snap.SnapshotAsk, snap.SnapshotView, "One snapshot."),
+    _api("snapshot", "list", snap.SnapshotList, snap.SnapshotPage, "Snapshots, in pages."),
+    _api("snapshot", "update", snap.SnapshotUpdate, snap.SnapshotView, "Protect a snapshot."),
+    _api("snapshot", "restore", snap.SnapshotRestore, snap.SnapshotView, "Replace the disks."),
+    _api("snapshot", "adopt", snap.SnapshotAdopt, snap.SnapshotView, "Write a lost record."),
+    _api("snapshot", "delete", snap.SnapshotDelete, snap.SnapshotView, "Remove its data."),
     _api(
         "imagename",
         "set",

@@ -8,6 +8,7 @@ from pydantic import Field
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.snapshot import SnapshotRef
 from virtbus.schemas.volume_ref import VolumeRef
 
 
@@ -48,7 +49,12 @@ class Step(NamedTuple):
     final: bool = False
 
 
-STEPS = {"export": (Step("convert"), Step("pack"), Step("publish", final=True))}
+OperationKind = Literal["export", "snapshot", "restore"]
+STEPS: dict[OperationKind, tuple[Step, ...]] = {
+    "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
+    "snapshot": (Step("copy"), Step("publish", final=True)),
+    "restore": (Step("copy"), Step("replace", final=True)),
+}
 """The steps of an operation in order, by its kind."""
 
 
@@ -69,7 +75,7 @@ class OperationRecord(LenientModel):
 
     schema_version: int = SCHEMA_VERSION
     id: Uid
-    kind: Literal["export"]
+    kind: OperationKind
     node: Id
     namespace: Id
     resource: Literal["vm", "volume"]
@@ -80,10 +86,14 @@ class OperationRecord(LenientModel):
     epoch: int = 0
     """The epoch of the VM. Another one means that the VM has left the node."""
     disk: str = ""
-    """The exported disk of the VM, by the name of its volume in the spec; empty for a volume."""
+    """The exported disk of the VM, by the name of its volume in the spec; otherwise empty."""
     ref: VolumeRef | None = None
-    """The exported volume, if the disk is one."""
+    """The volume, if the work concerns one disk that is a volume."""
     format: ExportFormat = ExportFormat.QCOW2
+    snapshot: SnapshotRef | None = None
+    """The snapshot that it makes. A restore makes one of the disks that it replaces."""
+    restored: SnapshotRef | None = None
+    """The snapshot that it restores."""
     cancel: bool = False
     """True: end it, unless its final step has begun."""
     created_ns: int

@@ -8,11 +8,13 @@ from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     OPERATIONS,
     image_name,
     operation_record,
     operation_status,
+    snapshot_record,
     volume_record,
 )
 from virtbus.schemas.version import check_version
@@ -71,6 +73,14 @@ def read_volume(key: str, value: bytes) -> VolumeRecord:
     """Return the volume at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(VolumeRecord, key, value)
     if key != volume_record(record.namespace, record.name):
+        raise _foreign(key)
+    return record
+
+
+def read_snapshot(key: str, value: bytes) -> SnapshotRecord:
+    """Return the snapshot at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(SnapshotRecord, key, value)
+    if key != snapshot_record(record.namespace, record.name):
         raise _foreign(key)
     return record
 

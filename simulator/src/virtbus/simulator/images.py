@@ -11,6 +11,9 @@ from virtbus.schemas.node_rpc import (
     ExportWork,
     ForgottenImage,
     MadeDisk,
+    SnapshotRelease,
+    SnapshotReleased,
+    SnapshotWork,
     VolumeRelease,
     VolumeReleased,
 )
@@ -28,6 +31,7 @@ class SimulatedImages:
         self._disks: dict[str, frozenset[str]] = {}
         """The digests of the images that a VM's disks use, by uid."""
         self._volumes: set[str] = set()
+        self._snapshots: set[str] = set()
         """The folders of volumes."""
         self._exports: dict[str, bool] = {}
         """By operation: True if the export is published."""
@@ -89,6 +93,19 @@ class SimulatedImages:
         digest = f"sha256:{hashlib.sha256().hexdigest()}"
         result = ExportResult(path=f"/{want.id}/disk.{want.format}", size_bytes=0, digest=digest)
         return ExportState(state="done", result=result)
+
+    def snapshot(self, want: SnapshotWork) -> ExportState:
+        """Make or restore a snapshot without data at once."""
+        if want.do == "cancel" and want.snapshot.folder not in self._snapshots:
+            return ExportState(state="none")
+        self._snapshots.add(want.snapshot.folder)
+        return ExportState(state="done")
+
+    def release_snapshot(self, want: SnapshotRelease) -> SnapshotReleased:
+        """Remove a snapshot."""
+        found = want.ref.folder in self._snapshots
+        self._snapshots.discard(want.ref.folder)
+        return SnapshotReleased(found=found)
 
     def release(self, uid: str) -> None:
         """Remove a VM's disks."""

@@ -35,6 +35,8 @@ from virtbus.schemas.node_rpc import (
     Release,
     ReleaseReply,
     ServiceReport,
+    SnapshotRelease,
+    SnapshotWork,
     VolumeRelease,
 )
 from virtbus.schemas.quarantine import (
@@ -84,6 +86,8 @@ class SimulatedNode:
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
             "export": (ExportWork, self.images.export),
+            "snapshot": (SnapshotWork, self.images.snapshot),
+            "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "upload": (UploadImage, self.images.upload),

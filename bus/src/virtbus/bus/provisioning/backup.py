@@ -28,6 +28,7 @@ from virtbus.schemas.subjects import (
     IMAGE_NAME_KEYS,
     JOIN_KEY,
     SIGNING,
+    SNAPSHOT_KEYS,
     VOLUME_KEYS,
     vm_anywhere,
 )
@@ -37,7 +38,7 @@ QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
-_NAMED = (VOLUME_KEYS, IMAGE_NAME_KEYS)
+_NAMED = (VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS)
 
 
 class BackupError(Exception):

@@ -34,6 +34,8 @@ from virtbus.controller.edge.operation_sweep import OperationSweep
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
+from virtbus.controller.edge.snapshot_api import SnapshotApi
+from virtbus.controller.edge.snapshot_sweep import SnapshotSweep
 from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
@@ -60,6 +62,7 @@ READS_AT_ONCE = {
     ("image", "list"): 4,
     ("network", "list"): 8,
     ("volume", "list"): 8,
+    ("snapshot", "list"): 8,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
     ("bus", "status"): 4,
@@ -121,7 +124,7 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
-        self._operations = self._operation_api(events)
+        self._operations, self._snapshots = self._operation_apis(events)
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
@@ -138,11 +141,14 @@ class ControllerService:
         self._feeds.listeners += [self._placing.wake, self._removals.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
-    def _operation_api(self, events: FleetEvents) -> OperationApi:
-        """Return the handlers of requests about operations."""
-        all_, each = self._settings.operations_in_all, self._settings.operations_per_namespace
-        limits = OperationLimits(Quota(each, all_), self._settings.operation_keep_s)
-        return OperationApi(self._bus, self._fleet, events, self._storage, limits, self._vms)
+    def _operation_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi]:
+        """Return the handlers of requests about operations, and about snapshots."""
+        settings, bus, fleet, vms = self._settings, self._bus, self._fleet, self._vms
+        quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
+        limits = OperationLimits(quota, settings.operation_keep_s)
+        operations = OperationApi(bus, fleet, events, self._storage, limits, vms)
+        snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
+        return operations, SnapshotApi(bus, fleet, events, snapshots, vms, operations)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
@@ -152,12 +158,15 @@ class ControllerService:
             interval_s=settings.sweep_interval_s,
             grace_s=settings.orphan_grace_s,
         )
+        completing = SnapshotSweep(bus, fleet, events)
+        self._feeds.listeners.append(completing.wake)
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
             Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
             self._removals.run,
+            completing.run,
             HoldSweep(bus, fleet, events).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
             Overtaken(bus, fleet).run,
@@ -211,7 +220,7 @@ class ControllerService:
         vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
         power, commands, volumes = self._power, self._commands, self._volumes
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
-        names = self._image_names
+        names, snapshots = self._image_names, self._snapshots
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -250,6 +259,13 @@ class ControllerService:
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,
+            ("snapshot", "create"): snapshots.create,
+            ("snapshot", "get"): snapshots.get,
+            ("snapshot", "list"): snapshots.list,
+            ("snapshot", "update"): snapshots.update,
+            ("snapshot", "adopt"): snapshots.adopt,
+            ("snapshot", "restore"): snapshots.restore,
+            ("snapshot", "delete"): snapshots.delete,
             ("imagename", "set"): names.set,
             ("imagename", "get"): names.get,
             ("imagename", "list"): names.list,

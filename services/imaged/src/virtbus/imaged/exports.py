@@ -5,21 +5,22 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
 from virtbus.imaged.edge.export_files import PACKED, PART, ExportFiles
 from virtbus.imaged.edge.export_part import ExportPart
 from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
-from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageFormat
+from virtbus.imaged.operation_jobs import Job, OperationJobs
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import ExportState, ExportWork
 from virtbus.schemas.operation import STEPS, ExportFormat, ExportResult
 
@@ -47,17 +48,6 @@ class Converter(Protocol):
     ) -> None: ...
 
 
-@dataclass
-class _Job:
-    """The work on one export; `error` is its failure, which the next request gets."""
-
-    step: str = ""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    error: VirtbusError | None = None
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
-
-
 @dataclass(frozen=True, slots=True)
 class ExportParts:
     """The parts of imaged that exports use."""
@@ -76,12 +66,10 @@ class Exports:
     def __init__(
         self, group: asyncio.TaskGroup, parts: ExportParts, converter: Converter = convert
     ) -> None:
-        self._group = group
         self._parts = parts
-        self._volumes = VolumeFolders(parts.files.root)
+        self._places = DiskPlaces(parts.files, parts.store)
         self._convert = converter
-        self._jobs: dict[str, _Job] = {}
-        self._slots = asyncio.Semaphore(EXPORTS_AT_ONCE)
+        self._jobs = OperationJobs(group, EXPORTS_AT_ONCE)
 
     # --- requests ---------------------------------------------------------------------------
     async def do(self, want: ExportWork) -> ExportState:
@@ -94,34 +82,18 @@ class Exports:
                 `store_error`.
         """
         if want.do == "ensure":
-            return await self._ensure(want)
-        job = self._jobs.pop(want.id, None)
-        if job is not None and job.task is not None:
-            job.task.cancel()
-            await asyncio.wait({job.task})
+            done, work = partial(self._done, want.id), partial(self._run, want)
+            return await self._jobs.ensure(want.id, done, work)
+        await self._jobs.cancel(want.id)
         found = await self._published(want.id)
         if found is not None and want.do == "cancel":
             return ExportState(state="done", result=found)
         await self._parts.threads.run(self._parts.exports.remove, want.id)
         return ExportState(state="none")
 
-    async def _ensure(self, want: ExportWork) -> ExportState:
-        job = self._jobs.get(want.id)
-        if job is None and (found := await self._published(want.id)) is not None:
-            return ExportState(state="done", result=found)
-        job = self._jobs.get(want.id)
-        if job is None:
-            job = self._jobs[want.id] = _Job()
-            job.task = self._group.create_task(self._run(want, job))
-        elif job.error is not None:
-            del self._jobs[want.id]
-            raise job.error
-        return ExportState(
-            state="working",
-            step=job.step,
-            done_bytes=job.done_bytes,
-            total_bytes=job.total_bytes,
-        )
+    async def _done(self, export: str) -> ExportState | None:
+        found = await self._published(export)
+        return None if found is None else ExportState(state="done", result=found)
 
     async def _published(self, export: str) -> ExportResult | None:
         return await self._parts.threads.run(self._parts.exports.published, export)
@@ -131,7 +103,7 @@ class Exports:
         while True:
             try:
                 old = await self._parts.threads.run(
-                    self._parts.exports.expire, KEEP_S, frozenset(self._jobs)
+                    self._parts.exports.expire, KEEP_S, self._jobs.ids
                 )
             except (OSError, VirtbusError) as error:
                 log.warning("old exports remain: %s", error, extra={"code": "store_error"})
@@ -141,23 +113,13 @@ class Exports:
             await asyncio.sleep(EXPIRE_S)
 
     # --- the job ----------------------------------------------------------------------------
-    async def _run(self, want: ExportWork, job: _Job) -> None:
+    async def _run(self, want: ExportWork, job: Job) -> None:
         volumes = () if want.ref is None else (want.ref,)
-        try:
-            async with self._slots, self._parts.locks.held(want.uid, *volumes):
-                await self._export(want, job)
-        except VirtbusError as error:
-            job.error = error
-            extra = {"code": error.reason, "uid": want.uid}
-            log.warning("export %s failed: %s", want.id, error, extra=extra)
-        except Exception:  # boundary: one export's fault must not end the service
-            log.exception("an export failed", extra={"code": "internal", "uid": want.uid})
-            job.error = VirtbusError(Code.INTERNAL, "internal", "it failed; see imaged's log")
-        else:
-            self._jobs.pop(want.id, None)
-            log.info("exported %s", want.id, extra={"code": "exported", "uid": want.uid})
+        async with self._parts.locks.held(want.uid, *volumes):
+            await self._export(want, job)
+        log.info("exported %s", want.id, extra={"code": "exported", "uid": want.uid})
 
-    async def _export(self, want: ExportWork, job: _Job) -> None:
+    async def _export(self, want: ExportWork, job: Job) -> None:
         threads, files = self._parts.threads, self._parts.exports
         name, published = PART, False
         with ExitStack() as stack:
@@ -178,7 +140,7 @@ class Exports:
                 if not published and await self._published(want.id) is None:
                     await threads.run(files.remove, want.id)
 
-    async def _write(self, want: ExportWork, job: _Job, part: ExportPart) -> None:
+    async def _write(self, want: ExportWork, job: Job, part: ExportPart) -> None:
         threads, files = self._parts.threads, self._parts.exports
         job.step = CONVERT
         with await threads.run(self._opened, want) as source:
@@ -214,18 +176,7 @@ class Exports:
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, want: ExportWork) -> OpenedSource:
         """Open the disk and its image; errors as `do`. The disk keeps its image in the store."""
-        files: DiskFolders = self._parts.files if want.ref is None else self._volumes
-        folder, name = (want.uid, want.disk or "") if want.ref is None else (want.ref.folder, DISK)
-        found = files.read(folder, name)
-        if found is None:
-            message = "the disk does not exist on this node; a first start of its VM makes it"
-            raise VirtbusError(Code.NOT_FOUND, "disk_missing", message)
+        place = self._places.of(want.uid, want.disk or "", want.ref)
+        found = place.overlay
         image = Path(found.backing_path) if found.backing_path else None
-        if image is not None and (
-            image.parent != self._parts.store.data_dir
-            or found.backing_format not in set(ImageFormat)
-        ):
-            message = "the disk rests on a file outside the image store; it is not read"
-            raise VirtbusError(Code.CONFLICT, "disk_mismatch", message)
-        path = files.path(folder, name)
-        return OpenedSource(path, image, found.virtual_size_bytes, found.backing_format)
+        return OpenedSource(place.path, image, found.virtual_size_bytes, found.backing_format)

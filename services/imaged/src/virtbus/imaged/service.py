@@ -18,11 +18,13 @@ from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.local_files import LocalFiles
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
 from virtbus.imaged.exports import ExportParts, Exports
@@ -30,6 +32,7 @@ from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
+from virtbus.imaged.snapshots import SnapshotParts, Snapshots
 from virtbus.imaged.uploads import Uploads
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -40,7 +43,7 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
-VERBS |= {"volume-release": 64, "export": 64}
+VERBS |= dict.fromkeys(("volume-release", "export", "snapshot", "snapshot-release"), 64)
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -134,7 +137,9 @@ class Imaged:
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
         transfers = Transfers(
-            self._uploads(group, store, names, images), self._exports(group, disks, store, files)
+            self._uploads(group, store, names, images),
+            self._exports(group, disks, store, files),
+            await self._snapshots(group, disks, store, files),
         )
         self._requests = Requests(group, work, disks, images, transfers, reporter)
         group.create_task(self._count(disks))
@@ -173,6 +178,16 @@ class Imaged:
         exports = Exports(group, parts)
         group.create_task(exports.expire_forever())
         return exports
+
+    async def _snapshots(
+        self, group: asyncio.TaskGroup, disks: Disks, store: ImageStore, files: DiskFolders
+    ) -> Snapshots:
+        """Return the snapshots of the node; interrupted restores continue."""
+        places, room = DiskPlaces(files, store), ExportFiles(files.root, self._settings.space)
+        there = SnapshotFolders(files.root)
+        snapshots = Snapshots(group, SnapshotParts(disks.locks, places, there, room, self._threads))
+        await snapshots.recover()
+        return snapshots
 
     def _registries(self) -> Registries:
         return Registries(

@@ -6,7 +6,9 @@ from typing import NamedTuple
 from virtbus.nodeagent.vm.machine import EVACUATING, SETTLED, UP
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.node_rpc import SnapshotWork
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.snapshot import SnapshotDisk
 
 OFF = SETTLED - UP
 """Phases in which no guest runs and none is being started or ended."""
@@ -34,7 +36,7 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         return _of_volume(op, vms)
     vm = next((vm for vm in vms if vm.record.uid == op.uid), None)
     if vm is None or vm.record.epoch != op.epoch:
-        return _failed("vm_left", f"{op.name} is not on {op.node} any more; export it again")
+        return _failed("vm_left", f"{op.name} is not on {op.node} any more; repeat the request")
     if vm.ends or vm.phase in LEAVING:
         return Verdict(ends=GOING)
     return GO if vm.phase in OFF else _busy(op, vm)
@@ -44,7 +46,7 @@ def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
     if vm.phase == "new":
         return Verdict(waits="the agent compares host and records")
     if vm.record.powered:
-        return _failed("vm_runs", f"{op.name} runs; stop it, then export it again")
+        return _failed("vm_runs", f"{op.name} runs; stop it, then repeat the request")
     return Verdict(waits=f"{op.name} is being stopped")
 
 
@@ -63,6 +65,27 @@ def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
         if op.uid in used and vm.phase not in OFF:
             return _failed("volume_in_use", f"{vm.record.name} uses {op.name}; stop it first")
     return GO
+
+
+def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> SnapshotWork:
+    """Return imaged's part of a snapshot or a restore, by the VM's present disks.
+
+    It may begin only while no guest uses the disks: an imaged that restarted has lost its locks.
+    """
+    found = list(vms)
+    if op.resource == "volume":
+        disks = [SnapshotDisk(name="disk", ref=op.ref)]
+    else:
+        records = (vm.record for vm in found if vm.record.uid == op.uid)
+        disks = [
+            SnapshotDisk(name=volume.name, ref=record.volume_refs.get(volume.name))
+            for record in records
+            for volume in record.spec.volumes
+            if not volume.is_iso
+        ]
+    fields = op.model_dump(include={"id", "resource", "uid", "name", "snapshot", "restored"})
+    may = before(op, found) == GO
+    return SnapshotWork.model_validate(fields | {"do": do, "disks": disks, "may_begin": may})
 
 
 def _failed(reason: str, message: str) -> Verdict:

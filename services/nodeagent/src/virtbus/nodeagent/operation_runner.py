@@ -13,12 +13,12 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
-from virtbus.nodeagent.operation_rules import before, during
+from virtbus.nodeagent.operation_rules import before, during, snapshot_work
 from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.node_rpc import ExportState, ExportWork, SnapshotWork
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation
 from virtbus.schemas.wire import validate
@@ -154,6 +154,8 @@ class OperationRunner:
     async def _continue(self, op: OperationRecord, status: OperationStatus) -> None:
         verdict = during(op, self._vms())
         cancel = op.cancel or bool(verdict.ends)
+        if op.kind != "export" and not cancel and before(op, self._vms()).waits:
+            return  # imaged may have lost the work, and a guest may have the disks
         try:
             state = await self._ask(op, "cancel" if cancel else "ensure")
         except VirtbusError as error:
@@ -167,7 +169,7 @@ class OperationRunner:
         """Return the status after imaged's answer; `why` is the reason for a cancel."""
         now_ns = self._bus.sources.time_ns()
         if state.state == "done":
-            size = state.result.size_bytes if state.result is not None else 0
+            size = state.result.size_bytes if state.result is not None else state.done_bytes
             done = {"step": "", "done_bytes": size, "total_bytes": size}
             return status.after("succeed", now_ns, result=state.result, **done)
         if state.state == "none":
@@ -185,9 +187,14 @@ class OperationRunner:
             self._wake.set()  # for the next operation of this VM or volume
 
     async def _ask(self, op: OperationRecord, do: str) -> ExportState:
-        fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
-        work = ExportWork.model_validate(fields | {"disk": op.disk or None})
-        subject = subjects.rpc(self._node, "imaged", "export")
+        work: ExportWork | SnapshotWork
+        if op.kind == "export":
+            fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
+            work = ExportWork.model_validate(fields | {"disk": op.disk or None})
+        else:
+            work = snapshot_work(op, do, self._vms())
+        verb = "export" if op.kind == "export" else "snapshot"
+        subject = subjects.rpc(self._node, "imaged", verb)
         return validate(ExportState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:

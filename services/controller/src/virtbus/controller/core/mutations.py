@@ -9,11 +9,12 @@ from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.vm import VmRecord, VmSpec, Volume
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import spec_hash
 
-RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, ImageNameRecord)
+RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, SnapshotRecord, ImageNameRecord)
 
 LIVE = frozenset(
     {

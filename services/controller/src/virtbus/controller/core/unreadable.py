@@ -7,7 +7,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.records import of_operation
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import IMAGE_NAMES, IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY, VOLUMES
+from virtbus.schemas.subjects import (
+    IMAGE_NAMES,
+    IMAGES_KEY,
+    JOIN_KEY,
+    NODE_SPEC_KEY,
+    SNAPSHOTS,
+    VOLUMES,
+)
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import Condition, VmView
 
@@ -15,7 +22,12 @@ CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
 _NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
-_PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name"}
+_PLACES = {
+    "_name": "name claim",
+    VOLUMES: "volume",
+    SNAPSHOTS: "snapshot",
+    IMAGE_NAMES: "image name",
+}
 
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
@@ -25,6 +37,8 @@ _WAYS_OUT = {
     "name claim": "`virtbus vm delete NAME` frees the name",
     "volume": "`virtbus volume delete NAME` frees the name; data that this controller never knew "
     "stays on its node",
+    "snapshot": "`virtbus snapshot delete NAME` frees the name; data that this controller never "
+    "knew stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",

@@ -1,4 +1,4 @@
-"""Decodes values of the bucket `vm`: records, claims, node states, volumes, image names."""
+"""Decodes values of the bucket `vm`: records, claims, node states, named objects."""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -10,9 +10,11 @@ from virtbus.schemas.records import (
     of_operation,
     read_image_name,
     read_record,
+    read_snapshot,
     read_stored,
     read_volume,
 )
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     HOST_KEY,
     HOSTS_KEY,
@@ -20,16 +22,19 @@ from virtbus.schemas.subjects import (
     JOIN_KEY,
     NODE_SPEC_KEY,
     RESERVED,
+    SNAPSHOT_KEYS,
     VOLUME_KEYS,
 )
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | VolumeRecord | ImageNameRecord
+NamedObject = VolumeRecord | SnapshotRecord | ImageNameRecord
+VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | NamedObject
 
 
-_BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], VolumeRecord | ImageNameRecord]], ...] = (
+_BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedObject]], ...] = (
     (VOLUME_KEYS, read_volume),
+    (SNAPSHOT_KEYS, read_snapshot),
     (IMAGE_NAME_KEYS, read_image_name),
 )
 
@@ -67,6 +72,7 @@ class Stored(NamedTuple, Generic[NamedT]):
 
 
 StoredVolume = Stored[VolumeRecord]
+StoredSnapshot = Stored[SnapshotRecord]
 StoredImageName = Stored[ImageNameRecord]
 
 

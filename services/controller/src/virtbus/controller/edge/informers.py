@@ -8,13 +8,17 @@ from contextlib import suppress
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.operations import Operations
+from virtbus.controller.core.snapshots import Snapshots
+from virtbus.controller.core.volumes import Volumes
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import DeadLetter
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.records import of_operation
 
 log = logging.getLogger(__name__)
@@ -144,6 +148,8 @@ class Informers:
             fleet.purge_images(key)
         elif key.startswith(subjects.VOLUME_KEYS):
             fleet.volumes.forget(key)
+        elif key.startswith(subjects.SNAPSHOT_KEYS):
+            fleet.volumes.snapshots.forget(key)
         elif key.startswith(subjects.IMAGE_NAME_KEYS):
             fleet.images.names.forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
@@ -162,13 +168,13 @@ class Informers:
             *node_specs,
             *(subjects.node_host(node) for node in fleet.hosts.records),
             *fleet.volumes.keys(),
+            *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
             *fleet.operations.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
-        if entry.key.startswith((subjects.VOLUME_KEYS, subjects.IMAGE_NAME_KEYS)):
-            _take_named(self._fleet, entry)
+        if _take_named(self._fleet, entry):
             return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             self._node_spec(entry)
@@ -240,14 +246,22 @@ class Informers:
             self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())
 
 
-def _take_named(fleet: Fleet, entry: Entry) -> None:
-    """Process a volume or an image name."""
-    of_volume = entry.key.startswith(subjects.VOLUME_KEYS)
-    cache = fleet.volumes if of_volume else fleet.images.names
-    if entry.kind is EntryKind.PURGE:
-        cache.purge(entry.key, entry.revision)
-    else:
-        cache.put(entry.key, entry.value, entry.revision)
+def _take_named(fleet: Fleet, entry: Entry) -> bool:
+    """Process a volume, a snapshot or an image name; return False for any other key."""
+    caches: dict[str, Volumes | Snapshots | NamedRecords[ImageNameRecord]] = {
+        subjects.VOLUME_KEYS: fleet.volumes,
+        subjects.SNAPSHOT_KEYS: fleet.volumes.snapshots,
+        subjects.IMAGE_NAME_KEYS: fleet.images.names,
+    }
+    for prefix, cache in caches.items():
+        if not entry.key.startswith(prefix):
+            continue
+        if entry.kind is EntryKind.PURGE:
+            cache.purge(entry.key, entry.revision)
+        else:
+            cache.put(entry.key, entry.value, entry.revision)
+        return True
+    return False
 
 
 def _take_operation(operations: Operations, entry: Entry) -> None:

@@ -15,6 +15,7 @@ from virtbus.controller.core.volume_changes import not_found
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.api import VmRef
@@ -59,6 +60,7 @@ class OperationApi:
         self._vms = vms
         self._volumes = VolumeWrites(bus)
         self._writes = OperationWrites(bus)
+        self._snapshots = SnapshotWrites(bus)
         self._sources = bus.sources
 
     async def export(self, request: Request) -> OperationView:
@@ -77,15 +79,19 @@ class OperationApi:
             }
         )
         if self._fleet.operations.of_id(record.id) is None:
-            self._refuse_more(want.namespace)
-        refuse_late(request.deadline_s)
+            self.refuse_more(want.namespace)
+        return await self._show(await self.accept(record, request.deadline_s))
+
+    async def accept(self, record: OperationRecord, deadline_s: float) -> StoredOperation:
+        """Write an operation, once for each id; errors as `OperationWrites.create`."""
+        refuse_late(deadline_s)
         held, created = await self._writes.create(record)
         self._fleet.operations.apply(held)
         if created:
             self._events.operation(held.record, held.revision)
             extra = {"code": "operation_accepted", "uid": record.uid}
-            log.info("export of %s accepted: %s", record.name, record.id, extra=extra)
-        return await self._show(held)
+            log.info("%s of %s accepted: %s", record.kind, record.name, record.id, extra=extra)
+        return held
 
     async def _of(self, want: OperationExport, account: str) -> dict[str, object]:
         """Return the fields of the operation; raises VirtbusError if there is no such disk."""
@@ -99,7 +105,7 @@ class OperationApi:
         held = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), account)
         return exports.of_vm(want, held.record, self._vms.show(held).state)
 
-    def _refuse_more(self, namespace: str) -> None:
+    def refuse_more(self, namespace: str) -> None:
         """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need."""
         self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
         if why := self._limits.quota.full(self._fleet.operations, namespace, "operations"):
@@ -139,8 +145,19 @@ class OperationApi:
         if not (await self._writes.status(held.record)).status.ended:
             message = f"the operation {want.id} has not ended; cancel it first"
             raise VirtbusError(Code.CONFLICT, "operation_open", message)
+        await self._refuse_needed(held.record)
         await self._writes.remove(held)
         return view
+
+    async def _refuse_needed(self, record: OperationRecord) -> None:
+        """Raise 409 while the snapshot of an operation does not have its result."""
+        if record.snapshot is None:
+            return
+        ref = record.snapshot
+        snapshot = await self._snapshots.latest(ref.namespace, ref.name)
+        if snapshot is not None and snapshot.record.uid == ref.uid and not snapshot.record.ready:
+            message = f"the snapshot {ref.name} is being completed or removed; repeat after that"
+            raise VirtbusError(Code.CONFLICT, "operation_open", message, after_ms=5000)
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: OperationAsk, account: str) -> StoredOperation:
