@@ -61,10 +61,13 @@ async def test_a_restore_shows_what_it_replaced_or_its_failure(script: Script, c
     script.answer("snapshot", "restore", kept)
     script.answer("snapshot", "get", kept)
     script.answer("operation", "get", operation_view(kind="restore", result=None))
-    ended = await cli("snapshot", "restore", "web-1", "--keep", "before", "--uid", ID)
+    ended = await cli(
+        "snapshot", "restore", "web-1", "--keep", "before", "--to", "web2", "--uid", ID
+    )
     assert (ended.code, ended.out.splitlines()[1].split()[1]) == (0, "before")
     (asked,) = script.data("snapshot.restore")
-    assert asked == {"name": "web-1", "namespace": "default", "keep_uid": ID, "keep": "before"}
+    names = {"name": "web-1", "namespace": "default", "keep": "before", "to": "web2"}
+    assert asked == names | {"keep_uid": ID}
     error = VirtbusError(Code.CONFLICT, "disk_in_use", "a guest uses the disk").body
     failed = operation_view(OperationPhase.FAILED, kind="restore", error=error)
     script.answer("operation", "get", failed)

@@ -192,6 +192,19 @@ async def test_a_restore_needs_the_same_source_on_the_same_node(made: World) -> 
 
 
 @played()
+async def test_another_vm_or_volume_gets_the_disks_on_request(made: World) -> None:
+    await off(made)
+    await create(made)
+    await end(made)
+    other = await off(made, 2, name="web2")
+    await ask(made, "restore", to="web2", keep_uid=KEPT)
+    op = await operation(made, KEPT)
+    assert (op.uid, op.name, op.epoch) == (other.uid, "web2", other.epoch)
+    assert (await ask(made, "get", name=f"before-s-{KEPT[-8:]}")).source == "web2"
+    assert (await refused(ask(made, "restore", to="none"))).reason == "vm_not_found"
+
+
+@played()
 async def test_nothing_of_a_snapshot_that_failed_remains(made: World) -> None:
     await off(made)
     async with releasing(made) as released:

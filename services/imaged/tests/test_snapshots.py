@@ -150,6 +150,32 @@ async def test_a_snapshot_outlives_its_vm_and_keeps_its_image(
         assert await node.disks.collect_garbage(0.0) == (ready.digest,)
 
 
+async def test_another_vm_gets_the_disks_and_keeps_its_own_volume(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    other, of = uid(2), ref(16 * MIB, name="data-2")
+    disks = (SnapshotDisk(name="own"), SnapshotDisk(name="data", ref=of))
+    vm2 = record(empty(8 * MIB, "own"), named(of="data-2"), uid=other, refs={"data": of})
+    async with make_node() as node, snapshots(node, threads) as made:
+        await node.disks.ensure(vm())
+        write(node, OLD)
+        await ended(made, work(10))
+        await node.disks.ensure(vm2)
+        await ended(made, work(11, 10, uid=other, disks=disks))
+        there = node.state / "disks"
+        for path in (there / other / "own.qcow2", there / "volumes" / of.folder / "disk.qcow2"):
+            assert path.read_bytes().endswith(OLD)
+        grown = (await node.disks.ensure(vm2)).ready.disks["data"]
+        assert grown.virtual_size_bytes == 16 * MIB
+        tiny = ref(4 * MIB, name="data-3")
+        small = (DISKS[0], SnapshotDisk(name="data", ref=tiny))
+        vm3 = record(empty(MIB, "own"), named(), uid=uid(3), refs={"data": tiny})
+        await node.disks.ensure(vm3)
+        assert await refused(ended(made, work(12, 10, uid=uid(3), disks=small))) == "disks_differ"
+        own = (SnapshotDisk(name="own"), SnapshotDisk(name="data"))
+        assert await refused(ended(made, work(12, 10, uid=other, disks=own))) == "disks_differ"
+
+
 class CrashError(Exception):
     """The process ends here."""
 

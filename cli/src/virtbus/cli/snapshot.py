@@ -88,8 +88,16 @@ def create(invocation: Invocation, *, name: str, namespace: str, wait: bool, **f
     _accepted(invocation, "create", asked, wait=wait)
 
 
-@click.command(epilog=examples("virtbus snapshot restore web-1 --keep web-before"))
+@click.command(
+    epilog=examples(
+        """
+        virtbus snapshot restore web-1 --keep web-before
+        virtbus snapshot restore web-1 --to web2
+        """
+    )
+)
 @_name
+@click.option("--to", metavar="NAME", help="Another VM or volume, which gets the disks instead.")
 @click.option("--keep", metavar="NAME", help="The snapshot of the disks that are replaced.")
 @click.option("--uid", metavar="UUID", help="The uid of that snapshot, to repeat this.")
 @_wait
@@ -100,16 +108,17 @@ def restore(
     *,
     name: str,
     namespace: str,
-    keep: str | None,
     uid: str | None,
     wait: bool,
+    **flags: str | None,
 ) -> None:
     """Replace the disks of a VM that is off, or a volume, by those of the snapshot NAME.
 
     The replaced disks become a further snapshot, which is shown. Restore that to undo this.
     """
     asked = {"name": name, "namespace": namespace, "keep_uid": uid or uuid7()}
-    _accepted(invocation, "restore", asked | ({"keep": keep} if keep else {}), wait=wait)
+    asked |= {key: value for key, value in flags.items() if value}
+    _accepted(invocation, "restore", asked, wait=wait)
 
 
 def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wait: bool) -> None:

@@ -56,10 +56,13 @@ class SnapshotAdopt(SnapshotAsk):
 class SnapshotRestore(SnapshotAsk):
     """`snapshot.restore`: replace the disks of its VM or volume by those of the snapshot.
 
-    The VM must be off. The disks that are replaced become the snapshot `keep`; the default is a
-    name made of this one. `keep_uid` is its uid and the id of the operation, as in
-    `snapshot.create`.
+    The VM must be off. `to` is another VM, or another volume, whose disks of the same names are
+    replaced instead; it is on the same node, and keeps its own identity. The disks that are
+    replaced become the snapshot `keep`; the default is a name made of this one. `keep_uid` is its
+    uid and the id of the operation, as in `snapshot.create`.
     """
+
+    to: Id | None = None
 
     keep: Id | None = None
     keep_uid: Uid | None = None

@@ -24,6 +24,7 @@ from virtbus.imaged.operation_jobs import Job, OperationJobs
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ExportState, HeldResources, SnapshotWork
 from virtbus.schemas.operation import STEPS
+from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
 
 log = logging.getLogger(__name__)
@@ -214,16 +215,30 @@ class Snapshots:
         if note is None:
             message = f"the node has no complete data of the snapshot {want.restored.name}"
             raise VirtbusError(Code.NOT_FOUND, "snapshot_missing", message)
-        present = {(one.name, one.ref.folder if one.ref else ""): one for one in want.disks}
-        chosen = [present.get((one.name, one.ref.folder if one.ref else "")) for one in note.disks]
-        missing = [one.name for one, now in zip(note.disks, chosen, strict=True) if now is None]
-        if missing:
-            message = (
-                f"{want.name} does not have the disk {missing[0]} of the snapshot any more; add it "
-                "again, then repeat"
-            )
-            raise VirtbusError(Code.CONFLICT, "disks_differ", message)
-        return tuple(one for one in chosen if one is not None)
+        present = {one.name: one for one in want.disks}
+        for frozen in note.disks:
+            self._refuse_unlike(want, note, frozen, present.get(frozen.name))
+        return tuple(present[frozen.name] for frozen in note.disks)
+
+    def _refuse_unlike(
+        self, want: SnapshotWork, note: SnapshotNote, frozen: SnapshotDisk, now: SnapshotDisk | None
+    ) -> None:
+        """Raise 409 unless the frozen disk may replace the disk of the same name.
+
+        Another VM or volume has other volumes. They begin, as the snapshot's, with an image or
+        empty.
+        """
+        kept = self._parts.files.read(note.ref.folder, frozen.name)
+        folders = [one.ref.folder if one is not None and one.ref else "" for one in (frozen, now)]
+        same = want.uid != note.uid or folders[0] == folders[1]
+        if now is None or kept is None or not same or bool(folders[0]) != bool(folders[1]):
+            raise _differs(want, frozen.name, "it does not have that disk")
+        found = self._parts.places.of(want.uid, now.name, now.ref).overlay
+        if bool(found.backing_path) != bool(kept.backing_path):
+            raise _differs(want, frozen.name, "only one of both begins with an image")
+        if now.ref is not None and kept.virtual_size_bytes > now.ref.size_bytes:
+            size = format_bytes(kept.virtual_size_bytes)
+            raise _differs(want, frozen.name, f"its volume is smaller than {size}")
 
     def _opened(
         self, opened: ExitStack, uid: str, disks: tuple[SnapshotDisk, ...]
@@ -240,6 +255,11 @@ class Snapshots:
         """Remove what an attempt left before its final step; the journal goes first."""
         self._parts.files.remove(want.snapshot.folder)
         self._parts.files.unstage(want.uid, want.disks)
+
+
+def _differs(want: SnapshotWork, disk: str, why: str) -> VirtbusError:
+    message = f"the disk {disk} of the snapshot cannot replace one of {want.name}: {why}"
+    return VirtbusError(Code.CONFLICT, "disks_differ", message)
 
 
 def _lock(ref: SnapshotRef) -> str:

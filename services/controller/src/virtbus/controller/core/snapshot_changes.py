@@ -185,16 +185,20 @@ def refuse_incomplete(record: SnapshotRecord) -> None:
         raise VirtbusError(Code.CONFLICT, "snapshot_not_ready", message)
 
 
-def refuse_elsewhere(record: SnapshotRecord, uid: object, node: object) -> None:
-    """Raise 409 unless the VM or volume of the snapshot is the same, on the node of its data."""
+def refuse_another(record: SnapshotRecord, uid: object) -> None:
+    """Raise 409 unless the VM or volume of the name has the uid of the snapshot's source."""
     if uid != record.source_uid:
         message = (
             f"{record.name} is of the {record.resource} {record.source_uid}, and {record.source} "
-            f"is {uid} now"
+            f"is {uid} now; `--to {record.source}` restores into it all the same"
         )
         raise VirtbusError(Code.CONFLICT, "source_gone", message)
+
+
+def refuse_elsewhere(record: SnapshotRecord, name: str, node: object) -> None:
+    """Raise 409 unless the VM or volume `name` is on the node of the snapshot's data."""
     if node != record.node:
-        message = f"{record.name} is on {record.node}, and {record.source} is on {node}"
+        message = f"{record.name} is on {record.node}, and {name} is on {node}"
         raise VirtbusError(Code.CONFLICT, "snapshot_elsewhere", message)
 
 

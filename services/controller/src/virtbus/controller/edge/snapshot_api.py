@@ -93,9 +93,12 @@ class SnapshotApi:
         want = validate(SnapshotRestore, request.data)
         restored = (await self.find(want, request.account)).record
         snapshot_changes.refuse_incomplete(restored)
-        source = _Source(restored.resource, restored.source, restored.namespace)
+        name = want.to or restored.source
+        source = _Source(restored.resource, name, restored.namespace)
         fields = await self._fields(source, request.account, in_place=True)
-        snapshot_changes.refuse_elsewhere(restored, fields["uid"], fields["node"])
+        if want.to is None:
+            snapshot_changes.refuse_another(restored, fields["uid"])
+        snapshot_changes.refuse_elsewhere(restored, name, fields["node"])
         uid = want.keep_uid or self._sources.uuid7()
         name = want.keep or snapshot_changes.kept_name(restored, uid)
         named = SnapshotAsk(name=name, namespace=want.namespace)
