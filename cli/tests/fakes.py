@@ -42,7 +42,17 @@ VERBS = [
     ("network", "list"),
     *(
         ("volume", verb)
-        for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
+        for verb in (
+            "create",
+            "get",
+            "list",
+            "update",
+            "adopt",
+            "attach",
+            "detach",
+            "delete",
+            "fill",
+        )
     ),
     *(
         ("snapshot", verb)

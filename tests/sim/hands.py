@@ -30,7 +30,6 @@ from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Ensure,
-    ExportState,
     ExportWork,
     HeldResources,
     ImageReady,
@@ -42,6 +41,7 @@ from virtbus.schemas.node_rpc import (
     ServiceReport,
     VolumeRelease,
     VolumeReleased,
+    WorkState,
 )
 from virtbus.schemas.operation import ExportResult
 from virtbus.schemas.quarantine import (
@@ -57,7 +57,7 @@ from virtbus.schemas.wire import read, validate
 
 TELL_S = 4.0
 RECOVERY_S = (0.05, 1.0)
-EXPORTED = ExportState(
+EXPORTED = WorkState(
     state="done", result=ExportResult(path="/x", size_bytes=1, digest=f"sha256:{'1' * 64}")
 )
 
@@ -265,7 +265,7 @@ class Hand:
         del self._host.disk.volumes[folder]
         return VolumeReleased(found=True)
 
-    async def _export(self, request: Request) -> ExportState:
+    async def _export(self, request: Request) -> WorkState:
         self._ready()
         want, disk = validate(ExportWork, request.data), self._host.disk
         if want.do != "ensure":
@@ -274,13 +274,13 @@ class Hand:
             if want.do == "cancel" and want.id in disk.exports:
                 return EXPORTED
             disk.exports.pop(want.id, None)
-            return ExportState(state="none")
+            return WorkState(state="none")
         if want.id in disk.exports:
             return EXPORTED
         if want.id not in self._exports:
             assert self._group is not None
             self._exports[want.id] = self._group.create_task(self._exporting(want))
-        return ExportState(state="working", step="convert")
+        return WorkState(state="working", step="convert")
 
     async def _exporting(self, want: ExportWork) -> None:
         async with self._one(want.uid):

@@ -15,17 +15,11 @@ from services.controller.tests.volumes import volume
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, EntryKind, Request, ServiceInfo
 from virtbus.schemas import subjects
-from virtbus.schemas.node_rpc import (
-    Audited,
-    HeldResources,
-    HeldSnapshot,
-    Inspect,
-    SnapshotRelease,
-    SnapshotReleased,
-)
+from virtbus.schemas.node_rpc import Audited, HeldResources, HeldSnapshot, Inspect
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef
 from virtbus.schemas.snapshot_api import SnapshotView
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased
 from virtbus.schemas.states import VmState
 from virtbus.schemas.volume import VolumeSpec
 from virtbus.schemas.wire import encode, read, validate

@@ -16,12 +16,15 @@ from services.imaged.tests.records import empty, named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import FAST, MIB, Node, NodeMaker, Web, qcow2_image
 
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
+from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
 from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.exports import Converter, ExportParts, Exports
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.wire import encode_json
 
@@ -46,8 +49,9 @@ class Copies:
         format_: ExportFormat,
         limits: TransferLimits,
         look: Callable[[], Awaitable[None]],
+        into: tuple[str, ...] = (),
     ) -> None:
-        del source, format_, limits
+        del source, format_, limits, into
         self.begun += 1
         os.write(target, CONTENT)
         await look()
@@ -60,10 +64,12 @@ class Copies:
 async def exporting(
     node: Node, threads: DiskThreads, converter: Converter, space: SpaceLimits | None = None
 ) -> AsyncIterator[Exports]:
-    files = ExportFiles(node.files.root, space or SpaceLimits(0, 0.0))
-    parts = ExportParts(node.disks.locks, node.store, node.files, files, threads, FAST)
+    root = node.files.root
+    files = ExportFiles(root, DiskSpace(root, space or SpaceLimits(0, 0.0)))
+    places = DiskPlaces(node.files, node.store)
+    parts = ExportParts(node.disks.locks, places, files, threads, FAST)
     async with asyncio.TaskGroup() as group:
-        exports = Exports(group, parts, converter)
+        exports = Exports(DiskJobs(group), parts, converter)
         yield exports
         await exports.do(work("cancel"))
 
@@ -72,7 +78,7 @@ def work(do: str = "ensure", **more: object) -> ExportWork:
     return ExportWork.model_validate({"id": ID, "do": do, "uid": VM, "disk": "data"} | more)
 
 
-async def ended(exports: Exports, want: ExportWork | None = None) -> ExportState:
+async def ended(exports: Exports, want: ExportWork | None = None) -> WorkState:
     while (state := await exports.do(want or work())).state == "working":
         await asyncio.sleep(0.01)
     return state
@@ -102,8 +108,8 @@ async def test_a_disk_is_exported_once(make_node: NodeMaker, threads: DiskThread
         assert path.parent.stat().st_mode & 0o077 == 0
         assert (await ended(exports)).result == result
         assert copies.begun == 1
-        assert await exports.do(work("cancel")) == ExportState(state="done", result=result)
-        assert await exports.do(work("remove")) == ExportState(state="none")
+        assert await exports.do(work("cancel")) == WorkState(state="done", result=result)
+        assert await exports.do(work("remove")) == WorkState(state="none")
         assert not folder(node).exists()
 
 
@@ -226,11 +232,21 @@ async def test_a_disk_whose_header_names_another_file_is_not_read(
     assert copies.begun == 0
 
 
+async def test_an_export_outlives_its_disk(make_node: NodeMaker, threads: DiskThreads) -> None:
+    async with make_node() as node, exporting(node, threads, Copies()) as exports:
+        await node.disks.ensure(record(empty(8 * MIB), uid=VM))
+        await ended(exports)
+        await node.disks.release(VM, 1)
+        assert not node.files.path(VM, "data").exists()
+        assert (folder(node) / ID / "disk.qcow2").read_bytes() == CONTENT
+
+
 async def test_old_exports_expire(make_node: NodeMaker, threads: DiskThreads) -> None:
     async with make_node() as node, exporting(node, threads, Copies()) as exports:
         await node.disks.ensure(record(empty(8 * MIB), uid=VM))
         await ended(exports)
-        files = ExportFiles(node.files.root, SpaceLimits(0, 0.0))
+        root = node.files.root
+        files = ExportFiles(root, DiskSpace(root, SpaceLimits(0, 0.0)))
         assert files.expire(60.0, ()) == []
         os.utime(folder(node) / ID, (1, 1))
         assert files.expire(60.0, (ID,)) == []

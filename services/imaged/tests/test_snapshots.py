@@ -15,14 +15,16 @@ from services.imaged.tests.records import empty, named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
 from virtbus.imaged.core.limits import SpaceLimits
+from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.snapshots import SnapshotParts, Snapshots
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node_rpc import ExportState, HeldSnapshot, SnapshotWork
+from virtbus.schemas.node_rpc import HeldSnapshot, WorkState
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
+from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.vm import VmRecord
 
 VM, OF = uid(1), ref(8 * MIB)
@@ -60,16 +62,16 @@ async def snapshots(
         node.disks.locks,
         DiskPlaces(node.files, node.store),
         SnapshotFolders(node.files.root),
-        ExportFiles(node.files.root, space or SpaceLimits(0, 0.0)),
+        DiskSpace(node.files.root, space or SpaceLimits(0, 0.0)),
         threads,
     )
     async with asyncio.TaskGroup() as group:
-        made = Snapshots(group, parts)
+        made = Snapshots(DiskJobs(group), parts)
         await made.recover()
         yield made
 
 
-async def ended(made: Snapshots, want: SnapshotWork) -> ExportState:
+async def ended(made: Snapshots, want: SnapshotWork) -> WorkState:
     while (state := await made.do(want)).state == "working":
         await asyncio.sleep(0.001)
     return state

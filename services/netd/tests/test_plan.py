@@ -15,7 +15,8 @@ from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.subnet import choose_address
 from virtbus.netd.core.token_bucket import TokenBucket
-from virtbus.netd.settings import Settings, host_dns
+from virtbus.netd.edge.host_servers import host_dns
+from virtbus.netd.settings import Settings
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import check_mac
 

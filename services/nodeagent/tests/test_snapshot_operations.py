@@ -9,8 +9,9 @@ from services.nodeagent.tests.test_operations import VM, Machine, Site
 
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
-from virtbus.schemas.node_rpc import ExportState, SnapshotWork
+from virtbus.schemas.node_rpc import WorkState
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
@@ -40,14 +41,14 @@ class Imaged:
 
     asked: list[SnapshotWork] = field(default_factory=list)
 
-    async def answer(self, request: Request) -> ExportState:
+    async def answer(self, request: Request) -> WorkState:
         want = validate(SnapshotWork, request.data)
         self.asked.append(want)
         if want.do == "cancel":
-            return ExportState(state="none")
+            return WorkState(state="none")
         if len(self.asked) == 1:
-            return ExportState(state="working", step="copy", done_bytes=1, total_bytes=5)
-        return ExportState(state="done", done_bytes=5, total_bytes=5)
+            return WorkState(state="working", step="copy", done_bytes=1, total_bytes=5)
+        return WorkState(state="done", done_bytes=5, total_bytes=5)
 
     def serving(self, site: Site) -> Any:
         endpoint = Endpoint("snapshot", subjects.rpc(NODE, "imaged", "snapshot"), self.answer)
@@ -84,7 +85,7 @@ async def test_a_snapshot_of_a_volume_needs_that_no_guest_has_it(site: Site) -> 
     imaged = Imaged()
     of = {"resource": "volume", "uid": uid(7), "name": "data-1", "ref": REF}
     async with imaged.serving(site):
-        site.vms[VM].phase = "running"
+        site.vms[VM].phase, site.vms[VM].powered = "running", True
         await put(site, **of)
         await site.runner.round()
         status = await site.status()

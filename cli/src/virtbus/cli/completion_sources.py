@@ -28,9 +28,9 @@ def _completer(subject: str, known: Known, *, of_namespace: bool = False) -> Com
             namespace = ctx.params.get("namespace") or os.environ.get("VIRTBUS_NAMESPACE")
             query = {"namespace": namespace or "default", "limit": _MOST}
         return [
-            CompletionItem(name, help=told)
+            CompletionItem(name, help=help_text)
             for item in _items(ctx, subject, query)
-            for name, told in known(item)
+            for name, help_text in known(item)
             if name.startswith(incomplete)
         ]
 

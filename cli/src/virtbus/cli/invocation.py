@@ -79,8 +79,8 @@ class Invocation:
     @property
     def environ(self) -> dict[str, str]:
         """Return the environment for a child `virtbus` process that uses the same bus."""
-        told = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
-        return dict(os.environ) | {name: value for name, value in told.items() if value}
+        given = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
+        return dict(os.environ) | {name: value for name, value in given.items() if value}
 
     @property
     def for_eyes(self) -> bool:

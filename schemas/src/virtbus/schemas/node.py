@@ -94,7 +94,7 @@ class Fence(LenientModel):
     why: str
     time_ns: int
     discard_local_disks: bool = False
-    """The user's permission to lose local disks. A VM's eviction strategy, if set, decides."""
+    """The user's permission to lose local disks. A VM's eviction strategy, if set, overrides it."""
 
 
 class Drain(LenientModel):

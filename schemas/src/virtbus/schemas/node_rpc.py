@@ -13,9 +13,9 @@ from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.quarantine import QuarantineRequest
-from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
+from virtbus.schemas.snapshot import SnapshotRef
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
 class Ensure(LenientModel):
@@ -59,7 +59,7 @@ class VolumeRelease(LenientModel):
 
 
 class VolumeReleased(LenientModel):
-    """Nothing of the volume is left; `found`: there was something."""
+    """Nothing of the volume is left. `found` is True if there was something to remove."""
 
     found: bool = False
 
@@ -80,41 +80,22 @@ class ExportWork(LenientModel):
     format: ExportFormat = ExportFormat.QCOW2
 
 
-class SnapshotWork(LenientModel):
-    """`rpc.imaged.snapshot`: ensure the `snapshot` of `disks` of the VM or volume `uid`, or end it.
+class FillWork(LenientModel):
+    """`rpc.imaged.fill`: write the content of the volume `ref` as operation `id`, or cancel that.
 
-    With `restored`, the disks of that snapshot replace `disks`, which become the snapshot. A cancel
-    comes too late once the final step has begun. No guest may use a disk.
+    A volume that has content is never written. So a cancel comes too late for it.
     """
 
     id: Uid
     do: Literal["ensure", "cancel"] = "ensure"
-    resource: Literal["vm", "volume"] = "vm"
-    uid: Uid
-    name: Id
-    disks: tuple[SnapshotDisk, ...] = Field((), max_length=256)
-    snapshot: SnapshotRef
-    restored: SnapshotRef | None = None
-    may_begin: bool = True
-    """False: a guest may use the disks unless this work has begun."""
+    ref: VolumeRef
+    source: FillSource
 
 
-class SnapshotRelease(LenientModel):
-    """`rpc.imaged.snapshot-release`: remove the data of a snapshot."""
-
-    ref: SnapshotRef
-
-
-class SnapshotReleased(LenientModel):
-    """Nothing of the snapshot is left; `found`: there was something."""
-
-    found: bool = False
-
-
-class ExportState(LenientModel):
+class WorkState(LenientModel):
     """The progress of an operation. After a cancel, `done` means that the cancel came too late.
 
-    Only an export has a `result`.
+    Only an export has a `result`, and only a fill has `virtual_size_bytes`.
     """
 
     state: Literal["none", "working", "done"]
@@ -122,6 +103,8 @@ class ExportState(LenientModel):
     done_bytes: int = Field(0, ge=0)
     total_bytes: int = Field(0, ge=0)
     result: ExportResult | None = None
+    virtual_size_bytes: int = Field(0, ge=0)
+    """The size of the disk that a fill has made."""
 
 
 class GuestCommand(LenientModel):
@@ -145,7 +128,7 @@ class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
     With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
-    with a folder above it, with `snapshots_after` only such snapshots.
+    whose folder's name is greater, with `snapshots_after` only such snapshots.
     """
 
     uid: str | None = None
@@ -155,9 +138,9 @@ class Inspect(LenientModel):
 
 
 class HeldVolume(LenientModel):
-    """The data of a volume on a host; `ref` is the host's copy of what it is, if readable.
+    """The data of a volume on a host. `ref` is the host's copy of its reference, if readable.
 
-    `holder` is the VM whose disks were made last with it.
+    `holder` is the last VM whose disks were made with it.
     """
 
     folder: str
@@ -191,7 +174,7 @@ class HeldResources(LenientModel):
 
 
 class MadeDisk(LenientModel):
-    """A disk of a VM, a qcow2 file; `digest` and `image_format` are of its image, if it has one.
+    """A disk of a VM, a qcow2 file. `digest` and `image_format` describe its image, if it has one.
 
     There is no field for a path: the agent derives the paths of disks and images (ADR 0030).
     """

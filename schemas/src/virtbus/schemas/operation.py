@@ -9,7 +9,7 @@ from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.snapshot import SnapshotRef
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
 class OperationPhase(StrEnum):
@@ -22,7 +22,7 @@ class OperationPhase(StrEnum):
     FAILED = "Failed"
     """It has no effect on its VM or volume."""
     CANCELLED = "Cancelled"
-    """As Failed, by request."""
+    """It ended without effect, at a client's request."""
 
 
 OperationEvent = Literal["begin", "succeed", "fail", "cancel"]
@@ -49,9 +49,10 @@ class Step(NamedTuple):
     final: bool = False
 
 
-OperationKind = Literal["export", "snapshot", "restore"]
+OperationKind = Literal["export", "fill", "snapshot", "restore"]
 STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
+    "fill": (Step("fetch"), Step("copy"), Step("publish", final=True)),
     "snapshot": (Step("copy"), Step("publish", final=True)),
     "restore": (Step("copy"), Step("replace", final=True)),
 }
@@ -89,6 +90,8 @@ class OperationRecord(LenientModel):
     """The exported disk of the VM, by the name of its volume in the spec; otherwise empty."""
     ref: VolumeRef | None = None
     """The volume, if the work concerns one disk that is a volume."""
+    source: FillSource | None = None
+    """The source of a fill."""
     format: ExportFormat = ExportFormat.QCOW2
     snapshot: SnapshotRef | None = None
     """The snapshot that it makes. A restore makes one of the disks that it replaces."""
@@ -128,6 +131,8 @@ class OperationStatus(LenientModel):
     """An estimate; 0 if it is unknown."""
     error: ErrorBody | None = None
     result: ExportResult | None = None
+    virtual_size_bytes: int = Field(0, ge=0)
+    """The size of the disk that a fill has made."""
     begun_ns: int = 0
     ended_ns: int = 0
 

@@ -118,7 +118,7 @@ class Interface(StrictModel):
     acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
     """Linux names the device `eno<index>`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
-    """None: the network's. A larger one than that is refused."""
+    """None: the network's MTU. A larger MTU is refused."""
     queues: Count | None = Field(None, ge=1, le=QUEUES_MAX)
     """Queue pairs of a virtio device; None: one."""
     state: LinkState | None = None
@@ -248,6 +248,8 @@ class VmSpec(StrictModel):
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None
+    protected: bool | None = None
+    """True: a delete is refused until an update clears it."""
     placement: PlacementRules | None = None
 
     @property
@@ -331,7 +333,7 @@ class VmRecord(LenientModel):
         return ref.image if ref is not None else volume.image_ref
 
     def target_of(self, volume: Volume) -> ImageTarget | None:
-        """Return the meaning of the name of that image; None if the bus did not have the name."""
+        """Return the target of the volume's image name; None if the bus did not have the name."""
         ref = self.volume_refs.get(volume.name)
         if ref is not None:
             return ref.target

@@ -23,6 +23,7 @@ from virtbus.schemas.node_rpc import (
     Arm,
     Ensure,
     ExportWork,
+    FillWork,
     ForgetImage,
     HeldImages,
     HeldResources,
@@ -35,8 +36,6 @@ from virtbus.schemas.node_rpc import (
     Release,
     ReleaseReply,
     ServiceReport,
-    SnapshotRelease,
-    SnapshotWork,
     VolumeRelease,
 )
 from virtbus.schemas.quarantine import (
@@ -45,13 +44,14 @@ from virtbus.schemas.quarantine import (
     QuarantineRequest,
     QuarantineWork,
 )
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotWork
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 from virtbus.simulator.images import SimulatedImages
 
 REPORT_S = (0.5, 5.0)
-"""Intervals of reports: short at first, because the agent may not listen yet, then 5 s."""
+"""Intervals of reports: the first is short, because the agent possibly does not listen yet."""
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 DEFAULT = NetworkInfo(name="default", kind="builtin")
 Answer = tuple[type[Model], Callable[[Any], Model]]
@@ -86,6 +86,7 @@ class SimulatedNode:
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
             "export": (ExportWork, self.images.export),
+            "fill": (FillWork, self.images.fill),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
             "quarantine": (QuarantineWork, self.quarantine),

@@ -45,7 +45,7 @@ def check_owner(account: str, owner: str) -> None:
     """Raise VirtbusError 403 `not_owner` if `may_touch` is False."""
     if not may_touch(account, owner):
         message = (
-            f"the credentials of {owner_of(account)} open its own VMs only; this one is of "
+            f"the credentials of {owner_of(account)} may use only its own VMs; this VM belongs to "
             f"{owner or 'nobody in particular'}"
         )
         raise VirtbusError(Code.DENIED, "not_owner", message)

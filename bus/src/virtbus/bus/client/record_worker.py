@@ -179,6 +179,11 @@ class RecordWorker(Generic[Ready]):
         self._jobs[record.uid] = job
         job.task = self._group.create_task(self._run(job))
 
+    def retry(self) -> None:
+        """Repeat the failed attempts of all VMs now, for example after a volume was filled."""
+        for job in self._jobs.values():
+            job.again.set()
+
     async def ensure(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> Ready:
         """Return the outcome for this record: of the current attempt, or of the last failed one.
 
@@ -187,7 +192,9 @@ class RecordWorker(Generic[Ready]):
         """
         job = self._jobs.get(record.uid)
         if job is not None and _age(record) < _age(job.record):
-            error = VirtbusError(Code.CONFLICT, "stale_epoch", "a newer record is in work")
+            error = VirtbusError(
+                Code.CONFLICT, "stale_epoch", "the service already works on a newer record"
+            )
             return self._step.refusal(record, error)
         same = job is not None and _age(record) == _age(job.record)
         if job is not None and same and job.failed is not None and not job.for_good:

@@ -173,8 +173,8 @@ class BusDirectory:
         if not file.exists():
             if user in plan.keys:
                 msg = (
-                    f"{file} is gone, and the bus knows its key: bring it back, or take the user"
-                    f" out of {self.base / PLAN} for a new key"
+                    f"{file} is missing, but the bus has its public key: restore it, or remove"
+                    f" the user from {self.base / PLAN} to get a new key"
                 )
                 raise BusError(msg)
             return nkeys.new_seed()
@@ -305,16 +305,16 @@ def _unsafe(config: Path) -> Iterator[str]:
     except OSError as error:
         yield str(error)
         return
-    said = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
+    settings = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
     for word in ("no_auth_user", "websocket", "mqtt", "leafnodes", "gateway"):
         if any(line.split("#")[0].strip().startswith(word) for line in lines):
-            yield f"{config}: {word} opens a way in that virtbus does not know"
-    monitor = said.get("http", "")
+            yield f"{config}: {word} allows a login that virtbus does not know"
+    monitor = settings.get("http", "")
     if monitor and "127.0.0.1" not in monitor:
         yield f"{config}: the monitoring port is not on 127.0.0.1 alone ({monitor.strip()})"
     for wanted in ("sync_interval: always", "include accounts.conf", "cert_file"):
         if not any(wanted in line.split("#")[0] for line in lines):
-            yield f"{config}: it does not say {wanted}"
+            yield f"{config}: {wanted} is missing"
 
 
 def _refused(nats_server: Path, config: Path) -> Iterator[str]:

@@ -175,7 +175,7 @@ def client() -> Role:
 
 
 def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each subject of a node's services that other accounts may call, and if it streams.
+    """Yield each subject of a node's services that other accounts may call, and True if it streams.
 
     `for_clients` leaves out the subjects that only controllers call. A stream, such as a console,
     has a second subject per session for input and keep-alives.

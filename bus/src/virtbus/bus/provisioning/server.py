@@ -193,7 +193,7 @@ class Server:
                 for user in before.keys() - self._known.keys():
                     await self._until(user, before[user], known=False)
         except TimeoutError:
-            raise BusError(self._why("nats-server did not take its configuration")) from None
+            raise BusError(self._why("nats-server rejected its configuration")) from None
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
         """Wait until the server accepts these credentials, or refuses them if not `known`."""

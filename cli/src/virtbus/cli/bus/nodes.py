@@ -82,11 +82,11 @@ def _added(
         plan = prepared.plan()
         refusing = asyncio.run(knows(prepared, plan, users[0])) if reloaded else {}
     creds = [str(prepared.creds(user)) for user in users]
-    told: dict[str, Any] = {**what, "changed": [str(path) for path in changed]}
-    told |= {"credentials": creds, "reloaded": reloaded, "refusing": refusing}
+    value: dict[str, Any] = {**what, "changed": [str(path) for path in changed]}
+    value |= {"credentials": creds, "reloaded": reloaded, "refusing": refusing}
     lines = [written(changed), *(f"credentials: {path}" for path in creds), *more]
     lines += copy_hint(prepared, plan, list(refusing))
-    invocation.show(told, lambda: "\n".join(lines))
+    invocation.show(value, lambda: "\n".join(lines))
     _check_reloaded(reloaded)
     if refusing:
         raise unavailable(
@@ -155,11 +155,11 @@ def _end(
         reloaded = reload(prepared)
         plan = prepared.plan()
         taking = asyncio.run(_still_taking(prepared, plan, name)) if reloaded else []
-    told: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
-    told |= {"reloaded": reloaded, "still_taking": taking, "credentials": creds}
+    value: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
+    value |= {"reloaded": reloaded, "still_taking": taking, "credentials": creds}
     lines = [written(changed), *(f"credentials: {path}" for path in creds)]
     lines += copy_hint(prepared, plan, taking)
-    invocation.show(told, lambda: "\n".join(lines))
+    invocation.show(value, lambda: "\n".join(lines))
     _check_reloaded(reloaded)
     if taking:
         raise unavailable(
@@ -176,5 +176,5 @@ async def _still_taking(prepared: BusDirectory, plan: BusPlan, name: str) -> lis
     """
     if not prepared.withdrawn(name).exists():
         return []
-    told = await answers(prepared, plan, f"withdrawn-{name}")
-    return [server for server, error in told.items() if not isinstance(error, DeniedError)]
+    errors = await answers(prepared, plan, f"withdrawn-{name}")
+    return [server for server, error in errors.items() if not isinstance(error, DeniedError)]

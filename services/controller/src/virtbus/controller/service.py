@@ -29,7 +29,8 @@ from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
 from virtbus.controller.edge.names_api import NamesApi
 from virtbus.controller.edge.node_monitor import NodeMonitor
-from virtbus.controller.edge.operation_api import OperationApi, OperationLimits
+from virtbus.controller.edge.operation_api import OperationApi
+from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_sweep import OperationSweep
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
@@ -42,6 +43,7 @@ from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.volume_api import VolumeApi
 from virtbus.controller.edge.volume_attachments import VolumeAttachments
+from virtbus.controller.edge.volume_fills import VolumeFills
 from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
@@ -110,12 +112,14 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
+        self._fills = VolumeFills(bus, self._fleet, events, self._room)
         self._volumes = VolumeApi(
             bus,
             self._fleet,
             events,
             self._storage,
             Quota(settings.volumes_per_namespace, settings.volumes_in_all),
+            self._fills,
         )
         self._image_names = ImageNameApi(
             bus,
@@ -126,7 +130,6 @@ class ControllerService:
         )
         self._operations, self._snapshots = self._operation_apis(events)
         self._power = VmPower(self._vms, self._fleet)
-        self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
         self._endings = Finalizer(bus, self._fleet, events)
@@ -138,15 +141,19 @@ class ControllerService:
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._removals = VolumeRemovals(bus, self._fleet, events)
-        self._feeds.listeners += [self._placing.wake, self._removals.wake]
+        self._feeds.listeners += [self._placing.wake, self._removals.wake, self._fills.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
+
+    @property
+    def _room(self) -> OperationRoom:
+        settings = self._settings
+        quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
+        return OperationRoom(self._fleet, self._storage, quota)
 
     def _operation_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi]:
         """Return the handlers of requests about operations, and about snapshots."""
         settings, bus, fleet, vms = self._settings, self._bus, self._fleet, self._vms
-        quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
-        limits = OperationLimits(quota, settings.operation_keep_s)
-        operations = OperationApi(bus, fleet, events, self._storage, limits, vms)
+        operations = OperationApi(bus, fleet, events, self._room, settings.operation_keep_s, vms)
         snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
         return operations, SnapshotApi(bus, fleet, events, snapshots, vms, operations)
 
@@ -167,6 +174,7 @@ class ControllerService:
             self._placing.run,
             self._removals.run,
             completing.run,
+            self._fills.run,
             HoldSweep(bus, fleet, events).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
             Overtaken(bus, fleet).run,
@@ -218,7 +226,8 @@ class ControllerService:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
-        power, commands, volumes = self._power, self._commands, self._volumes
+        power, volumes = self._power, self._volumes
+        commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         names, snapshots = self._image_names, self._snapshots
         handlers: dict[tuple[str, str], Handler] = {
@@ -256,6 +265,7 @@ class ControllerService:
             ("volume", "list"): volumes.list,
             ("volume", "update"): volumes.update,
             ("volume", "delete"): volumes.delete,
+            ("volume", "fill"): volumes.fill,
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,

@@ -23,17 +23,19 @@ class Settings(ServiceSettings):
     watches_at_once: int = Field(
         1000,
         ge=1,
-        description="client watches served at once; one account has three quarters at most",
+        description="maximum number of client watches; one account gets at most three quarters",
     )
 
     volumes_per_namespace: int = Field(
         1000,
         ge=1,
-        description="volumes of a namespace at most; creates at the same moment may exceed it by "
+        description="maximum number of volumes of a namespace; concurrent creates may exceed it by "
         "a few",
     )
     volumes_in_all: int = Field(
-        20_000, ge=1, description="volumes of all namespaces at most, as volumes_per_namespace"
+        20_000,
+        ge=1,
+        description="maximum number of volumes of all namespaces; may be exceeded, too",
     )
 
     snapshots_per_namespace: int = Field(
@@ -46,22 +48,22 @@ class Settings(ServiceSettings):
     image_names_per_namespace: int = Field(
         1000,
         ge=1,
-        description="image names of a namespace, or of the whole fleet, at most; as "
+        description="maximum number of image names of a namespace, or of the whole fleet; as "
         "volumes_per_namespace",
     )
     image_names_in_all: int = Field(
-        10_000, ge=1, description="image names on the bus at most, as volumes_per_namespace"
+        10_000, ge=1, description="maximum number of image names on the bus; may be exceeded, too"
     )
     operations_per_namespace: int = Field(
         100,
         ge=1,
-        description="operations of a namespace at most, those that ended within operation_keep_s "
-        "included",
+        description="maximum number of operations of a namespace, including those that "
+        "ended within operation_keep_s",
     )
     operations_in_all: int = Field(
         10_000,
         ge=1,
-        description="operations of all namespaces at most, as operations_per_namespace",
+        description="maximum number of operations of all namespaces, as operations_per_namespace",
     )
     operation_keep_s: float = Field(
         86_400.0,
@@ -75,8 +77,8 @@ class Settings(ServiceSettings):
         (),
         max_length=64,
         description=(
-            "argv that turns a Down node off for sure, {node} being its id; exit code 0 is "
-            "taken as proof, and its VMs may then start elsewhere; empty: only people fence"
+            "command and arguments that turn a Down node off; {node} is its id; exit code 0 is "
+            "proof that the node is off, and its VMs may start elsewhere; empty: only people fence"
         ),
     )
     fence_timeout_s: float = Field(
@@ -101,8 +103,8 @@ class Settings(ServiceSettings):
     names_open_to: dict[str, tuple[str, ...]] = Field(
         {},
         description=(
-            "access to names of VMs: a namespace to the others whose guests may resolve the names "
-            "of its VMs, or to `*` for all; the same on every controller"
+            "by namespace of VMs: the other namespaces whose guests may resolve the names "
+            "of its VMs, or `*` for all; the same on every controller"
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Exports disks to files, one job for each operation; each request may be repeated (ADR 0048)."""
+"""Exports disks to files; each request may be repeated (ADR 0048)."""
 
 import asyncio
 import hashlib
@@ -7,30 +7,25 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
 from virtbus.imaged.edge.export_files import PACKED, PART, ExportFiles
 from virtbus.imaged.edge.export_part import ExportPart
-from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.operation_jobs import Job, OperationJobs
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat, ExportResult
 
 log = logging.getLogger(__name__)
 
-EXPORTS_AT_ONCE = 2
-"""Conversions at a time: each takes one CPU and the disk's bandwidth."""
 KEEP_S = 25 * 3600.0
-"""Age at which exports are removed. The operation is removed after a day, and with it the file; so
-this concerns only files of operations that the node never heard of again."""
+"""Age at which exports are removed. An operation and its file are removed after a day. So this
+removes only the files of operations whose removal the node did not see."""
 EXPIRE_S = 600.0
 CONVERT, PACK, PUBLISH = (step.name for step in STEPS["export"])
 
@@ -45,6 +40,7 @@ class Converter(Protocol):
         format_: ExportFormat,
         limits: TransferLimits,
         look: Callable[[], Awaitable[None]],
+        into: tuple[str, ...] = (),
     ) -> None: ...
 
 
@@ -53,8 +49,7 @@ class ExportParts:
     """The parts of imaged that exports use."""
 
     locks: DiskLocks
-    store: ImageStore
-    files: DiskFolders
+    places: DiskPlaces
     exports: ExportFiles
     threads: DiskThreads
     limits: TransferLimits
@@ -63,37 +58,34 @@ class ExportParts:
 class Exports:
     """The exports of a node. While a disk is exported, nothing makes, grows or removes it."""
 
-    def __init__(
-        self, group: asyncio.TaskGroup, parts: ExportParts, converter: Converter = convert
-    ) -> None:
+    def __init__(self, jobs: DiskJobs, parts: ExportParts, converter: Converter = convert) -> None:
+        self._jobs = jobs
         self._parts = parts
-        self._places = DiskPlaces(parts.files, parts.store)
         self._convert = converter
-        self._jobs = OperationJobs(group, EXPORTS_AT_ONCE)
 
     # --- requests ---------------------------------------------------------------------------
-    async def do(self, want: ExportWork) -> ExportState:
+    async def do(self, want: ExportWork) -> WorkState:
         """Ensure, cancel or remove an export; see `ExportWork`.
 
         Raises:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 404 `disk_missing`; 409 `disk_in_use`, `disk_damaged`, `disk_mismatch`,
-                `disk_unreadable`; 422 `export_failed`, `sandbox_unavailable`; 503 `disk_full`,
+                `disk_unreadable`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`,
                 `store_error`.
         """
         if want.do == "ensure":
             done, work = partial(self._done, want.id), partial(self._run, want)
-            return await self._jobs.ensure(want.id, done, work)
-        await self._jobs.cancel(want.id)
+            return await self._jobs.ensure(want.id, want.uid, done, work)
+        await self._jobs.end(want.id)
         found = await self._published(want.id)
         if found is not None and want.do == "cancel":
-            return ExportState(state="done", result=found)
+            return WorkState(state="done", result=found)
         await self._parts.threads.run(self._parts.exports.remove, want.id)
-        return ExportState(state="none")
+        return WorkState(state="none")
 
-    async def _done(self, export: str) -> ExportState | None:
+    async def _done(self, export: str) -> WorkState | None:
         found = await self._published(export)
-        return None if found is None else ExportState(state="done", result=found)
+        return None if found is None else WorkState(state="done", result=found)
 
     async def _published(self, export: str) -> ExportResult | None:
         return await self._parts.threads.run(self._parts.exports.published, export)
@@ -115,7 +107,7 @@ class Exports:
     # --- the job ----------------------------------------------------------------------------
     async def _run(self, want: ExportWork, job: Job) -> None:
         volumes = () if want.ref is None else (want.ref,)
-        async with self._parts.locks.held(want.uid, *volumes):
+        async with self._jobs.slots, self._parts.locks.held(want.uid, *volumes):
             await self._export(want, job)
         log.info("exported %s", want.id, extra={"code": "exported", "uid": want.uid})
 
@@ -145,10 +137,10 @@ class Exports:
         job.step = CONVERT
         with await threads.run(self._opened, want) as source:
             job.total_bytes = source.used_bytes
-            await threads.run(files.check_room, job.total_bytes)
+            await threads.run(files.space.check_room, job.total_bytes)
 
             async def look() -> None:
-                await threads.run(files.check_room, 0)
+                await threads.run(files.space.check_room, 0)
                 job.done_bytes = min(await threads.run(lambda: part.written_bytes), job.total_bytes)
 
             await self._convert(source, part.descriptor, want.format, self._parts.limits, look)
@@ -159,7 +151,7 @@ class Exports:
         with into.packed() as packed:
             while data := await threads.run(whole.read, at):
                 await threads.run(packed.write, data)
-                await threads.run(self._parts.exports.check_room, 0)
+                await threads.run(self._parts.exports.space.check_room, 0)
                 at += len(data)
 
     async def _described(self, want: ExportWork, part: ExportPart) -> ExportResult:
@@ -175,8 +167,5 @@ class Exports:
 
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, want: ExportWork) -> OpenedSource:
-        """Open the disk and its image; errors as `do`. The disk keeps its image in the store."""
-        place = self._places.of(want.uid, want.disk or "", want.ref)
-        found = place.overlay
-        image = Path(found.backing_path) if found.backing_path else None
-        return OpenedSource(place.path, image, found.virtual_size_bytes, found.backing_format)
+        """Open the disk and its image; errors as `DiskPlaces.of` and `DiskPlace.opened`."""
+        return self._parts.places.of(want.uid, want.disk or "", want.ref).opened()

@@ -9,6 +9,7 @@ from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.exports import Exports
+from virtbus.imaged.fills import Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
@@ -19,8 +20,8 @@ from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, seale
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import (
     Ensure,
-    ExportState,
     ExportWork,
+    FillWork,
     ForgetImage,
     ForgottenImage,
     HeldImages,
@@ -31,13 +32,12 @@ from virtbus.schemas.node_rpc import (
     PullImage,
     Release,
     ReleaseReply,
-    SnapshotRelease,
-    SnapshotReleased,
-    SnapshotWork,
     VolumeRelease,
     VolumeReleased,
+    WorkState,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased, SnapshotWork
 from virtbus.schemas.wire import invalid, valid_uid, validate
 
 log = logging.getLogger(__name__)
@@ -51,10 +51,11 @@ Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers between clients and the node's disk."""
+    """Long work on the node's disk."""
 
     uploads: Uploads
     exports: Exports
+    fills: Fills
     snapshots: Snapshots
 
 
@@ -113,11 +114,15 @@ class Requests:
             log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})
         return VolumeReleased(found=found)
 
-    async def export(self, request: Request) -> ExportState:
+    async def export(self, request: Request) -> WorkState:
         """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
         return await self._transfers.exports.do(validate(ExportWork, request.data))
 
-    async def snapshot(self, request: Request) -> ExportState:
+    async def fill(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a copy into a volume; the answer does not wait for its end."""
+        return await self._transfers.fills.do(validate(FillWork, request.data))
+
+    async def snapshot(self, request: Request) -> WorkState:
         """Begin, continue or cancel a snapshot or a restore; the answer does not wait."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
 

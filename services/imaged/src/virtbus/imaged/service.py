@@ -13,12 +13,14 @@ from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.core.expiry import ExpiryLimits
+from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.disk_step import DiskStep
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
@@ -27,7 +29,9 @@ from virtbus.imaged.edge.local_files import LocalFiles
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
+from virtbus.imaged.edge.volume_files import VolumeFolders
 from virtbus.imaged.exports import ExportParts, Exports
+from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
@@ -43,7 +47,7 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
-VERBS |= dict.fromkeys(("volume-release", "export", "snapshot", "snapshot-release"), 64)
+VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -136,11 +140,7 @@ class Imaged:
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
-        transfers = Transfers(
-            self._uploads(group, store, names, images),
-            self._exports(group, disks, store, files),
-            await self._snapshots(group, disks, store, files),
-        )
+        transfers = await self._transfers(group, (disks, images, names), store, files, work.retry)
         self._requests = Requests(group, work, disks, images, transfers, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
@@ -168,26 +168,28 @@ class Imaged:
             changed=self._images_changed,
         )
 
-    def _exports(
-        self, group: asyncio.TaskGroup, disks: Disks, store: ImageStore, files: DiskFolders
-    ) -> Exports:
-        """Return the exports of the node; old ones expire."""
-        exported = ExportFiles(files.root, self._settings.space)
-        limits = self._settings.limits
-        parts = ExportParts(disks.locks, store, files, exported, self._threads, limits)
-        exports = Exports(group, parts)
+    async def _transfers(
+        self,
+        group: asyncio.TaskGroup,
+        parts: tuple[Disks, Images, AliasFiles],
+        store: ImageStore,
+        files: DiskFolders,
+        filled: Callable[[], None],
+    ) -> Transfers:
+        """Return the long work of the node; old exports expire, interrupted restores continue."""
+        disks, images, names = parts
+        threads, limits, locks = self._threads, self._settings.limits, disks.locks
+        jobs, places = DiskJobs(group), DiskPlaces(files, store)
+        space = DiskSpace(files.root, self._settings.space)
+        exported = ExportFiles(files.root, space)
+        exports = Exports(jobs, ExportParts(locks, places, exported, threads, limits))
         group.create_task(exports.expire_forever())
-        return exports
-
-    async def _snapshots(
-        self, group: asyncio.TaskGroup, disks: Disks, store: ImageStore, files: DiskFolders
-    ) -> Snapshots:
-        """Return the snapshots of the node; interrupted restores continue."""
-        places, room = DiskPlaces(files, store), ExportFiles(files.root, self._settings.space)
-        there = SnapshotFolders(files.root)
-        snapshots = Snapshots(group, SnapshotParts(disks.locks, places, there, room, self._threads))
+        volumes, frozen = VolumeFolders(files.root), SnapshotFolders(files.root)
+        of_fills = FillParts(disks, images, store, places, volumes, space, threads, limits)
+        snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
-        return snapshots
+        uploads = self._uploads(group, store, names, images)
+        return Transfers(uploads, exports, Fills(jobs, of_fills, filled), snapshots)
 
     def _registries(self) -> Registries:
         return Registries(

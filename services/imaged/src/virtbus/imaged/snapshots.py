@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_copy import DiskCopy, lock_disk, open_disk, used_bytes
 from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders, SnapshotNote
-from virtbus.imaged.operation_jobs import Job, OperationJobs
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ExportState, HeldResources, SnapshotWork
+from virtbus.schemas.node_rpc import HeldResources, WorkState
 from virtbus.schemas.operation import STEPS
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
+from virtbus.schemas.snapshot_rpc import SnapshotWork
 
 log = logging.getLogger(__name__)
 
@@ -41,22 +42,22 @@ REPLACE = STEPS["restore"][-1].name
 
 @dataclass(frozen=True, slots=True)
 class SnapshotParts:
-    """The parts of imaged that snapshots use; `room` checks the free space."""
+    """The parts of imaged that snapshots use."""
 
     locks: DiskLocks
     places: DiskPlaces
     files: SnapshotFolders
-    room: ExportFiles
+    space: DiskSpace
     threads: DiskThreads
 
 
 class Snapshots:
     """The snapshots of a node. While a disk is copied, nothing makes, grows or removes it."""
 
-    def __init__(self, group: asyncio.TaskGroup, parts: SnapshotParts) -> None:
-        self._group = group
+    def __init__(self, jobs: DiskJobs, parts: SnapshotParts) -> None:
+        self._jobs = jobs
         self._parts = parts
-        self._jobs = OperationJobs(group, AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def recover(self) -> None:
         """Continue the restores that a crash interrupted in their final step.
@@ -71,16 +72,17 @@ class Snapshots:
             held = AsyncExitStack()
             refs = [disk.ref for disk in note.disks if disk.ref is not None]
             await held.enter_async_context(self._parts.locks.held(note.uid, *refs))
-            self._group.create_task(self._continue(held, note))
+            self._jobs.begin(note.ref.uid, note.uid, partial(self._continue, held, note))
 
-    async def _continue(self, held: AsyncExitStack, note: SnapshotNote) -> None:
+    async def _continue(self, held: AsyncExitStack, note: SnapshotNote, job: Job) -> None:
+        job.step, job.final = REPLACE, True
         async with held:
             await self._replace(note)
         extra = {"code": "restore_completed", "uid": note.uid}
         log.warning("completed the interrupted restore of %s", note.name, extra=extra)
 
     # --- requests ---------------------------------------------------------------------------
-    async def do(self, want: SnapshotWork) -> ExportState:
+    async def do(self, want: SnapshotWork) -> WorkState:
         """Ensure or cancel a snapshot or a restore; see `SnapshotWork`.
 
         Raises:
@@ -91,12 +93,12 @@ class Snapshots:
         """
         if want.do == "ensure":
             done, work = partial(self._done, want), partial(self._run, want)
-            return await self._jobs.ensure(want.id, done, work)
-        late = await self._jobs.cancel(want.id) or await self._done(want)
+            return await self._jobs.ensure(want.id, want.uid, done, work)
+        late = await self._jobs.end(want.id) or await self._done(want)
         if late is not None:
             return late
         await self._parts.threads.run(_translated, self._discard, want)
-        return ExportState(state="none")
+        return WorkState(state="none")
 
     async def release(self, ref: SnapshotRef) -> bool:
         """Remove the data of a snapshot; return False if there was none; raises VirtbusError."""
@@ -107,19 +109,20 @@ class Snapshots:
         """Return a page of the snapshots on the host, with folders above `after`."""
         return await self._parts.threads.run(self._parts.files.page, after)
 
-    async def _done(self, want: SnapshotWork) -> ExportState | None:
+    async def _done(self, want: SnapshotWork) -> WorkState | None:
         files = self._parts.files
         note = await self._parts.threads.run(files.complete, want.snapshot.folder)
         if note is None:
             return None
         size = note.size_bytes
-        return ExportState(state="done", done_bytes=size, total_bytes=size)
+        return WorkState(state="done", done_bytes=size, total_bytes=size)
 
     # --- the job ----------------------------------------------------------------------------
     async def _run(self, want: SnapshotWork, job: Job) -> None:
         refs = [disk.ref for disk in want.disks if disk.ref is not None]
         snapshots = {_lock(one) for one in (want.snapshot, want.restored) if one is not None}
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._slots)
             await stack.enter_async_context(self._parts.locks.held(want.uid, *refs))
             for lock in sorted(snapshots):
                 await stack.enter_async_context(self._parts.locks.of(lock))
@@ -197,14 +200,14 @@ class Snapshots:
 
     async def _copy(self, source: int, target: int, job: Job) -> None:
         """Copy an open disk. A reflink needs no free space."""
-        threads, room = self._parts.threads, self._parts.room
+        threads, space = self._parts.threads, self._parts.space
         copy = DiskCopy(source, target)
         if await threads.run(copy.clone):
             return
-        await threads.run(room.check_room, used_bytes(source))
+        await threads.run(space.check_room, used_bytes(source))
         while done := await threads.run(copy.step):
             job.done_bytes += done
-            await threads.run(room.check_room, 0)
+            await threads.run(space.check_room, 0)
 
     # --- in a disk thread -------------------------------------------------------------------
     def _chosen(self, want: SnapshotWork) -> tuple[SnapshotDisk, ...]:

@@ -33,7 +33,7 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 BUILDS_AT_ONCE = 8
-"""Most networks that are built at once. More would only wait for the kernel's rtnl lock."""
+"""Maximum networks that are built at once. More would only wait for the kernel's rtnl lock."""
 
 Begun = Callable[[NetReady], Awaitable[None]]
 
@@ -138,7 +138,7 @@ class Attachments:
             log.info("the guest keeps its old interfaces until it restarts", extra=extra)
         update = {"epoch": plan.epoch, "generation": plan.generation}
         tuned = attachment.tuned_as(wanted).model_copy(update=update)
-        if tuned.nics != attachment.nics:  # kept later, so that a crash in between repeats it
+        if tuned.nics != attachment.nics:  # stored afterwards: a crash in between repeats it
             await self._builder.tune(tuned)
         if tuned != attachment:
             self._keep(entry, tuned)

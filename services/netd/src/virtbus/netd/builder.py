@@ -188,7 +188,8 @@ class Builder:
         result = done.result or {}
         try:
             nic = cni_values.settled(nic, result)
-        finally:  # DEL needs the result: it finds its rules by the address, which the link loses
+        finally:
+            # DEL needs the result: plugins find their rules by the address, which the link loses.
             attachment = replaced(attachment, nic)
             keep(attachment)
         link = await in_thread(lambda: self.links.take_address_off(attachment, nic))

@@ -67,4 +67,4 @@ class ForbiddenAddresses:
         addresses = [*self._hosts, *server_addresses(self._settings.bus())]
         hosts = usable(addresses, self._bridge.gateway.network)
         reach = self._settings.reach(self._resolver.addresses)
-        self._bridge.close(replace(reach, hosts=hosts))
+        self._bridge.set_reach(replace(reach, hosts=hosts))

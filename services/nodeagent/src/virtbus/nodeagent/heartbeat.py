@@ -55,7 +55,7 @@ class Heartbeat:
         self._images = ImageReport(bus, settings.node)
 
     def blind(self, why: str) -> None:
-        """Report that libvirt does not answer, with the reason; empty: it answers again."""
+        """Report the reason why libvirt does not answer; empty if libvirt answers again."""
         if self._blind != why:
             self._blind = why
             self._wake.set()
@@ -112,14 +112,14 @@ class Heartbeat:
         except BusError as error:
             log.info("heartbeat: %s", error, extra={"code": "heartbeat_late"})
 
-    def _said(self) -> tuple[NodeState, str]:
+    def _state(self) -> tuple[NodeState, str]:
         if self._blind and self.state is not NodeState.LEFT:
             return NodeState.RECOVERING, self._blind
         return self.state, self._message
 
     def _services(self) -> dict[str, ServiceState]:
         now_s = asyncio.get_running_loop().time()
-        state, message = self._said()
+        state, message = self._state()
         services = {"agent": ServiceState(state=state, version=VERSION, message=message)}
         for name in SERVICES:
             service_report = self._reports.get(name)
@@ -145,7 +145,7 @@ class Heartbeat:
             node=settings.node,
             hostname=host.hostname,
             instance=self._instance,
-            state=self._said()[0],
+            state=self._state()[0],
             cpus=host.cpus,
             memory_bytes=host.memory_bytes,
             disk_bytes=host.disk_bytes,

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from virtbus.nodeagent.vm.machine import EVACUATING, SETTLED, UP
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
-from virtbus.schemas.node_rpc import SnapshotWork
 from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.snapshot import SnapshotDisk
+from virtbus.schemas.snapshot_rpc import SnapshotWork
+from virtbus.schemas.volume_ref import VolumeRef
 
 OFF = SETTLED - UP
 """Phases in which no guest runs and none is being started or ended."""
@@ -33,11 +34,11 @@ GO = Verdict()
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that has not begun; `vms` are those of the node."""
     if op.resource == "volume":
-        return _of_volume(op, vms)
-    vm = next((vm for vm in vms if vm.record.uid == op.uid), None)
-    if vm is None or vm.record.epoch != op.epoch:
+        return _of_volume(_copied(op), vms)
+    vm = _here(op, vms)
+    if vm is None:
         return _failed("vm_left", f"{op.name} is not on {op.node} any more; repeat the request")
-    if vm.ends or vm.phase in LEAVING:
+    if _leaves(vm):
         return Verdict(ends=GOING)
     return GO if vm.phase in OFF else _busy(op, vm)
 
@@ -54,16 +55,36 @@ def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that runs. A start of its VM waits for its end."""
     if op.resource == "volume":
         return GO
-    vm = next((vm for vm in vms if vm.record.uid == op.uid), None)
-    left = vm is None or vm.record.epoch != op.epoch or vm.ends or vm.phase in LEAVING
-    return Verdict(ends=GOING) if left else GO
+    vm = _here(op, vms)
+    return Verdict(ends=GOING) if vm is None or _leaves(vm) else GO
 
 
-def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
+def _here(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
+    """Return the VM of an operation; None if it has left the node."""
+    its = (vm for vm in vms if (vm.record.uid, vm.record.epoch) == (op.uid, op.epoch))
+    return next(its, None)
+
+
+def _leaves(vm: ActorState) -> bool:
+    return vm.ends or vm.phase in LEAVING
+
+
+def _copied(op: OperationRecord) -> VolumeRef | None:
+    """Return the volume that no guest may use meanwhile. One that is filled has no guest yet."""
+    if op.kind == "fill":
+        return op.source.volume if op.source is not None else None
+    return op.ref
+
+
+def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
+    """Return the verdict on a copy of a volume, or a restore into it: its VM must be off."""
     for vm in vms:
-        used = {ref.uid for ref in vm.record.volume_refs.values()}
-        if op.uid in used and vm.phase not in OFF:
-            return _failed("volume_in_use", f"{vm.record.name} uses {op.name}; stop it first")
+        used = {one.uid for one in vm.record.volume_refs.values()}
+        if ref is None or ref.uid not in used or vm.phase in OFF:
+            continue
+        if vm.phase == "new" or not vm.record.powered:
+            return Verdict(waits=f"{vm.record.name}, which has {ref.name}, is not off yet")
+        return _failed("volume_in_use", f"{vm.record.name} uses {ref.name}; stop it first")
     return GO
 
 

@@ -18,9 +18,10 @@ from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ExportState, ExportWork, SnapshotWork
+from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation
+from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -96,12 +97,12 @@ class OperationRunner:
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            await wait_for_event(self._wake, ROUND_S if self._open() else None)
+            await wait_for_event(self._wake, ROUND_S if self._has_work() else None)
             self._wake.clear()
             if self._ready():
                 await self.round()
 
-    def _open(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._purged) or bool(self._due())
 
     def _due(self) -> list[_Held]:
@@ -154,7 +155,7 @@ class OperationRunner:
     async def _continue(self, op: OperationRecord, status: OperationStatus) -> None:
         verdict = during(op, self._vms())
         cancel = op.cancel or bool(verdict.ends)
-        if op.kind != "export" and not cancel and before(op, self._vms()).waits:
+        if op.snapshot is not None and not cancel and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
         try:
             state = await self._ask(op, "cancel" if cancel else "ensure")
@@ -163,14 +164,19 @@ class OperationRunner:
                 now_ns = self._bus.sources.time_ns()
                 await self._write(op, status.after("fail", now_ns, step="", error=error.body))
             return
-        await self._write(op, self._after(status, state, verdict.ends))
+        await self._write(op, self._after(op, status, state, verdict.ends))
 
-    def _after(self, status: OperationStatus, state: ExportState, why: str) -> OperationStatus:
+    def _after(
+        self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str
+    ) -> OperationStatus:
         """Return the status after imaged's answer; `why` is the reason for a cancel."""
         now_ns = self._bus.sources.time_ns()
         if state.state == "done":
-            size = state.result.size_bytes if state.result is not None else state.done_bytes
+            size = status.total_bytes if op.kind == "fill" else state.done_bytes
+            if state.result is not None:
+                size = state.result.size_bytes
             done = {"step": "", "done_bytes": size, "total_bytes": size}
+            done["virtual_size_bytes"] = state.virtual_size_bytes
             return status.after("succeed", now_ns, result=state.result, **done)
         if state.state == "none":
             return status.after("cancel", now_ns, step="", message=why)
@@ -186,16 +192,19 @@ class OperationRunner:
         if await self._statuses.write(op, status) and status.ended:
             self._wake.set()  # for the next operation of this VM or volume
 
-    async def _ask(self, op: OperationRecord, do: str) -> ExportState:
-        work: ExportWork | SnapshotWork
-        if op.kind == "export":
+    async def _ask(self, op: OperationRecord, do: str) -> WorkState:
+        work: FillWork | ExportWork | SnapshotWork
+        verb: str = op.kind
+        if op.kind == "fill":
+            fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
+            work = FillWork.model_validate(fields)
+        elif op.kind == "export":
             fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
             work = ExportWork.model_validate(fields | {"disk": op.disk or None})
         else:
-            work = snapshot_work(op, do, self._vms())
-        verb = "export" if op.kind == "export" else "snapshot"
+            verb, work = "snapshot", snapshot_work(op, do, self._vms())
         subject = subjects.rpc(self._node, "imaged", verb)
-        return validate(ExportState, await self._bus.request(subject, work, timeout_s=ASK_S))
+        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:
         """Remove the file of an operation that was deleted. If this fails, the file expires."""

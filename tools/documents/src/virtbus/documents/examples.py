@@ -138,6 +138,10 @@ _VALUES: dict[str, Any] = {
     "lose_snapshots": ["shop/web-1"],
     "SnapshotWork.id": OTHER_UID,
     "ExportWork.id": OTHER_UID,
+    "FillWork.id": OTHER_UID,
+    "VolumeFill.operation": OTHER_UID,
+    "fill_operation": OTHER_UID,
+    "VolumeSource.volume": None,  # exclusive with `image`
     "OperationRecord.id": OTHER_UID,
     "OperationStatus.id": OTHER_UID,
     "OperationExport.id": OTHER_UID,

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from virtbus.documents import (
     asyncapi,
+    data_fates,
     disk_buses,
     kubevirt_fields,
     kubevirt_states,
@@ -55,6 +56,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": states.page(),
         "models.md": reference.model_pages(),
         "settings.md": reference.settings(),
+        "data-fates.md": data_fates.page(),
         "disk-buses.md": disk_buses.page(),
         "kubevirt-fields.md": kubevirt_fields.page(),
         "kubevirt-states.md": kubevirt_states.page(),

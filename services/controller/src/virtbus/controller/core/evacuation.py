@@ -10,7 +10,7 @@ from virtbus.schemas.vm_status import VmStatus
 
 STAYS: dict[EvictionStrategy, str] = {
     EvictionStrategy.EXTERNAL: (
-        "its eviction strategy is External: whoever runs it moves it (`virtbus vm move`)"
+        "its eviction strategy is External: an external controller moves it (`virtbus vm move`)"
     ),
     EvictionStrategy.LIVE_MIGRATE: (
         "its eviction strategy is LiveMigrate, and no running guest can be moved yet; "
@@ -87,8 +87,8 @@ def up(record: VmRecord, status: VmStatus | None) -> bool:
     A status of an earlier epoch or power epoch does not count.
     """
     asked = record.epoch, record.power_epoch
-    told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
-    return record.powered and (told is None or not told.ended)
+    current = status if status is not None and (status.epoch, status.power_epoch) == asked else None
+    return record.powered and (current is None or not current.ended)
 
 
 def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:

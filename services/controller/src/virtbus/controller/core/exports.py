@@ -15,7 +15,7 @@ def refuse_unclear(want: OperationExport) -> None:
     if (want.vm is None) == (want.volume is None):
         raise invalid((Detail(path="vm", message="give either vm or volume"),))
     if want.disk is not None and want.vm is None:
-        raise invalid((Detail(path="disk", message="is of a vm; a volume has only one"),))
+        raise invalid((Detail(path="disk", message="is for a vm; a volume has only one disk"),))
 
 
 def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, object]:
@@ -41,13 +41,21 @@ def _disk(want: OperationExport, vm: VmRecord) -> str:
 
 
 def of_volume(record: VolumeRecord) -> dict[str, object]:
-    """Return the fields of an export of a volume that no VM holds; errors as `resting`."""
-    return resting.of_volume(record, None)
+    """Return the fields of an export of a volume.
+
+    Raises:
+        VirtbusError: 409 as `resting.of_volume`; `volume_in_use` if any VM holds the volume.
+    """
+    fields = resting.of_volume(record, "")
+    if record.holder:
+        message = f"VM {record.holder} holds the volume {record.name}; stop it, and export its disk"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+    return fields
 
 
 def refuse_other(there: OperationRecord, wanted: OperationRecord) -> None:
     """Raise 409 if the operation that has the id is another one."""
-    same = {"uid", "resource", "disk", "format", "kind", "snapshot", "restored"}
+    same = {"uid", "resource", "disk", "format", "kind", "source", "snapshot", "restored"}
     if there.model_dump(include=same) != wanted.model_dump(include=same):
-        message = f"the id {wanted.id} is another operation; leave it out to get a new one"
+        message = f"the id {wanted.id} belongs to another operation; leave it out to get a new one"
         raise VirtbusError(Code.CONFLICT, "id_taken", message)

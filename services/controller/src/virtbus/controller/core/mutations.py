@@ -19,7 +19,7 @@ RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, SnapshotRecord, ImageNameRe
 LIVE = frozenset(
     {
         *("spec.run_strategy", "spec.start_strategy", "spec.node_selector"),
-        *("spec.termination_grace_s", "spec.eviction_strategy"),
+        *("spec.termination_grace_s", "spec.eviction_strategy", "spec.protected"),
     }
 )
 """Fields that take effect at once, while the guest runs."""
@@ -216,7 +216,17 @@ def remembered(requests: tuple[str, ...], request_id: str) -> tuple[str, ...]:
 
 
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
-    """Return the record after a delete request; a repeat may only shorten the grace."""
+    """Return the record after a delete request; a repeat may only shorten the grace.
+
+    Raises:
+        VirtbusError: 409 `protected`: an update must clear that first.
+    """
+    if record.spec.protected and not record.deleting:
+        message = (
+            f"{record.name} is protected; `virtbus vm update {record.name} --no-protected "
+            f"-n {record.namespace}` clears that"
+        )
+        raise VirtbusError(Code.CONFLICT, "protected", message)
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
     if record.deleting and (default_s if grace_s is None else grace_s) >= before_s:

@@ -1,4 +1,4 @@
-"""Checks that a VM's namespace may use the VM's networks, by what nodes offer."""
+"""Checks that a VM's namespace may use the networks of the VM, as nodes offer them."""
 
 from collections.abc import Iterable, Iterator
 

@@ -30,7 +30,7 @@ less. Later growth of a disk shows in the node's free bytes."""
 
 HOSTNAME = "kubernetes.io/hostname"
 """Every node has this label, with its name as the value (as in Kubernetes)."""
-NODES_TOLD = 8
+NODES_SHOWN = 8
 """Maximum number of reasons in a VM's message; `virtbus node list` shows the rest."""
 
 
@@ -262,14 +262,14 @@ def _locality(spec: VmSpec, node: Candidate) -> float:
     return here / len(refs) if refs else 0.0
 
 
-def _hands(_spec: VmSpec, node: Candidate) -> float:
+def _ready_share(_spec: VmSpec, node: Candidate) -> float:
     """Return the share of the node's services that are ready, 0.0-1.0."""
     states = [service.state for service in node.record.services.values()]
     return sum(state is NodeState.READY for state in states) / len(states) if states else 1.0
 
 
 SCORES_OF_KIND: tuple[tuple[float, Callable[[VmSpec, Candidate], float]], ...] = (
-    (2.0, _hands),
+    (2.0, _ready_share),
     (0.5, _locality),
 )
 SPREAD = 1.0
@@ -366,9 +366,9 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
     """Return one sentence that says why a VM waits for a node."""
     if not refused:
         return "no node has joined; start one with `virtbus up`"
-    told = [f"{node} {why}" for node, why in sorted(refused.items())]
-    more = f"; and {len(told) - NODES_TOLD} more" if len(told) > NODES_TOLD else ""
-    return f"no node can take it now: {'; '.join(told[:NODES_TOLD])}{more}"
+    reasons = [f"{node} {why}" for node, why in sorted(refused.items())]
+    more = f"; and {len(reasons) - NODES_SHOWN} more" if len(reasons) > NODES_SHOWN else ""
+    return f"no node can take it now: {'; '.join(reasons[:NODES_SHOWN])}{more}"
 
 
 def impossible(

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import (
@@ -104,10 +103,3 @@ def read_vm_key(key: str, value: bytes) -> VmKey | None:
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
         return read_stored(NameClaim, key, value)
     return read_record(key, value)
-
-
-def refuse_foreign(key: str, own: str | bool) -> None:
-    """Raise 400 if `own`, the key that a value names, is not the `key` that stores it (BUS-04)."""
-    if key != own:
-        message = f"the value at {key} belongs to another key"
-        raise VirtbusError(Code.INVALID, "foreign_record", message)

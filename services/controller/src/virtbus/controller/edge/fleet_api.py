@@ -51,7 +51,7 @@ Model = TypeVar("Model", bound=BaseModel)
 CONSUMERS_SHOWN = 500
 """Limit of shown consumers of a stream, largest lag first; each node has three consumers."""
 EVENTS_AT_ONCE = 200
-"""Most events in an answer, even if the request's limit is higher; `next_after` continues."""
+"""Maximum events in an answer, even if the request's limit is higher; `next_after` continues."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
@@ -107,7 +107,7 @@ class FleetApi:
         late = [error for error in errors.values() if error.code == Code.DEADLINE]
         if late or (errors and not images):
             raise next(iter(late or errors.values()))
-        return PulledImages(images=images, errors=_told(errors))
+        return PulledImages(images=images, errors=_texts(errors))
 
     async def delete_image(self, request: Request) -> DeletedImages:
         """Remove an image; 404 only if no node had it."""
@@ -118,7 +118,7 @@ class FleetApi:
         failed = {n: error for n, error in errors.items() if error.code != Code.NOT_FOUND}
         if errors and not gone:
             raise next(iter((failed or errors).values()))
-        return DeletedImages(nodes=gone, errors=_told(failed))
+        return DeletedImages(nodes=gone, errors=_texts(failed))
 
     def _named(self, node: str | None) -> list[str]:
         """Return the given node, or all nodes for None; raise VirtbusError if there is none."""
@@ -230,7 +230,7 @@ def _may_be_cut(stored: Sequence[StoredMessage]) -> bool:
     return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
 
 
-def _told(errors: Mapping[str, VirtbusError]) -> dict[str, str]:
+def _texts(errors: Mapping[str, VirtbusError]) -> dict[str, str]:
     return {node: error.body.message for node, error in errors.items()}
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.owners import check_owner, may_touch
@@ -10,10 +9,9 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import exports, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation, shown
-from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.volume_changes import not_found
-from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.vm_api import VmApi
@@ -34,13 +32,6 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 
-class OperationLimits(NamedTuple):
-    """The largest numbers of operations, ended ones included, and the time that these are kept."""
-
-    quota: Quota
-    keep_s: float
-
-
 class OperationApi:
     """The handlers of `operation.*`; each takes a Request and returns the answer's model."""
 
@@ -49,14 +40,15 @@ class OperationApi:
         bus: Bus,
         fleet: Fleet,
         events: FleetEvents,
-        storage: BusStorageGuard,
-        limits: OperationLimits,
+        room: OperationRoom,
+        keep_s: float,
         vms: VmApi,
     ) -> None:
+        """`keep_s` is the time that an operation that has ended is kept."""
         self._fleet = fleet
         self._events = events
-        self._storage = storage
-        self._limits = limits
+        self._room = room
+        self._keep_s = keep_s
         self._vms = vms
         self._volumes = VolumeWrites(bus)
         self._writes = OperationWrites(bus)
@@ -79,7 +71,7 @@ class OperationApi:
             }
         )
         if self._fleet.operations.of_id(record.id) is None:
-            self.refuse_more(want.namespace)
+            self._room.refuse_more(want.namespace)
         return await self._show(await self.accept(record, request.deadline_s))
 
     async def accept(self, record: OperationRecord, deadline_s: float) -> StoredOperation:
@@ -106,11 +98,8 @@ class OperationApi:
         return exports.of_vm(want, held.record, self._vms.show(held).state)
 
     def refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need."""
-        self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
-        if why := self._limits.quota.full(self._fleet.operations, namespace, "operations"):
-            message = f"{why}; `virtbus operation delete` removes those that have ended"
-            raise VirtbusError(Code.EXHAUSTED, "operation_quota", message, after_ms=10_000)
+        """Raise 429 as `OperationRoom.refuse_more`."""
+        self._room.refuse_more(namespace)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> OperationView:
@@ -119,7 +108,7 @@ class OperationApi:
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(OperationList, request.data)
-        operations, keep_s = self._fleet.operations, self._limits.keep_s
+        operations, keep_s = self._fleet.operations, self._keep_s
         found = (
             (key, operations.show(held, keep_s))
             for key, held in operations.listed(want.namespace, pages.key_of(want.continue_))
@@ -170,7 +159,7 @@ class OperationApi:
 
     async def _show(self, held: StoredOperation) -> OperationView:
         status = (await self._writes.status(held.record)).status
-        view = shown(held.record, status, self._limits.keep_s)
+        view = shown(held.record, status, self._keep_s)
         now_s = asyncio.get_running_loop().time()
         if status.ended or not self._fleet.silent(held.record.node, now_s):
             return view

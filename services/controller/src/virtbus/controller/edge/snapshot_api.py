@@ -133,9 +133,9 @@ class SnapshotApi:
         check_owner(account, volume.record.owner)
         if in_place:
             snapshot_changes.refuse_protected(volume.record)
-        holder = self._fleet.vms.get(volume.record.holder)
-        state = self._vms.show(holder).state if holder is not None else None
-        return resting.of_volume(volume.record, state)
+        now_s = asyncio.get_running_loop().time()
+        holder = self._fleet.show(volume.record.holder, now_s)
+        return resting.of_volume(volume.record, resting.running_holder(volume.record, holder))
 
     async def _accept(
         self,

@@ -19,8 +19,8 @@ from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.node_rpc import SnapshotRelease, SnapshotReleased
 from virtbus.schemas.snapshot_api import SnapshotAdopt
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)

@@ -154,7 +154,9 @@ class VmApi:
         now_s = asyncio.get_running_loop().time()
         node = record.node
         if node == UNPLACED:
-            message = f"{record.name} has no node yet; it goes to one as soon as one can take it"
+            message = (
+                f"{record.name} has no node yet; it gets one as soon as a node has room for it"
+            )
             raise VirtbusError(Code.CONFLICT, "unplaced", message)
         if self._fleet.silent(node, now_s) and self._fleet.node_spec_of(node).fenced is None:
             message = (
@@ -242,7 +244,8 @@ class VmApi:
         uid = ref.uid or cached
         held = await self._commits.latest(uid) if uid is not None else None
         if held is None and ref.uid is None and ref.name is not None:
-            # The cache has no holder, or an ended one: the claim has the current one.
+            # The cache has no holder of the name, or one that has ended. The claim names the
+            # current one.
             uid = await self._commits.holder(ref.namespace, ref.name)
             held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:

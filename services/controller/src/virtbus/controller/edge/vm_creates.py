@@ -81,7 +81,7 @@ class VmCreates:
         return committed, admitted.warnings
 
     async def _with_images(self, record: VmRecord) -> VmRecord:
-        """Return the record with what its image names stand for now."""
+        """Return the record with the current targets of its image names."""
         targets = await self._images.of_spec(record.spec, record.namespace)
         return record.model_copy(update={"image_targets": targets}) if targets else record
 

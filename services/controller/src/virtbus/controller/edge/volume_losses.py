@@ -16,7 +16,7 @@ SHOWN = 20
 
 
 class VolumeLosses:
-    """Marks objects as lost. Without a request that names them, their node stays."""
+    """Marks objects as lost. A node is not forgotten until a request names each of them."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -48,7 +48,7 @@ class Nic(LenientModel):
     gateway: str = ""
     mtu: int = 1500
     asked_mtu: int = 0
-    """The MTU in the record; 0: the network's."""
+    """The MTU in the record; 0 if the network's MTU applies."""
     queues: int = 1
     state: LinkState = LinkState.UP
     limits: NicLimits | None = None
@@ -76,7 +76,7 @@ class Nic(LenientModel):
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """Return what stays as it is while a guest runs."""
+        """Return the properties that stay the same while a guest runs."""
         return self.name, self.network, self.mac, self.asked_mtu, self.queues, self.publish
 
 
@@ -91,8 +91,8 @@ class Attachment(LenientModel):
     vm_name: str = ""
     firmware_uuid: str | None = None
     made: bool = False
-    """True when all steps are done. It is stored only with CNI plugins, because those are undone
-    rather than repeated after a crash."""
+    """True when all steps are done. It is stored only with CNI plugins. After a crash, unfinished
+    steps of plugins are undone, and all other steps are repeated."""
     nics: tuple[Nic, ...] = Field(())
 
     @property

@@ -93,7 +93,7 @@ def read_result(output: bytes, plugin: str) -> dict[str, Any]:
     """Return the result that a plugin printed on ADD.
 
     Raises:
-        VirtbusError: 500 `cni_result` if it is none (NET-10: exit 0 without output).
+        VirtbusError: 500 `cni_result` if there is no result (NET-10: exit 0 without output).
     """
     try:
         result = json.loads(output)
@@ -115,10 +115,10 @@ def failure_text(output: bytes, errors: bytes) -> str:
     except ValueError:
         body = None
     if isinstance(body, dict) and body.get("msg"):
-        said = f"{body['msg']} {body.get('details') or ''}"
+        message = f"{body['msg']} {body.get('details') or ''}"
     else:
-        said = (errors or output).decode("utf-8", "replace")
-    return " ".join(said.split())[:500] or "no message"
+        message = (errors or output).decode("utf-8", "replace")
+    return " ".join(message.split())[:500] or "no message"
 
 
 def given_mac(result: dict[str, Any], nic: Nic) -> str | None:

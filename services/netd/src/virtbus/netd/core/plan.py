@@ -25,7 +25,7 @@ def plan_of(record: VmRecord) -> Attachment:
             message = f"no entry of spec.networks is named '{interface.name}'; add one"
             raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
         if interface.publish and network != BUILT_IN:
-            message = f"'{network}' is a CNI network; publish there by its plugin portmap"
+            message = f"'{network}' is a CNI network; publish its ports with the CNI plugin portmap"
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
         mac = interface.mac_address or names.guest_mac(record.uid, index)
         if mac in [nic.mac for nic in nics]:

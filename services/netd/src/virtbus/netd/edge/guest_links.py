@@ -294,7 +294,7 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
-    """Make missing taps. A further queue of a running guest's tap would take some of its frames."""
+    """Make missing taps. An existing tap gets no new queue: it would take frames from a guest."""
     for nic in nics:
         many = nic.queues > 1
         if many and links.find(inside, nic.tap) is not None:

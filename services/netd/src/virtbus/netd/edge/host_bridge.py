@@ -163,8 +163,8 @@ class HostBridge:
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
-    def close(self, reach: ReachRules) -> None:
-        """Apply other reach rules to an existing bridge. A bridge made later has them at once."""
+    def set_reach(self, reach: ReachRules) -> None:
+        """Set the reach rules, and apply them to an existing bridge."""
         with self._lock:
             self.reach = reach
             if self._applied == reach or not self.made:

@@ -101,7 +101,7 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     if vm.phase == "paused":
         found.append(_paused(observed, asked=vm.record.paused))
     if runs and observed.domain_hash not in {"", vm.wanted_hash}:
-        message = "stop and start the VM to take over its new spec"
+        message = "stop and start the VM to apply its new spec"
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
     if observed.frozen is not None and vm.phase in UP:
         found.append(_frozen(observed.frozen))
@@ -131,7 +131,7 @@ def _frozen(frozen: Frozen) -> Condition:
     until = datetime.fromtimestamp(frozen.until_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     reason, message = "Requested", f"its file systems are frozen until {until}"
     if frozen.trouble:
-        reason, message = "NotThawed", f"not thawed yet, tried again: {frozen.trouble}"
+        reason, message = "NotThawed", f"not thawed yet, the agent retries: {frozen.trouble}"
     since_ns = frozen.since_ns
     return Condition(type=FROZEN, status=True, reason=reason, message=message, since_ns=since_ns)
 

@@ -63,7 +63,9 @@ async def _define(
     """Define the domain from the record; raises VirtbusError."""
     made = image.latest
     if made is None:
-        raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not ready; tried again")
+        raise VirtbusError(
+            Code.UNAVAILABLE, "no_image", "the disks are not ready; the agent retries"
+        )
     disks = await tools.disks.sources(record, made.disks)
     with tracing.span("libvirt define", uid=record.uid):
         await tools.hypervisor.define(
@@ -91,7 +93,7 @@ async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -
         return
     made = net.latest
     if made is None:
-        message = "the network is not ready; tried again"
+        message = "the network is not ready; the agent retries"
         raise VirtbusError(Code.UNAVAILABLE, "no_network", message)
     devices = nic_devices(wanted, made.interfaces)
     nics = tuple(

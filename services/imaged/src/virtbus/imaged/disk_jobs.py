@@ -1,4 +1,4 @@
-"""Runs the work of operations on disks, one job for each id; each request may be repeated."""
+"""Runs the long work of operations on disks: one job for each operation."""
 
 import asyncio
 import logging
@@ -6,9 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ExportState
+from virtbus.schemas.node_rpc import WorkState
 
 log = logging.getLogger(__name__)
+
+CONVERSIONS_AT_ONCE = 2
+"""Conversions at a time: each takes one CPU and the disk's bandwidth."""
 
 
 @dataclass
@@ -24,9 +27,9 @@ class Job:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
-    def state(self) -> ExportState:
-        """Return the progress as the answer of a request."""
-        return ExportState(
+    def state(self) -> WorkState:
+        """Return the progress."""
+        return WorkState(
             state="working",
             step=self.step,
             done_bytes=self.done_bytes,
@@ -34,26 +37,28 @@ class Job:
         )
 
 
-class OperationJobs:
-    """The jobs that run, by the ids of their operations."""
+class DiskJobs:
+    """The jobs of a node by the ids of their operations. A job that succeeded is forgotten."""
 
-    def __init__(self, group: asyncio.TaskGroup, at_once: int) -> None:
+    def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._jobs: dict[str, Job] = {}
-        self._slots = asyncio.Semaphore(at_once)
+        self.slots = asyncio.Semaphore(CONVERSIONS_AT_ONCE)
+        """A conversion takes a slot before it locks disks, so that no two wait for each other."""
 
     @property
     def ids(self) -> frozenset[str]:
-        """Return the ids of the operations with a job."""
+        """Return the ids of all jobs."""
         return frozenset(self._jobs)
 
     async def ensure(
         self,
         id_: str,
-        done: Callable[[], Awaitable[ExportState | None]],
+        uid: str,
+        done: Callable[[], Awaitable[WorkState | None]],
         work: Callable[[Job], Awaitable[None]],
-    ) -> ExportState:
-        """Return the progress or the result; start the job if there is neither.
+    ) -> WorkState:
+        """Return the progress or the result; begin the work if there is neither.
 
         Raises:
             VirtbusError: the failure of the attempt before this request. The next request begins
@@ -61,17 +66,23 @@ class OperationJobs:
         """
         if id_ not in self._jobs and (found := await done()) is not None:
             return found
-        job = self._jobs.get(id_)
-        if job is None:
-            job = self._jobs[id_] = Job()
-            job.task = self._group.create_task(self._run(id_, job, work))
-        elif job.error is not None:
+        job = self._jobs.get(id_) or self.begin(id_, uid, work)
+        if job.error is not None:
             del self._jobs[id_]
             raise job.error
         return job.state
 
-    async def cancel(self, id_: str) -> ExportState | None:
-        """End a job; return its progress if the cancel comes too late, None if there is no job."""
+    def begin(self, id_: str, uid: str, work: Callable[[Job], Awaitable[None]]) -> Job:
+        """Begin the work of an operation on the VM or volume `uid`."""
+        job = self._jobs[id_] = Job()
+        job.task = self._group.create_task(self._run(id_, uid, job, work))
+        return job
+
+    async def end(self, id_: str) -> WorkState | None:
+        """Cancel a job; return its progress if the cancel comes too late, otherwise None.
+
+        A cancelled job has ended on return.
+        """
         job = self._jobs.get(id_)
         if job is not None and job.final and job.error is None:
             return job.state
@@ -81,16 +92,17 @@ class OperationJobs:
             await asyncio.wait({job.task})
         return None
 
-    async def _run(self, id_: str, job: Job, work: Callable[[Job], Awaitable[None]]) -> None:
+    async def _run(
+        self, id_: str, uid: str, job: Job, work: Callable[[Job], Awaitable[None]]
+    ) -> None:
         try:
-            async with self._slots:
-                await work(job)
+            await work(job)
         except VirtbusError as error:
             job.error = error
-            extra = {"code": error.reason}
+            extra = {"code": error.reason, "uid": uid}
             log.warning("operation %s failed: %s", id_, error, extra=extra)
         except Exception:  # boundary: one operation's fault must not end the service
-            log.exception("operation %s failed", id_, extra={"code": "internal"})
+            log.exception("an operation failed", extra={"code": "internal", "uid": uid})
             job.error = VirtbusError(Code.INTERNAL, "internal", "it failed; see imaged's log")
         else:
             self._jobs.pop(id_, None)
