@@ -39,7 +39,7 @@ VERBS = [
     ("image", "list"),
     ("image", "pull"),
     ("image", "delete"),
-    ("network", "list"),
+    *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
     *(
         ("volume", verb)
         for verb in (

@@ -19,7 +19,7 @@ _HERE = "virtbus.cli"
         "export": (f"{_HERE}.export", "Download exported disks."),
         "image": (f"{_HERE}.image", "List and pull disk images."),
         "imagename": (f"{_HERE}.imagename", "Set, list and delete image names."),
-        "network": (f"{_HERE}.network", "List networks."),
+        "network": (f"{_HERE}.network", "Make, list and delete networks."),
         "node": (f"{_HERE}.node", "List the hosts that run VMs."),
         "bus": (f"{_HERE}.bus.group", "Set up, back up, restore and rebuild the bus."),
         "events": (f"{_HERE}.event_history", "Follow the events of all VMs."),

@@ -80,7 +80,8 @@ image_names = _completer(
 )
 networks = _completer(
     "virtbus.api.v1.network.list",
-    lambda network: [(str(network["name"]), str(network.get("kind", "")))],
+    lambda network: [(str(network["name"]), str((network.get("spec") or {}).get("kind", "")))],
+    of_namespace=True,
 )
 nodes = _completer(
     "virtbus.api.v1.node.list", lambda node: [(str(node["node"]), str(node.get("state", "")))]

@@ -1,22 +1,21 @@
 """Implements `virtbus volume list|get|update|adopt|attach|detach|delete`."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from virtbus.cli import completion_sources, output, units
-from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.failures import usage
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.named_deletes import delete_named
 from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.schemas.disk import DiskBus
 
 _HERE = "virtbus.cli.volume"
 HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURCE")
-POLL_S = 0.5
 
 
 @click.group(
@@ -218,39 +217,8 @@ def delete(
 
     It is refused while a VM holds the volume, or while it is protected.
     """
-    ended = []
-    for name in dict.fromkeys(names):
-        view = invocation.call("volume", "delete", {"name": name, "namespace": namespace})
-        ended.append(view)
-    if wait:
-        until = time.monotonic() + timeout
-        for view in ended:
-            _wait(invocation, view, until)
-    word = "deleted" if wait else "deleting"
-    items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": wait} for one in ended]
-    lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
-    invocation.show({"items": items}, lambda: lines)
-
-
-def _wait(invocation: Invocation, view: Mapping[str, Any], until: float) -> None:
-    """Return once the volume is gone; raise CliError `unknown` at the time limit."""
-    asked = output.picked(view, "name", "namespace")
-    while True:
-        try:
-            seen = invocation.call("volume", "get", asked)
-        except CliError as error:
-            if error.exit_code is Exit.NOT_FOUND:
-                return
-            raise
-        if seen.get("uid") != view.get("uid"):
-            return  # another volume has the name by now
-        if time.monotonic() > until:
-            why = seen.get("message") or "its node has not removed the data yet"
-            raise unknown(
-                f"{seen.get('name')} is still being deleted: {why}",
-                f"it continues by itself: `virtbus volume get {seen.get('name')}`",
-            )
-        time.sleep(POLL_S)
+    asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
+    delete_named(invocation, "volume", asked, wait_s=timeout if wait else None)
 
 
 def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,7 +249,8 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """Return the source of a volume: an image, `volume/NAME`, or `empty`."""
-    if source.get("volume"):
-        return f"volume/{source['volume']}"
+    """Return the source of a volume: an image, `volume/NAME`, `vm/NAME`, or `empty`."""
+    for kind in ("volume", "vm"):
+        if source.get(kind):
+            return f"{kind}/{source[kind]}"
     return str(source.get("image") or "empty")

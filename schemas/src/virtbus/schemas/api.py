@@ -280,7 +280,7 @@ class NodeForgotten(LenientModel):
 
 
 class NetworkPage(Paged):
-    """A page of `network.list`."""
+    """A page of `network.offers`."""
 
     items: tuple[NetworkInfo, ...] = ()
 

@@ -17,6 +17,7 @@ from virtbus.schemas import (
     image_name,
     lease,
     names,
+    network_object,
     node,
     node_rpc,
     operation,
@@ -81,7 +82,7 @@ CHANNELS: tuple[Channel, ...] = (
         "Remove an image from nodes.",
     ),
     *OBJECTS,
-    _api("network", "list", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
+    _api("network", "offers", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Restore records from hosts."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
     _said(
@@ -132,6 +133,13 @@ CHANNELS: tuple[Channel, ...] = (
         image_name.ImageNameRecord,
         "controller → controller",
         "The URL, digest, transport and pull policy of an image name.",
+    ),
+    _said(
+        subjects.network_record,
+        Plane.RECORD,
+        network_object.NetworkRecord,
+        "controller → controller",
+        "A network with its kind and settings; the key claims its name.",
     ),
     _said(
         subjects.operation_record,

@@ -222,6 +222,8 @@ class ServiceReport(LenientModel):
     state: ServiceState
     image_keys: ImageKeys = ()
     networks: tuple[NetworkInfo, ...] = ()
+    cni_plugins: tuple[str, ...] = ()
+    """CNI plugins that the conflist in a network object may run."""
     quarantined: int = 0
     quarantined_bytes: int = 0
     image_bytes: int = 0

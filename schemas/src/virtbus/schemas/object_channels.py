@@ -1,6 +1,6 @@
 """Lists the requests about objects that outlive their VMs: volumes, snapshots and others."""
 
-from virtbus.schemas import image_name_api, volume_api
+from virtbus.schemas import image_name_api, network_api, volume_api
 from virtbus.schemas import operation_api as op
 from virtbus.schemas import snapshot_api as snap
 from virtbus.schemas.channel import Channel
@@ -74,6 +74,35 @@ OBJECTS: tuple[Channel, ...] = (
         image_name_api.ImageNameDelete,
         image_name_api.ImageNameDeleted,
         "Remove an image name; VMs and images stay.",
+    ),
+    _api(
+        "network",
+        "create",
+        network_api.NetworkCreate,
+        network_api.NetworkCreated,
+        "Make a network; safe to repeat with its uid.",
+    ),
+    _api("network", "get", network_api.NetworkRef, network_api.NetworkObjectView, "One network."),
+    _api(
+        "network",
+        "list",
+        network_api.NetworkList,
+        network_api.NetworkObjectPage,
+        "Networks, in pages.",
+    ),
+    _api(
+        "network",
+        "update",
+        network_api.NetworkUpdate,
+        network_api.NetworkObjectView,
+        "Change a network.",
+    ),
+    _api(
+        "network",
+        "delete",
+        network_api.NetworkDelete,
+        network_api.NetworkObjectView,
+        "Remove a network that no VM uses.",
     ),
     _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
     _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),

@@ -7,11 +7,13 @@ from pydantic import BaseModel
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     OPERATIONS,
     image_name,
+    network_record,
     operation_record,
     operation_status,
     snapshot_record,
@@ -87,6 +89,13 @@ def read_image_name(key: str, value: bytes) -> ImageNameRecord:
     """Return the image name at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(ImageNameRecord, key, value)
     refuse_foreign(key, image_name(record.namespace, record.name))
+    return record
+
+
+def read_network(key: str, value: bytes) -> NetworkRecord:
+    """Return the network at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(NetworkRecord, key, value)
+    refuse_foreign(key, network_record(record.namespace, record.name))
     return record
 
 

@@ -21,6 +21,7 @@ from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.network import LinkState, Mac
+from virtbus.schemas.network_object import NetworkTarget
 from virtbus.schemas.nic import (
     ACPI_INDEX_MAX,
     MTU_MAX,
@@ -213,7 +214,10 @@ class Volume(StrictModel):
 
 
 class Network(StrictModel):
-    """The network of the interface `name`: `default`, or the name of a CNI conflist on the node."""
+    """The network of the interface `name`: `default`, a network object, or a node's conflist.
+
+    An object of the VM's namespace precedes one for all namespaces, and that precedes a conflist.
+    """
 
     name: Id
     network: Id = "default"
@@ -319,6 +323,8 @@ class VmRecord(LenientModel):
     """The volumes that it holds, by the name in its spec."""
     image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
     """The meanings of image names on the bus at its create, by the plain names in its spec."""
+    network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)
+    """The network objects that it uses, by the names in its spec."""
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 

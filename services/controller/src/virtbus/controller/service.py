@@ -28,6 +28,8 @@ from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
 from virtbus.controller.edge.names_api import NamesApi
+from virtbus.controller.edge.network_api import NetworkApi, NetworkLimits
+from virtbus.controller.edge.network_removals import NetworkRemovals
 from virtbus.controller.edge.node_monitor import NodeMonitor
 from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.controller.edge.operation_room import OperationRoom
@@ -63,6 +65,7 @@ READS_AT_ONCE = {
     ("node", "list"): 8,
     ("image", "list"): 4,
     ("network", "list"): 8,
+    ("network", "offers"): 8,
     ("volume", "list"): 8,
     ("snapshot", "list"): 8,
     ("imagename", "list"): 8,
@@ -73,7 +76,7 @@ READS_AT_ONCE = {
 WATCHES_BEGUN_AT_ONCE = 16
 """Limit of watches whose first list is being sent. Each needs a task and a page, and lists are sent
 in turns anyway."""
-READS = frozenset({"get", "list", "events", "status", "pull", "quarantine"}) | {
+READS = frozenset({"get", "list", "offers", "events", "status", "pull", "quarantine"}) | {
     *("reset", "soft-reboot", "freeze", "thaw")
 }
 """Verbs that do not go through the storage guard: they only read, or send requests to nodes.
@@ -112,7 +115,7 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
-        self._fills = VolumeFills(bus, self._fleet, events, self._room)
+        self._fills = VolumeFills(bus, self._fleet, events, self._room, self._vms)
         self._volumes = VolumeApi(
             bus,
             self._fleet,
@@ -128,7 +131,7 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
-        self._operations, self._snapshots = self._operation_apis(events)
+        self._operations, self._snapshots, self._networks = self._object_apis(events)
         self._power = VmPower(self._vms, self._fleet)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
@@ -150,12 +153,15 @@ class ControllerService:
         quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
         return OperationRoom(self._fleet, self._storage, quota)
 
-    def _operation_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi]:
-        """Return the handlers of requests about operations, and about snapshots."""
+    def _object_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi, NetworkApi]:
+        """Return the handlers of requests about operations, snapshots and networks."""
         settings, bus, fleet, vms = self._settings, self._bus, self._fleet, self._vms
         operations = OperationApi(bus, fleet, events, self._room, settings.operation_keep_s, vms)
-        snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
-        return operations, SnapshotApi(bus, fleet, events, snapshots, vms, operations)
+        of_snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
+        snapshots = SnapshotApi(bus, fleet, events, of_snapshots, vms, operations)
+        of_networks = Quota(settings.networks_per_namespace, settings.networks_in_all)
+        limits = NetworkLimits(of_networks, settings.client_subnets)
+        return operations, snapshots, NetworkApi(bus, fleet, events, self._storage, limits)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
@@ -167,6 +173,8 @@ class ControllerService:
         )
         completing = SnapshotSweep(bus, fleet, events)
         self._feeds.listeners.append(completing.wake)
+        networks = NetworkRemovals(bus, fleet, events)
+        self._feeds.listeners.append(networks.wake)
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
@@ -174,6 +182,7 @@ class ControllerService:
             self._placing.run,
             self._removals.run,
             completing.run,
+            networks.run,
             self._fills.run,
             HoldSweep(bus, fleet, events).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
@@ -229,7 +238,7 @@ class ControllerService:
         power, volumes = self._power, self._volumes
         commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
-        names, snapshots = self._image_names, self._snapshots
+        names, networks, snapshots = self._image_names, self._networks, self._snapshots
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -285,7 +294,12 @@ class ControllerService:
             ("operation", "list"): operations.list,
             ("operation", "cancel"): operations.cancel,
             ("operation", "delete"): operations.delete,
-            ("network", "list"): about.networks,
+            ("network", "create"): networks.create,
+            ("network", "get"): networks.get,
+            ("network", "list"): networks.list,
+            ("network", "update"): networks.update,
+            ("network", "delete"): networks.delete,
+            ("network", "offers"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,
             ("node", "audit"): self._audits.audit,

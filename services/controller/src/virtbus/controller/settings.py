@@ -1,5 +1,6 @@
 """The controller's settings."""
 
+from ipaddress import IPv4Network
 from typing import ClassVar
 
 from pydantic import Field
@@ -53,6 +54,22 @@ class Settings(ServiceSettings):
     )
     image_names_in_all: int = Field(
         10_000, ge=1, description="maximum number of image names on the bus; may be exceeded, too"
+    )
+    networks_per_namespace: int = Field(
+        100,
+        ge=1,
+        description="network objects of a namespace, or of all namespaces together, at most; as "
+        "volumes_per_namespace",
+    )
+    networks_in_all: int = Field(
+        2000, ge=1, description="network objects on the bus at most, as volumes_per_namespace"
+    )
+    client_subnets: tuple[IPv4Network, ...] = Field(
+        (),
+        description=(
+            "networks from which clients may choose the subnets of nat and routed networks; "
+            "empty: only the credentials admin make such networks"
+        ),
     )
     operations_per_namespace: int = Field(
         100,

@@ -1,4 +1,4 @@
-"""Fills volumes with copies of images and volumes; each request may be repeated (ADR 0053).
+"""Fills volumes with copies of images and disks; each request may be repeated (ADR 0053).
 
 The rename of the finished copy is the final step. A crash before it leaves a part, which the next
 attempt replaces; after it, the volume has its disk, and every request finds that.
@@ -26,7 +26,7 @@ from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Fills:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 400 `disk_too_large`, `disk_too_small`; 404 `disk_missing`; 409
                 `disk_in_use`, `released`; 422 `copy_failed`; 503 `disk_full`; the errors of
-                `Images.ensure`, `DiskPlaces.of_volume` and `DiskPlace.opened`.
+                `Images.ensure`, `DiskPlaces.of` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
@@ -94,20 +94,17 @@ class Fills:
 
     # --- the job ----------------------------------------------------------------------------
     async def _run(self, want: FillWork, job: Job) -> None:
-        source = want.source.volume
+        source, locks = want.source, self._parts.disks.locks
         with ExitStack() as leases:
-            origin: ImageInfo | VolumeRef
-            if source is None:
-                origin = await self._fetched(want, job)
-                leases.enter_context(self._parts.store.lease(origin.digest))
-            else:
-                origin = source
-            volumes = (want.ref,) if source is None else (want.ref, source)
-            locks = self._parts.disks.locks
-            async with self._jobs.slots, locks.held(want.ref.uid, *volumes):
+            image = None
+            if source.image:
+                image = await self._fetched(want, job)
+                leases.enter_context(self._parts.store.lease(image.digest))
+            volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
+            async with self._jobs.slots, locks.held(source.vm or want.ref.uid, *volumes):
                 self._parts.disks.refuse_released(want.ref)
                 if await self._state(want.ref) is None:
-                    await self._fill(want.ref, job, origin)
+                    await self._fill(want, job, image)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
 
@@ -120,10 +117,10 @@ class Fills:
         asker = Asker(moved, want.ref.uid, want.ref.namespace)
         return await self._parts.images.ensure(source, asker, policy)
 
-    async def _fill(self, ref: VolumeRef, job: Job, origin: ImageInfo | VolumeRef) -> None:
-        threads, volumes = self._parts.threads, self._parts.volumes
+    async def _fill(self, want: FillWork, job: Job, image: ImageInfo | None) -> None:
+        threads, volumes, ref = self._parts.threads, self._parts.volumes, want.ref
         published = False
-        with await threads.run(self._opened, origin) as source:
+        with await threads.run(self._opened, want.source, image) as source:
             size_bytes = fill_size(
                 ref, source.virtual_size_bytes, self._parts.limits.max_virtual_bytes
             )
@@ -154,9 +151,9 @@ class Fills:
                     await threads.run(volumes.drop_copy, ref.folder)
 
     # --- in a disk thread -------------------------------------------------------------------
-    def _opened(self, origin: ImageInfo | VolumeRef) -> OpenedSource:
-        """Open the source; errors as `DiskPlaces.of_volume` and `DiskPlace.opened`."""
-        if isinstance(origin, VolumeRef):
-            return self._parts.places.of_volume(origin).opened()
-        path = self._parts.store.path(origin.digest)
-        return OpenedSource(path, None, origin.virtual_size_bytes, "", origin.format)
+    def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
+        """Open the source; errors as `DiskPlaces.of` and `DiskPlace.opened`."""
+        if image is not None:
+            path, size_bytes = self._parts.store.path(image.digest), image.virtual_size_bytes
+            return OpenedSource(path, None, size_bytes, "", image.format)
+        return self._parts.places.of(source.vm or "", source.disk, source.volume).opened()

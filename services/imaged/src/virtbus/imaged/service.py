@@ -31,6 +31,7 @@ from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
 from virtbus.imaged.edge.volume_files import VolumeFolders
 from virtbus.imaged.exports import ExportParts, Exports
+from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
@@ -126,7 +127,7 @@ class Imaged:
         now_ns = self._bus.sources.time_ns
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
         reporter = DiskReporter(self._bus, self._settings.node)
-        step = DiskStep(disks, reporter)
+        step = DiskStep(disks, FillWaits(VolumeFolders(files.root), threads), reporter)
         work = RecordWorker(group, step, reporter, self._span)
 
         def wanted() -> frozenset[str] | None:
@@ -140,7 +141,7 @@ class Imaged:
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
-        transfers = await self._transfers(group, (disks, images, names), store, files, work.retry)
+        transfers = await self._transfers(group, (disks, images, names), store, files, step.waits)
         self._requests = Requests(group, work, disks, images, transfers, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
@@ -174,7 +175,7 @@ class Imaged:
         parts: tuple[Disks, Images, AliasFiles],
         store: ImageStore,
         files: DiskFolders,
-        filled: Callable[[], None],
+        waits: FillWaits,
     ) -> Transfers:
         """Return the long work of the node; old exports expire, interrupted restores continue."""
         disks, images, names = parts
@@ -186,10 +187,11 @@ class Imaged:
         group.create_task(exports.expire_forever())
         volumes, frozen = VolumeFolders(files.root), SnapshotFolders(files.root)
         of_fills = FillParts(disks, images, store, places, volumes, space, threads, limits)
+        fills = Fills(jobs, of_fills, waits.tell)
         snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
-        return Transfers(uploads, exports, Fills(jobs, of_fills, filled), snapshots)
+        return Transfers(uploads, exports, fills, snapshots, waits)
 
     def _registries(self) -> Registries:
         return Registries(

@@ -39,6 +39,14 @@ class Settings(ServiceSettings):
     cni_bin_dirs: tuple[Path, ...] = Field(
         (Path("/usr/lib/cni"), Path("/opt/cni/bin")), description="CNI plugins, first match is used"
     )
+    cni_plugins_allowed: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description=(
+            "CNI plugins, also those for addresses, that the conflist in a network object may run "
+            "on this node; the node's own conflists may run any"
+        ),
+    )
     cni_timeout_s: float = Field(
         30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
     )

@@ -15,6 +15,7 @@ from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.fitting import fitted_bytes
+from virtbus.schemas.network_object import BUILT_IN
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.node_rpc import ServiceReport
 from virtbus.schemas.version import VERSION
@@ -158,6 +159,10 @@ class Heartbeat:
             network_namespaces={
                 network.name: network.namespaces for network in networks if network.namespaces
             },
+            guest_subnet=next((one.subnet for one in networks if one.name == BUILT_IN), ""),
+            cni_plugins=tuple(
+                plugin for report in self._reports.values() for plugin in report.cni_plugins
+            ),
             addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),
@@ -178,4 +183,5 @@ class Heartbeat:
 
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
     """Return the parts of a report whose change triggers a heartbeat at once."""
-    return report.state.state, report.networks, report.quarantined_bytes, report.addresses
+    own = report.networks, report.cni_plugins, report.addresses
+    return report.state.state, own, report.quarantined_bytes

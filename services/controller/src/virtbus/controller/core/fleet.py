@@ -10,6 +10,7 @@ from typing import ClassVar
 from virtbus.controller.core.allocations import NOTHING, Allocations
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
+from virtbus.controller.core.networks import Networks
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
@@ -22,12 +23,7 @@ from virtbus.controller.core.nodes import (
     state_of,
 )
 from virtbus.controller.core.operations import Operations
-from virtbus.controller.core.placement import (
-    CPU_OVERCOMMIT,
-    Candidate,
-    kind_of,
-    why_unplaced,
-)
+from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of, why_unplaced
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
@@ -72,6 +68,7 @@ class Fleet:
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
     volumes: Volumes = field(default_factory=Volumes)
+    networks: Networks = field(default_factory=Networks)
     operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""

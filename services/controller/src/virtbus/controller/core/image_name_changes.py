@@ -6,13 +6,13 @@ from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.image_name import FLEET, ImageNameRecord
 from virtbus.schemas.image_name_api import ImageNameAsk, ImageNameSet, ImageNameView
 
-_ADMINS = frozenset({"", "ctl"})
+ADMINS = frozenset({"", "ctl"})
 """The accounts, in lower case, that may change the names of the whole fleet."""
 
 
 def refuse_fleet(want: ImageNameAsk, account: str) -> None:
     """Raise 403 if the account may not change the names of this namespace."""
-    if want.namespace == FLEET and account.lower() not in _ADMINS:
+    if want.namespace == FLEET and account.lower() not in ADMINS:
         message = (
             f"the name {want.name} of the whole fleet needs the credentials admin; use a namespace"
         )

@@ -11,6 +11,7 @@ from virtbus.schemas.subjects import (
     IMAGE_NAMES,
     IMAGES_KEY,
     JOIN_KEY,
+    NETWORKS,
     NODE_SPEC_KEY,
     SNAPSHOTS,
     VOLUMES,
@@ -27,6 +28,7 @@ _PLACES = {
     VOLUMES: "volume",
     SNAPSHOTS: "snapshot",
     IMAGE_NAMES: "image name",
+    NETWORKS: "network",
 }
 
 _WAYS_OUT = {
@@ -40,6 +42,7 @@ _WAYS_OUT = {
     "snapshot": "`virtbus snapshot delete NAME` frees the name; data that this controller does "
     "not know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
+    "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
 }

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import (
     of_operation,
     read_image_name,
+    read_network,
     read_record,
     read_snapshot,
     read_stored,
@@ -19,6 +21,7 @@ from virtbus.schemas.subjects import (
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
     JOIN_KEY,
+    NETWORK_KEYS,
     NODE_SPEC_KEY,
     RESERVED,
     SNAPSHOT_KEYS,
@@ -27,14 +30,15 @@ from virtbus.schemas.subjects import (
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-NamedObject = VolumeRecord | SnapshotRecord | ImageNameRecord
-VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | NamedObject
+NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord
+VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | NamedRecord
 
 
-_BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedObject]], ...] = (
+_BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
     (VOLUME_KEYS, read_volume),
     (SNAPSHOT_KEYS, read_snapshot),
     (IMAGE_NAME_KEYS, read_image_name),
+    (NETWORK_KEYS, read_network),
 )
 
 
@@ -73,6 +77,7 @@ class Stored(NamedTuple, Generic[NamedT]):
 StoredVolume = Stored[VolumeRecord]
 StoredSnapshot = Stored[SnapshotRecord]
 StoredImageName = Stored[ImageNameRecord]
+StoredNetwork = Stored[NetworkRecord]
 
 
 class StoredClaim(NamedTuple):

@@ -1,9 +1,10 @@
 """Decides about creates, changes and deletes of volumes, and shows volumes (ADR 0045)."""
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 
+from virtbus.controller.core import named_creates
 from virtbus.controller.core.mutations import changed_paths
+from virtbus.controller.core.named_creates import CreateStep
 from virtbus.controller.core.unreadable import Unreadable
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_holds import fill_of, plain_spec
@@ -16,40 +17,10 @@ from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode, invalid
 
 
-class CreateStep(Enum):
-    """The next step of a create, by the last message of its key."""
-
-    PUT = "put"
-    """The name is free; write at the revision that was read."""
-    SAME = "same"
-    """The volume exists, unchanged."""
-
-
 def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) -> CreateStep:
-    """Return the next step of a create.
-
-    `there` is the volume that has the name, `ended` the uid in a purge marker, or empty.
-
-    Raises:
-        VirtbusError: 409 another volume has the name, or it is not as requested, or it is being
-            deleted; 410 the uid was deleted.
-    """
-    if there is None:
-        if ended == wanted.uid:
-            message = f"uid {wanted.uid} was deleted; create the volume under a new uid"
-            raise VirtbusError(Code.GONE, "deleted", message)
-        return CreateStep.PUT
-    refuse_deleting(there)
-    if there.uid != wanted.uid:
-        message = (
-            f"the name {there.name} is taken in namespace {there.namespace} by the volume "
-            f"{there.uid}; choose another, or delete that volume first"
-        )
-        raise VirtbusError(Code.CONFLICT, "name_taken", message)
-    if details := _differences(there, wanted):
-        message = f"uid {there.uid} is {there.name} already, and differs from this request"
-        raise VirtbusError(Code.CONFLICT, "uid_taken", message, details=details)
-    return CreateStep.SAME
+    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    differences = _differences(there, wanted) if there is not None else ()
+    return named_creates.create_step(there, ended, wanted, "volume", differences)
 
 
 def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
@@ -192,9 +163,7 @@ def has_data(record: VolumeRecord) -> bool:
 
 def refuse_deleting(record: VolumeRecord) -> None:
     """Raise 409 while the volume is being deleted."""
-    if record.deleting:
-        message = f"{record.name} is being deleted; repeat after volume.deleted"
-        raise VirtbusError(Code.CONFLICT, "deleting", message)
+    named_creates.refuse_deleting(record, "volume")
 
 
 def refuse_large(record: VolumeRecord) -> None:
@@ -210,9 +179,7 @@ def refuse_large(record: VolumeRecord) -> None:
 
 def refuse_other(want: VolumeAsk, record: VolumeRecord) -> None:
     """Raise 409 if the volume of the requested name has another uid than the requested one."""
-    if want.uid is not None and want.uid != record.uid:
-        message = f"{record.name} is the volume {record.uid}, not {want.uid}; leave uid out"
-        raise VirtbusError(Code.CONFLICT, "not_its_uid", message)
+    named_creates.refuse_other(want.uid, record, "volume")
 
 
 def not_found(want: VolumeAsk) -> VirtbusError:

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from virtbus.controller.core.allocations import takes_room
-from virtbus.controller.core.placement import Candidate, Demand, Placement, demand_of, place
+from virtbus.controller.core.demand import Demand, demand_of
+from virtbus.controller.core.network_demand import NO_TARGETS, Targets
+from virtbus.controller.core.placement import Candidate, Placement, place
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
@@ -45,13 +47,14 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
 def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
     """Return the place that a VM needs; its volumes' node is by the cache."""
     home = _known_home(record, volumes)
-    return Wait(demand_of(record.spec), takes_room(record), record.reserved, home)
+    demand = demand_of(record.spec, record.network_targets)
+    return Wait(demand, takes_room(record), record.reserved, home)
 
 
 def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> Placement:
     """Return the placement of a waiting VM as `place_near`."""
     how = {"powered": wait.powered, "strict": wait.strict}
-    return place_near(record.spec, nodes, wait.home, **how)
+    return place_near(record.spec, nodes, wait.home, targets=record.network_targets, **how)
 
 
 def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
@@ -75,9 +78,10 @@ def place_near(
     *,
     powered: bool = True,
     strict: bool = False,
+    targets: Targets = NO_TARGETS,
 ) -> Placement:
     """Return the placement of a VM as `place`, on the node of its volumes only."""
-    found = place(spec, near(nodes, home), powered=powered, strict=strict)
+    found = place(spec, near(nodes, home), powered=powered, strict=strict, targets=targets)
     if home is None:
         return found
     why = f"does not have the volume {home.volume}, which is on {home.node}"

@@ -2,13 +2,14 @@
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus
-from virtbus.controller.core.vm_keys import NamedObject
+from virtbus.controller.core.vm_keys import NamedRecord
 from virtbus.schemas import subjects
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume import VolumeRecord
 
 _AT_BIRTH = frozenset({EventKind.VM_ACCEPTED, EventKind.VM_SCHEDULED})
 """These are emitted after the commit, when the node may already act. So they get the time of the
@@ -16,7 +17,7 @@ record's creation."""
 
 
 class FleetEvents:
-    """The controller's events of VMs, nodes, volumes and image names."""
+    """The controller's events of VMs, nodes and named objects."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -29,12 +30,13 @@ class FleetEvents:
             subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
         )
 
-    def named(self, kind: EventKind, record: NamedObject, revision: int, message: str) -> None:
-        """Emit an event of an object; `revision` is that of the change or end."""
+    def named(self, kind: EventKind, record: NamedRecord, revision: int, message: str) -> None:
+        """Emit an event of a named object; `revision` is that of the change or end."""
         event = self._events.event(
             kind,
             uid=record.uid,
-            node=("" if isinstance(record, ImageNameRecord) else record.node) or UNPLACED,
+            node=(record.node if isinstance(record, VolumeRecord | SnapshotRecord) else "")
+            or UNPLACED,
             generation=record.generation,
             namespace=record.namespace,
             name=record.name,

@@ -9,6 +9,7 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_records import NamedRecords
+from virtbus.controller.core.networks import Networks
 from virtbus.controller.core.operations import Operations
 from virtbus.controller.core.snapshots import Snapshots
 from virtbus.controller.core.volumes import Volumes
@@ -23,6 +24,10 @@ from virtbus.schemas.records import of_operation
 
 log = logging.getLogger(__name__)
 
+_NAMED = (
+    *(subjects.VOLUME_KEYS, subjects.SNAPSHOT_KEYS),
+    *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS),
+)
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
@@ -146,12 +151,8 @@ class Informers:
             fleet.offer(node)
         elif key.endswith(f".{subjects.IMAGES_KEY}"):
             fleet.purge_images(key)
-        elif key.startswith(subjects.VOLUME_KEYS):
-            fleet.volumes.forget(key)
-        elif key.startswith(subjects.SNAPSHOT_KEYS):
-            fleet.volumes.snapshots.forget(key)
-        elif key.startswith(subjects.IMAGE_NAME_KEYS):
-            fleet.images.names.forget(key)
+        elif key.startswith(_NAMED):
+            _named(fleet, key).forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 
@@ -170,11 +171,13 @@ class Informers:
             *fleet.volumes.keys(),
             *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
+            *fleet.networks.keys(),
             *fleet.operations.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
-        if _take_named(self._fleet, entry):
+        if entry.key.startswith(_NAMED):
+            _take_named(self._fleet, entry)
             return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             self._node_spec(entry)
@@ -246,22 +249,24 @@ class Informers:
             self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())
 
 
-def _take_named(fleet: Fleet, entry: Entry) -> bool:
-    """Process a volume, a snapshot or an image name; return False for any other key."""
-    caches: dict[str, Volumes | Snapshots | NamedRecords[ImageNameRecord]] = {
-        subjects.VOLUME_KEYS: fleet.volumes,
-        subjects.SNAPSHOT_KEYS: fleet.volumes.snapshots,
-        subjects.IMAGE_NAME_KEYS: fleet.images.names,
-    }
-    for prefix, cache in caches.items():
-        if not entry.key.startswith(prefix):
-            continue
-        if entry.kind is EntryKind.PURGE:
-            cache.purge(entry.key, entry.revision)
-        else:
-            cache.put(entry.key, entry.value, entry.revision)
-        return True
-    return False
+def _take_named(fleet: Fleet, entry: Entry) -> None:
+    """Process a volume, a snapshot, an image name or a network."""
+    cache = _named(fleet, entry.key)
+    if entry.kind is EntryKind.PURGE:
+        cache.purge(entry.key, entry.revision)
+    else:
+        cache.put(entry.key, entry.value, entry.revision)
+
+
+def _named(
+    fleet: Fleet, key: str
+) -> Volumes | Snapshots | NamedRecords[ImageNameRecord] | Networks:
+    """Return the cache of a named object's kind."""
+    if key.startswith(subjects.VOLUME_KEYS):
+        return fleet.volumes
+    if key.startswith(subjects.SNAPSHOT_KEYS):
+        return fleet.volumes.snapshots
+    return fleet.networks if key.startswith(subjects.NETWORK_KEYS) else fleet.images.names
 
 
 def _take_operation(operations: Operations, entry: Entry) -> None:

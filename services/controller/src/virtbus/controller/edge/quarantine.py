@@ -17,6 +17,7 @@ from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
@@ -48,6 +49,7 @@ class Quarantines:
         self._events = events
         self._commits = Commits(bus, fleet)
         self._volumes = VolumeWrites(bus)
+        self._networks = NetworkWrites(bus)
 
     async def quarantine(self, request: Request) -> NodeQuarantined:
         want = validate(NodeQuarantine, request.data)
@@ -104,6 +106,7 @@ class Quarantines:
         try:
             if held:
                 await self._volumes.restore(record)
+                await self._networks.restore(record)
             await self._commits.write_back(record, known)
         except (ConflictError, NodeFullError) as error:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"

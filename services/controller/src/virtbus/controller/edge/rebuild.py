@@ -26,6 +26,7 @@ from virtbus.controller.core.rebuild_plan import (
 from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
@@ -60,6 +61,7 @@ class Rebuilds:
         self._events = events
         self._commits = Commits(bus, fleet)
         self._volumes = VolumeWrites(bus)
+        self._networks = NetworkWrites(bus)
 
     async def rebuild(self, request: Request) -> BusRebuilt:
         want = validate(BusRebuild, request.data)
@@ -186,6 +188,7 @@ class Rebuilds:
     async def _write(self, step: RebuildAction, record: VmRecord, known: Known) -> None:
         if step in WRITTEN:
             await self._volumes.restore(record)
+            await self._networks.restore(record)
             await self._commits.write_back(record, known)
             self._events.emit(EventKind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is RebuildAction.END:

@@ -4,19 +4,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, may_touch, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import pages, volume_changes, volume_fills
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
-from virtbus.controller.edge.cas import ATTEMPTS, contended
+from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
@@ -234,21 +233,12 @@ class VolumeApi:
         request: Request,
     ) -> StoredVolume:
         """Apply a change under concurrency, once for each request id."""
-        for _ in range(ATTEMPTS):
-            held = await self.find(want, request.account)
-            if request.id in held.record.requests:
-                return held
-            refuse_late(request.deadline_s)
-            record = with_request(change(held.record), held.record, request.id)
-            if record == held.record:
-                return held
-            try:
-                held = await self._writes.replace(held, record)
-            except ConflictError:
-                continue
+        held, changed = await self._writes.change(
+            lambda: self.find(want, request.account), change, request
+        )
+        if changed:
             self.tell(kind, held, "")
-            return held
-        raise contended(f"the volume {want.name}")
+        return held
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: VolumeAsk, account: str) -> StoredVolume:

@@ -45,13 +45,9 @@ class DiskPlaces:
             VirtbusError: 404 `disk_missing`; 409 `disk_damaged`, `disk_mismatch`; 503
                 `store_error`.
         """
-        return self._found(self._files, uid, disk) if ref is None else self.of_volume(ref)
-
-    def of_volume(self, ref: VolumeRef) -> DiskPlace:
-        """Return the disk of a volume; errors as `of`."""
-        return self._found(self._volumes, ref.folder, DISK)
-
-    def _found(self, files: DiskFolders, folder: str, name: str) -> DiskPlace:
+        files, folder, name = self._files, uid, disk
+        if ref is not None:
+            files, folder, name = self._volumes, ref.folder, DISK
         found = files.read(folder, name)
         if found is None:
             message = "the disk does not exist on this node; a first start of its VM makes it"

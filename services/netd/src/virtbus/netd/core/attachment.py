@@ -8,6 +8,7 @@ from pydantic import Field
 from virtbus.netd.core import names
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus, LinkState
+from virtbus.schemas.network_object import NetworkTarget
 from virtbus.schemas.nic import NicLimits
 from virtbus.schemas.publish import PublishedPort
 
@@ -17,6 +18,10 @@ class NicKind(StrEnum):
 
     BRIDGE = "bridge"
     """The built-in path: a veth to the host bridge."""
+    NAT = "nat"
+    ROUTED = "routed"
+    ISOLATED = "isolated"
+    """As BRIDGE, with the bridge and the rules of a network object."""
     CNI = "cni"
     """The plugins of a conflist."""
 
@@ -58,6 +63,13 @@ class Nic(LenientModel):
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
+    target: NetworkTarget | None = None
+    """The network object; None for the built-in network, and for a conflist of the node."""
+
+    @property
+    def place(self) -> str:
+        """Return the uid of its network object; empty for the built-in network."""
+        return self.target.uid if self.target is not None else ""
 
     @property
     def eth(self) -> str:
@@ -77,7 +89,8 @@ class Nic(LenientModel):
     @property
     def hardware(self) -> tuple[object, ...]:
         """Return the properties that stay the same while a guest runs."""
-        return self.name, self.network, self.mac, self.asked_mtu, self.queues, self.publish
+        place = self.network, self.kind, self.place
+        return self.name, place, self.mac, self.asked_mtu, self.queues, self.publish
 
 
 class Attachment(LenientModel):
