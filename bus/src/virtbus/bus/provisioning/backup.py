@@ -29,6 +29,7 @@ from virtbus.schemas.subjects import (
     JOIN_KEY,
     NETWORK_KEYS,
     SIGNING,
+    SNAPSHOT_KEYS,
     VOLUME_KEYS,
     vm_anywhere,
 )
@@ -38,7 +39,7 @@ QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
-_NAMED = (VOLUME_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS)
+_NAMED = (VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS)
 
 
 class BackupError(Exception):

@@ -26,6 +26,7 @@ from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeFolders, VolumeNote
 from virtbus.imaged.images import Images
@@ -373,9 +374,9 @@ class Disks:
 
     def _found(self) -> Iterator[FoundDisk]:
         """Yield all disks, also those that move to or from the quarantine meanwhile."""
-        return itertools.chain(
-            self._files.find(), self._volumes.find(), self._quarantine.find(), self._files.find()
-        )
+        frozen = SnapshotFolders(self._files.root).find()
+        volumes, quarantine = self._volumes.find(), self._quarantine.find()
+        return itertools.chain(self._files.find(), volumes, frozen, quarantine, self._files.find())
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch
