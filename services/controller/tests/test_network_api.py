@@ -5,6 +5,7 @@ import json
 from ipaddress import IPv4Network
 from typing import Any
 
+import pytest
 from services.controller.tests.fleets import node, record, uid
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_unreadable import damage
@@ -257,24 +258,34 @@ async def test_a_delete_is_reverted_if_a_vm_was_committed_meanwhile(made: World)
     assert (await kinds(made))[-1] == "network.kept"
 
 
-def test_a_create_that_finds_the_mark_after_its_commit_takes_its_vm_back() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_create_reverts_a_delete_that_began_meanwhile_unless_it_ended(*, ended: bool) -> None:
     async def body() -> None:
         async with world() as made:
             await make(made)
             creates = made.controllers["c1"]._vms._creates
-            commit = creates._commit
+            commit, writes = creates._commit, creates._networks._writes
 
-            async def marked(*arguments: Any) -> Any:
-                held = await creates._networks._writes.latest("default", "blue")
+            async def late(*arguments: Any) -> Any:
+                held = await writes.latest("default", "blue")
                 assert held is not None
                 marked = held.record.model_copy(update={"deleting": True})
-                await creates._networks._writes.replace(held, marked)
+                held = await writes.replace(held, marked)
+                if ended:
+                    await writes.end(held)
                 return await commit(*arguments)
 
-            creates._commit = marked  # type: ignore[assignment,method-assign]  # a delete at the worst moment
-            assert (await refused(vm(made))).reason == "deleting"
-            stored = await made.stored(uid(7))
-            assert stored is None or stored.deleting
+            creates._commit = late  # type: ignore[assignment,method-assign]  # at the worst moment
+            if ended:
+                assert (await refused(vm(made))).reason == "deleting"
+                stored = await made.stored(uid(7))
+                assert stored is None or stored.deleting
+                return
+            assert (await vm(made)).network_targets["blue"].uid == uid(1)
+            await asyncio.sleep(WAIT_S + 5)
+            view = await of(made, "get")
+            assert (view.state, view.users) == ("InUse", ("default/vm-7",))
+            assert (await kinds(made))[-1] == "network.kept"
 
     run(body)
 
