@@ -6,7 +6,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
-from services.controller.tests.fleets import node, record, uid
+from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_unreadable import damage
 from services.controller.tests.test_vm_api import played, refused
@@ -18,11 +18,14 @@ from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.network_api import NetworkLimits
 from virtbus.controller.edge.network_removals import WAIT_S
 from virtbus.schemas import subjects
+from virtbus.schemas.names import NameAsk
+from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.network_api import NetworkObjectView
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, validate
 
 SPEC = {"kind": "nat", "subnet": "10.200.0.0/24"}
+MAC = "02:00:00:00:00:01"
 BLUE = subjects.network_record("default", "blue")
 
 
@@ -210,6 +213,21 @@ async def test_only_nodes_that_allow_the_plugins_take_a_vm(made: World) -> None:
     await settle()
     error = await refused(vm(made, 8))
     assert "does not allow the CNI plugin ptp" in str(error.body.details)
+
+
+@played()
+async def test_names_do_not_lead_to_addresses_that_each_host_has(made: World) -> None:
+    await make(made)
+    stored = await vm(made)
+    nics = [
+        InterfaceStatus(name="a", network=network, mac=MAC, addresses=(address,))
+        for network, address in (("blue", "10.200.0.7/24"), ("lan", "10.88.0.7/24"))
+    ]
+    await made.say(status(stored, interfaces=tuple(nics)))
+    await settle()
+    ask = NameAsk(uid=uid(7), namespace="default", name="vm-7")
+    answer = await made.host.request(subjects.names_ask("n1"), ask, timeout_s=10)
+    assert answer["addresses"] == ["10.88.0.7"]
 
 
 # --- delete -------------------------------------------------------------------------------
