@@ -144,6 +144,20 @@ async def test_a_bridge_may_make_its_vm_requests_and_no_node_requests(
     assert await sequences(admin) == before
 
 
+async def test_a_container_runtime_may_make_its_requests_and_no_others(
+    nats: server.Server, admin: Stranger
+) -> None:
+    """It opens no console, and cannot move, drain, or delete an image."""
+    before = await sequences(admin)
+    said, heard = await tried(nats, "cri-n1")
+    verbs = ("create", "get", "watch", "update", "start", "stop", "delete")
+    asks = {*(f"vm.{verb}" for verb in verbs), "image.pull", "node.get"}
+    assert {".".join(one.split(".")[3:5]) for one in said} == {*asks, "watch.renew"}
+    assert all(one.startswith("virtbus.api.v1.") for one in said)
+    assert heard == set()
+    assert await sequences(admin) == before
+
+
 async def test_a_nodes_messages_reach_only_its_own_subjects(
     nats: server.Server, admin: Stranger
 ) -> None:

@@ -47,6 +47,7 @@ def operation() -> OperationView:
         (("--from-image", "tiny", "--full"), {"image": "tiny", "full": True}),
         (("--from-url", "https://a.example/x"), {"image": "https://a.example/x", "full": True}),
         (("--from-volume", "data-1"), {"volume": "data-1"}),
+        (("--from-vm", "web:root"), {"vm": "web", "disk": "root"}),
     ],
 )
 async def test_a_copy_needs_no_size(

@@ -92,12 +92,17 @@ def test_a_vm_waits_for_the_copy_of_its_root_disk(platform: Platform, tmp_path: 
     platform.cli("volume", "delete", "root-1")
     platform.cli("volume", "create", "root-1", "--from-image", "tiny", "--full", "--no-wait")
     platform.create("boots", "-f", str(file), wait="ready")
+    platform.cli("vm", "stop", "boots", "--wait")
+    assert volume(platform, "create", "root-2", "--from-vm", "boots")["state"] == "Bound"
+    compare = ["qemu-img", "compare", "-q"]
+    disks = [str(disk_of(platform, name)) for name in ("root-1", "root-2")]
+    subprocess.run([*compare, *disks], check=True)
     platform.delete("boots")
     image = subprocess.check_output(["qemu-img", "info", str(disk_of(platform, "root-1"))])
     assert b"backing" not in image
     for item in json.loads(platform.cli("operation", "list", "-o", "json"))["items"]:
         platform.cli("operation", "delete", item["id"])
-    platform.cli("volume", "delete", "root-1")
+    platform.cli("volume", "delete", "root-1", "root-2")
     platform.nothing_left()
 
 

@@ -317,6 +317,9 @@ class Observer(Watcher):
     def volume_removed(self, host: Host, folder: str) -> None:
         self.volumes.removed(host, folder)
 
+    def volume_filled(self, host: Host, folder: str) -> None:
+        self.volumes.filled(host, folder)
+
     def off(self, host: Host, domain: Domain, why: str) -> None:
         """A guest is off, for any reason."""
         self.note(host.name, "off", domain.uid, why)

@@ -25,6 +25,8 @@ EXPLAINED = frozenset(
     {
         *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
         *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
+        *("volume_empty", "volume_lost", "volume_not_filled", "volume_filled", "not_copied"),
+        *("no_node", "uid_taken", "deleted", "operation_quota", "vm_runs", "no_disk"),
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
@@ -300,7 +302,7 @@ class VolumeUser(User):
         await asyncio.sleep(rng.uniform(0.0, self._plan.creates_until_s / 4))
         try:
             while self._left_s() > 0:
-                spec = {"size": "64MiB"}
+                spec = self._spec()
                 await self._try("create", about | {"uid": self._bus.sources.uuid7(), "spec": spec})
                 await asyncio.sleep(rng.uniform(5.0, 60.0))
                 if rng.random() < 0.3:
@@ -309,10 +311,19 @@ class VolumeUser(User):
                     await self._try("detach", about)
                 if rng.random() < 0.5:
                     await self._try("attach", about | {"vm": f"vm-{rng.randrange(self._plan.vms)}"})
+                await self._try("fill", about)
                 if rng.random() < 0.6:
                     await self._delete(about)
         except GaveUpError:
             return
+
+    def _spec(self) -> dict[str, Any]:
+        """Return an empty volume, or a copy of an image, a volume or a VM's disk."""
+        other = f"vol-{self._rng.randrange(self._plan.volumes)}"
+        sources: list[dict[str, Any]] = [{}, {"image": "tiny", "full": True}, {"volume": other}]
+        sources.append({"vm": f"vm-{self._rng.randrange(self._plan.vms)}"})
+        source = self._rng.choices(sources, (4, 3, 2, 2))[0]
+        return {"size": 0 if {"volume", "vm"} & source.keys() else "64MiB", "source": source}
 
     async def _delete(self, about: dict[str, Any]) -> None:
         while self._left_s() > 0:

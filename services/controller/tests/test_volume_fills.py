@@ -153,6 +153,26 @@ async def test_a_volume_that_is_held_by_a_vm_that_is_off_is_copied(made: World) 
 
 
 @played()
+async def test_a_disk_of_a_vm_that_is_off_is_copied_on_its_node(made: World) -> None:
+    vm = record(1, powered=False)
+    await made.host.put(subjects.name_claim("default", vm.name), encode({"uid": vm.uid}))
+    await made.host.put(subjects.vm_record("n1", vm.uid), encode(vm))
+    await made.say(status(vm, VmState.RUNNING))
+    await settle()
+    spec = {"size": 0, "source": {"vm": "web"}}
+    assert (await refused(make(made, spec))).reason == "vm_runs"
+    await made.say(status(vm, VmState.STOPPED))
+    await settle()
+    for source, reason in (({"vm": "x"}, "vm_not_found"), ({"vm": "web", "disk": "x"}, "no_disk")):
+        assert (await refused(make(made, {"size": 0, "source": source}))).reason == reason
+    view = await make(made, spec)
+    (one,) = await operations(made)
+    assert one.source is not None
+    assert (view.node, one.source.vm, one.source.disk) == ("n1", vm.uid, "root")
+    assert (one.source.epoch, one.source.volume) == (vm.epoch, None)
+
+
+@played()
 async def test_a_failed_copy_is_repeated_or_deleted(made: World) -> None:
     await make(made)
     error = VirtbusError(Code.UNAVAILABLE, "disk_full", "the node is full").body

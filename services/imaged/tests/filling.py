@@ -85,7 +85,7 @@ async def filling(
     """Fills that end with the context, as the process does."""
     volumes = VolumeFolders(node.files.root)
     room = DiskSpace(node.files.root, space or SpaceLimits(0, 0.0))
-    parts = FillParts(node.disks, node.images, node.store, volumes, room, threads, FAST)
+    parts = FillParts(node.disks, node.images, node.store, node.files, volumes, room, threads, FAST)
     async with asyncio.TaskGroup() as group:
         jobs = DiskJobs(group)
         yield Fills(jobs, parts, filled, converter)

@@ -21,7 +21,7 @@ from services.imaged.tests.filling import (
     names,
     work,
 )
-from services.imaged.tests.records import named, record, ref, uid
+from services.imaged.tests.records import named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import (
     MIB,
     NodeMaker,
@@ -32,6 +32,8 @@ from services.imaged.tests.site_under_test import (
 
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.volume_files import VolumeFolders
+from virtbus.imaged.fill_waits import FillWaits
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -79,6 +81,29 @@ async def test_a_volume_is_filled_once_and_a_vm_waits_for_it(
         assert (await ended(fills, want), copies.begun) == (state, 1)
         assert (await fills.do(work(of, "cancel"))).state == "done"
         assert names(node, of) == ["disk.qcow2", "record.json"]
+
+
+async def test_a_vm_continues_when_its_volumes_are_filled(
+    make_node: NodeMaker, threads: DiskThreads, server: Web
+) -> None:
+    server.files["a"] = qcow2_image()
+    of, copies = copied(), Copies()
+    copies.may.clear()
+    async with make_node() as node:
+        waits = FillWaits(VolumeFolders(node.files.root), threads)
+        filled = waits.tell
+        async with filling(node, threads, copies, filled=filled) as fills, asyncio.TaskGroup() as g:
+            await fills.do(work(of, image=server.url("a")))
+            waiting = g.create_task(waits.wait(user(of)))
+            while not copies.begun:
+                await asyncio.sleep(0.01)
+            assert not waiting.done()
+            with pytest.raises(VirtbusError, match="no content yet"):
+                waits.refuse_waiting(VM)
+            copies.may.set()
+            await waiting
+            waits.refuse_waiting(VM)
+            await waits.wait(user(of))
 
 
 async def test_a_cancel_before_the_end_leaves_nothing(
@@ -264,6 +289,21 @@ async def test_a_clone_of_a_clone_outlives_both(
         await ended(fills, want)
         await node.disks.release_volume(second)
         check(folder(node, third) / "disk.qcow2")
+
+
+@REAL
+async def test_a_disk_of_a_vm_outlives_it_with_its_image(
+    make_node: NodeMaker, threads: DiskThreads, server: Web
+) -> None:
+    server.files["a"] = qcow2_image()
+    of = copied()
+    async with make_node() as node, filling(node, threads) as fills:
+        await node.disks.ensure(record(volume(server.url("a")), uid=VM))
+        disk = node.files.path(VM, "root")
+        subprocess.run(["qemu-io", "-c", "write -q -P 7 1M 64k", str(disk)], check=True)
+        await ended(fills, work(of, vm=VM, epoch=1, disk="root"))
+        await node.disks.release(VM, 1)
+        check(folder(node, of) / "disk.qcow2")
 
 
 @REAL

@@ -383,6 +383,49 @@ async def test_a_volume_is_copied_while_its_vm_is_off_only(site: Site) -> None:
         assert (str(status.phase), found) == (phase, reason), vm
 
 
+async def test_a_disk_of_a_vm_is_copied_while_it_is_off_and_here(site: Site) -> None:
+    cases: list[tuple[Machine, str, str]] = [
+        (Machine("running", powered=True), "Failed", "vm_runs"),
+        (Machine("stopped", epoch=2), "Failed", "vm_left"),
+        (Machine("stopping", powered=False), "Accepted", ""),
+        (Machine("stopped", deleting=True), "Cancelled", ""),
+        (Machine("stopped"), "Running", ""),
+    ]
+    source = FillSource(vm=VM, epoch=1, disk="root")
+    for number, (vm, phase, reason) in enumerate(cases, 10):
+        site.vms[VM] = vm
+        await site.put(number, **FILL | {"uid": uid(100 + number), "source": source})
+        async with site.serving():
+            await site.runner.round()
+        status = await site.status(number)
+        found = status.error.reason if status.error is not None else ""
+        assert (str(status.phase), found) == (phase, reason), vm
+    site.vms[VM] = Machine("stopped", deleting=True)
+    async with site.serving():
+        await site.runner.round()
+    assert await site.phases(14) == ["Cancelled"]
+
+
+async def test_an_operation_that_is_forgotten_during_a_request_ends_nobody(site: Site) -> None:
+    """The list of a new connection may lack an operation that is being worked on."""
+    await site.put()
+
+    async def answer(request: Request) -> WorkState:
+        site.runner.list_begins()
+        site.runner.list_ends()
+        return await site.imaged.answer(request)
+
+    subject = subjects.rpc(NODE, "imaged", "export")
+    served = [Endpoint("export", subject, answer)]
+    async with site.bus.serve(ServiceInfo("virtbus-imaged", "1"), served):
+        await site.runner.round()
+    site.restart()
+    async with site.serving():
+        for _ in range(2):
+            await site.runner.round()
+    assert await site.phases(10) == ["Succeeded"]
+
+
 async def test_a_fill_is_cancelled(site: Site) -> None:
     site.imaged.slow = True
     await site.put(**FILL)

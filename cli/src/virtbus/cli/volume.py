@@ -249,7 +249,8 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """Return the source of a volume: an image, `volume/NAME`, or `empty`."""
-    if source.get("volume"):
-        return f"volume/{source['volume']}"
+    """Return the source of a volume: an image, `volume/NAME`, `vm/NAME`, or `empty`."""
+    for kind in ("volume", "vm"):
+        if source.get(kind):
+            return f"{kind}/{source[kind]}"
     return str(source.get("image") or "empty")

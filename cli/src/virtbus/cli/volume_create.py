@@ -31,6 +31,7 @@ _WAIT = click.option(
         virtbus volume create data-1 --size 10GiB
         virtbus volume create root-1 --size 20GiB --from-image debian/12 --node n2 --protected
         virtbus volume create data-2 --from-volume data-1
+        virtbus volume create root-2 --from-vm web
         virtbus volume create legacy --from-file disk.vmdk --node n1
         virtbus volume create golden --from-url https://example.com/disk.qcow2 --no-wait
         """
@@ -54,6 +55,13 @@ _WAIT = click.option(
     metavar="NAME",
     shell_complete=completion_sources.volumes,
     help="Copy another volume, which no running VM has.",
+)
+@click.option(
+    "--from-vm",
+    "vm",
+    metavar="VM[:DISK]",
+    shell_complete=completion_sources.vms,
+    help="Copy a disk of a VM that is off.  [default: its first]",
 )
 @click.option(
     "--from-file",
@@ -95,7 +103,7 @@ def command(
     spec: dict[str, Any] = {"size": flags["size"] or 0}
     if source:
         spec["source"] = source
-    if not flags["size"] and not source.get("full") and "volume" not in source:
+    if not flags["size"] and not ({"full", "volume", "vm"} & source.keys()):
         raise usage("an empty volume and one on an image need --size", "add --size 10GiB")
     if flags["protected"]:
         spec["protected"] = True
@@ -116,15 +124,20 @@ def command(
 
 def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[str, Any]:
     """Return the source of the spec; empty for an empty volume."""
-    given = [flags[one] for one in ("image", "volume", "url") if flags[one]]
+    given = [flags[one] for one in ("image", "volume", "vm", "url") if flags[one]]
     if len(given) + (file is not None) > 1:
-        raise usage("give one of --from-image, --from-volume, --from-file and --from-url")
+        raise usage(
+            "give one of --from-image, --from-volume, --from-vm, --from-file and --from-url"
+        )
     if file is not None and not wait:
         raise usage("--from-file waits for its copy", "leave --no-wait out")
     if flags["full"] and not flags["image"]:
         raise usage("--full needs --from-image; other sources are always copied")
     if flags["volume"]:
         return {"volume": flags["volume"]}
+    if flags["vm"]:
+        vm, _, disk = flags["vm"].partition(":")
+        return {"vm": vm} | ({"disk": disk} if disk else {})
     if flags["url"]:
         return {"image": flags["url"], "full": True}
     if flags["image"]:

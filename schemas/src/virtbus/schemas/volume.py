@@ -39,27 +39,32 @@ class VolumeSource(StrictModel):
     """The first content of a volume. Without an `image` and a `volume` it is empty.
 
     The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
-    `volume` of the same namespace is always copied.
+    `volume` of the same namespace, or the `disk` of a `vm` (default: its first), is always copied.
     """
 
     image: PlainRef | None = None
     full: bool = False
     volume: Id | None = None
+    vm: Id | None = None
+    disk: Id | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if self.image is not None and self.volume is not None:
-            msg = "give either image or volume"
+        if sum(one is not None for one in (self.image, self.volume, self.vm)) > 1:
+            msg = "give one of image, volume and vm"
             raise ValueError(msg)
         if self.full and self.image is None:
-            msg = "full needs an image; a volume is always copied"
+            msg = "full is of an image; other sources are always copied"
+            raise ValueError(msg)
+        if self.disk is not None and self.vm is None:
+            msg = "disk is of a vm"
             raise ValueError(msg)
         return self
 
     @property
     def is_copied(self) -> bool:
         """Return True if an operation writes the content, before a VM uses it."""
-        return self.full or self.volume is not None
+        return self.full or self.volume is not None or self.vm is not None
 
 
 class VolumeSpec(StrictModel):

@@ -32,9 +32,13 @@ class VolumeRef(LenientModel):
 
 
 class FillSource(LenientModel):
-    """The source of a copied volume: an image, or another volume on the same node."""
+    """The source of a copied volume: an image, another volume, or a disk of a VM on the node."""
 
     image: str = ""
     target: ImageTarget | None = None
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     volume: VolumeRef | None = None
+    vm: Uid | None = None
+    """The VM, with its `epoch` on the node, and its `disk`: the name of its volume in the spec."""
+    epoch: int = 0
+    disk: str = ""

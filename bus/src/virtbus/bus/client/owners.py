@@ -1,4 +1,6 @@
-"""Checks VM ownership: a bridge may touch only VMs that it created, people all VMs (ADR 0030).
+"""Checks VM ownership: bridges and container runtimes may touch only VMs that they created.
+
+People may touch all VMs (ADR 0030).
 
 The NATS server writes the requester's account into each request that crosses accounts, and replaces
 a forged header. A request without this header comes from the controllers' own account.
@@ -12,6 +14,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 REQUEST_INFO = "Nats-Request-Info"
 BRIDGE = "bridge"
 """The user name of the first bridge. Further bridges are `bridge-<cluster>`."""
+CRI = "cri-"
+"""The user name of a node's container runtime is this and the node's id (ADR 0059)."""
 _UNKNOWN = "unknown"
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 """The accounts, in lower case, whose users may touch every VM."""
@@ -33,6 +37,12 @@ def owner_of(account: str) -> str:
     """Return the owner of the VMs that this account creates; empty if it may touch all VMs."""
     name = account.lower()
     return "" if name in _PEOPLE else name
+
+
+def node_of(account: str) -> str:
+    """Return the node to which this account is limited; empty if it may use all nodes."""
+    name = account.lower()
+    return name.removeprefix(CRI) if name.startswith(CRI) else ""
 
 
 def may_touch(account: str, owner: str) -> bool:

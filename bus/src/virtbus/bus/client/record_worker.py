@@ -179,11 +179,6 @@ class RecordWorker(Generic[Ready]):
         self._jobs[record.uid] = job
         job.task = self._group.create_task(self._run(job))
 
-    def retry(self) -> None:
-        """Repeat the failed attempts of all VMs now, for example after a volume was filled."""
-        for job in self._jobs.values():
-            job.again.set()
-
     async def ensure(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> Ready:
         """Return the outcome for this record: of the current attempt, or of the last failed one.
 

@@ -16,7 +16,7 @@ from typing import Any
 from virtbus.bus.client import nkeys
 from virtbus.bus.errors import BusError
 from virtbus.bus.provisioning import certificate_authority, permissions
-from virtbus.bus.provisioning.accounts import accounts
+from virtbus.bus.provisioning.accounts import Account, accounts
 from virtbus.bus.provisioning.credentials import write_creds, write_secret
 from virtbus.bus.provisioning.permissions import Role
 from virtbus.bus.provisioning.server_config import ServerLogin, accounts_block
@@ -97,6 +97,8 @@ class BusPlan:
     nodes: list[str] = field(default_factory=list)
     bridges: list[str] = field(default_factory=list)
     """Kubernetes clusters with a bridge of their own, in addition to the user `bridge`."""
+    cris: list[str] = field(default_factory=list)
+    """Nodes whose container runtime (`virtbus-cri`) has a user."""
     keys: dict[str, str] = field(default_factory=dict)
     """The public nkey of each user."""
 
@@ -108,8 +110,12 @@ class BusPlan:
     @property
     def roles(self) -> list[Role]:
         """Return all users of the bus."""
-        listed = accounts(self.nodes, bridges=self.bridges, system=True)
-        return [role for account in listed for role in account.users]
+        return [role for account in self.accounts for role in account.users]
+
+    @property
+    def accounts(self) -> list[Account]:
+        """Return all accounts of the bus."""
+        return accounts(self.nodes, bridges=self.bridges, cris=self.cris, system=True)
 
 
 class BusDirectory:
@@ -206,7 +212,7 @@ class BusDirectory:
         )
         changed += _changed(folder / "nats-server.conf", text)
         logins = {user: ServerLogin(nkey=key) for user, key in plan.keys.items()}
-        block = accounts_block(accounts(plan.nodes, bridges=plan.bridges, system=True), logins)
+        block = accounts_block(plan.accounts, logins)
         return changed + _changed(folder / "accounts.conf", block)
 
     def add_node(self, node: str) -> list[Path]:
@@ -221,6 +227,20 @@ class BusDirectory:
         plan = self.plan()
         if cluster not in plan.bridges:
             plan.bridges.append(cluster)
+        return self.write(plan)
+
+    def add_cri(self, node: str) -> list[Path]:
+        """Create account and credentials of a node's container runtime; return changed files.
+
+        Raises:
+            BusError: the bus has no such node.
+        """
+        plan = self.plan()
+        if node not in plan.nodes:
+            msg = f"{node} has no account here; `virtbus bus add-node {node}` gives it one"
+            raise BusError(msg)
+        if node not in plan.cris:
+            plan.cris.append(node)
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:
@@ -247,7 +267,7 @@ class BusDirectory:
             msg = f"{node} has no account here; `virtbus bus add-node {node}` gives it one"
             raise BusError(msg)
         self._withdraw(node)
-        users = [role.user for role in permissions.node_users(node)]
+        users = [role.user for role in permissions.users_on(node)]
         plan.keys = {user: key for user, key in plan.keys.items() if user not in users}
         _changed(self.base / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
         for user in users:
@@ -261,8 +281,9 @@ class BusDirectory:
         """
         plan = self.plan()
         self._withdraw(node)
-        gone = [role.user for role in permissions.node_users(node)]
+        gone = [role.user for role in permissions.users_on(node)]
         plan.nodes = [one for one in plan.nodes if one != node]
+        plan.cris = [one for one in plan.cris if one != node]
         changed = self.write(plan)
         for user in gone:
             self.creds(user).unlink(missing_ok=True)

@@ -22,6 +22,7 @@ _HERE = "virtbus.cli.bus"
             f"{_HERE}.nodes:add_bridge",
             "Give a further cluster's bridge its credentials.",
         ),
+        "add-cri": (f"{_HERE}.nodes:add_cri", "Give a node's container runtime its credentials."),
         "check": (f"{_HERE}.check:check", "Find problems in a bus's files."),
         "backup": (f"{_HERE}.files:backup", "Write the records of VMs and hosts to a file."),
         "restore": (f"{_HERE}.files:restore", "Write a backup into an empty bus."),

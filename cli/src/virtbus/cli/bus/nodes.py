@@ -1,4 +1,4 @@
-"""Implements `virtbus bus add-node`, `revoke-node`, `remove-node` and `add-bridge`."""
+"""Implements `virtbus bus add-node`, `revoke-node`, `remove-node`, `add-bridge`, `add-cri`."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ import click
 from virtbus.bus.errors import DeniedError, UnavailableError
 from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.bus.provisioning.config_reload import reload_servers
-from virtbus.bus.provisioning.permissions import bridge
+from virtbus.bus.provisioning.permissions import bridge, cri
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.bus.place import WAIT_S, answers, copy_hint, directory, knows, refusals, written
 from virtbus.cli.failures import unavailable
@@ -66,6 +66,22 @@ def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
     with refusals():
         changed = prepared.add_bridge(check_id(cluster))
     _added(invocation, prepared, {"bridge": cluster}, changed, [bridge(cluster).user])
+
+
+@click.command(epilog=examples("virtbus bus add-cri n1"))
+@click.argument("node")
+@directory
+@local
+def add_cri(invocation: Invocation, node: str, place: str) -> None:
+    """Create an account for the container runtime of a node that is a Kubernetes node, too.
+
+    It sees and changes only the VMs that it created: the VMs of the pods of its node.
+    """
+    prepared = BusDirectory(Path(place))
+    with refusals():
+        changed = prepared.add_cri(check_id(node))
+    start = f"on {node}: copy the file to /etc/virtbus/cri.creds, then start virtbus-cri"
+    _added(invocation, prepared, {"cri": node}, changed, [cri(node).user], start)
 
 
 def _added(

@@ -151,7 +151,7 @@ class ControllerService:
 
     def _volume_fills(self, events: FleetEvents) -> VolumeFills:
         room = OperationRoom(self._fleet, self._storage, self._operation_quota)
-        return VolumeFills(self._bus, self._fleet, events, room)
+        return VolumeFills(self._bus, self._fleet, events, room, self._vms)
 
     def _operation_api(self, events: FleetEvents) -> OperationApi:
         """Return the handlers of requests about operations."""

@@ -1,4 +1,4 @@
-"""Fills volumes with copies of images and volumes; each request may be repeated (ADR 0053).
+"""Fills volumes with copies of images and disks; each request may be repeated (ADR 0053).
 
 The rename of the finished copy is the final step. A crash before it leaves a part, which the next
 attempt replaces; after it, the volume has its disk, and every request finds that.
@@ -13,6 +13,7 @@ from virtbus.imaged.core.disk_requests import fill_size, image_of_fill
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import OpenedSource, convert
@@ -25,7 +26,7 @@ from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class FillParts:
     disks: Disks
     images: Images
     store: ImageStore
+    files: DiskFolders
     volumes: VolumeFolders
     space: DiskSpace
     threads: DiskThreads
@@ -97,20 +99,17 @@ class Fills:
 
     # --- the job ----------------------------------------------------------------------------
     async def _run(self, want: FillWork, job: Job) -> None:
-        source = want.source.volume
+        source, locks = want.source, self._parts.disks.locks
         with ExitStack() as leases:
-            origin: ImageInfo | VolumeRef
-            if source is None:
-                origin = await self._fetched(want, job)
-                leases.enter_context(self._parts.store.lease(origin.digest))
-            else:
-                origin = source
-            volumes = (want.ref,) if source is None else (want.ref, source)
-            locks = self._parts.disks.locks
-            async with self._jobs.slots, locks.held(want.ref.uid, *volumes):
+            image = None
+            if source.image:
+                image = await self._fetched(want, job)
+                leases.enter_context(self._parts.store.lease(image.digest))
+            volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
+            async with self._jobs.slots, locks.held(source.vm or want.ref.uid, *volumes):
                 self._parts.disks.refuse_released(want.ref)
                 if await self._state(want.ref) is None:
-                    await self._fill(want.ref, job, origin)
+                    await self._fill(want, job, image)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
 
@@ -123,10 +122,10 @@ class Fills:
         asker = Asker(moved, want.ref.uid, want.ref.namespace)
         return await self._parts.images.ensure(source, asker, policy)
 
-    async def _fill(self, ref: VolumeRef, job: Job, origin: ImageInfo | VolumeRef) -> None:
-        threads, volumes = self._parts.threads, self._parts.volumes
+    async def _fill(self, want: FillWork, job: Job, image: ImageInfo | None) -> None:
+        threads, volumes, ref = self._parts.threads, self._parts.volumes, want.ref
         published = False
-        with await threads.run(self._opened, origin) as source:
+        with await threads.run(self._opened, want.source, image) as source:
             size_bytes = fill_size(
                 ref, source.virtual_size_bytes, self._parts.limits.max_virtual_bytes
             )
@@ -157,11 +156,12 @@ class Fills:
                     await threads.run(volumes.drop_copy, ref.folder)
 
     # --- in a disk thread -------------------------------------------------------------------
-    def _opened(self, origin: ImageInfo | VolumeRef) -> OpenedSource:
+    def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
         """Open the source; errors as `opened_disk`."""
         store = self._parts.store
-        if isinstance(origin, VolumeRef):
-            return opened_disk(self._parts.volumes, origin.folder, DISK, store)
-        return OpenedSource(
-            store.path(origin.digest), None, origin.virtual_size_bytes, "", origin.format
-        )
+        if image is not None:
+            path, size_bytes = store.path(image.digest), image.virtual_size_bytes
+            return OpenedSource(path, None, size_bytes, "", image.format)
+        if source.volume is not None:
+            return opened_disk(self._parts.volumes, source.volume.folder, DISK, store)
+        return opened_disk(self._parts.files, source.vm or "", source.disk, store)

@@ -9,6 +9,7 @@ from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.exports import Exports
+from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
@@ -54,6 +55,7 @@ class Transfers:
     uploads: Uploads
     exports: Exports
     fills: Fills
+    waits: FillWaits
 
 
 class Requests:
@@ -77,12 +79,17 @@ class Requests:
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
-        """Make a VM's disks and return them; 503 `image_pulling` if they are not ready in time."""
+        """Make a VM's disks and return them.
+
+        Raises:
+            VirtbusError: 503 `image_pulling` or `volume_not_filled`: they are not ready in time.
+        """
         want = validate(Ensure, request.data)
         try:
             async with asyncio.timeout(_left_s(request)):
                 return await self._work.ensure(want.record, want.image_pull)
         except TimeoutError:
+            self._transfers.waits.refuse_waiting(want.record.uid)
             raise VirtbusError(
                 Code.UNAVAILABLE,
                 "image_pulling",

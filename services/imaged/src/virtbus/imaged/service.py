@@ -29,6 +29,7 @@ from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
 from virtbus.imaged.edge.volume_files import VolumeFolders
 from virtbus.imaged.exports import ExportParts, Exports
+from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
@@ -123,7 +124,7 @@ class Imaged:
         now_ns = self._bus.sources.time_ns
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
         reporter = DiskReporter(self._bus, self._settings.node)
-        step = DiskStep(disks, reporter)
+        step = DiskStep(disks, FillWaits(VolumeFolders(files.root), threads), reporter)
         work = RecordWorker(group, step, reporter, self._span)
 
         def wanted() -> frozenset[str] | None:
@@ -137,7 +138,7 @@ class Imaged:
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
-        transfers = self._transfers(group, (disks, images, names), store, files, work.retry)
+        transfers = self._transfers(group, (disks, images, names), store, files, step.waits)
         self._requests = Requests(group, work, disks, images, transfers, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
@@ -171,7 +172,7 @@ class Imaged:
         parts: tuple[Disks, Images, AliasFiles],
         store: ImageStore,
         files: DiskFolders,
-        filled: Callable[[], None],
+        waits: FillWaits,
     ) -> Transfers:
         """Return the long work of the node; old exports expire."""
         disks, images, names = parts
@@ -181,9 +182,9 @@ class Imaged:
         exports = Exports(jobs, of_exports)
         group.create_task(exports.expire_forever())
         volumes, room = VolumeFolders(files.root), DiskSpace(files.root, space)
-        of_fills = FillParts(disks, images, store, volumes, room, self._threads, limits)
+        of_fills = FillParts(disks, images, store, files, volumes, room, self._threads, limits)
         uploads = self._uploads(group, store, names, images)
-        return Transfers(uploads, exports, Fills(jobs, of_fills, filled))
+        return Transfers(uploads, exports, Fills(jobs, of_fills, waits.tell), waits)
 
     def _registries(self) -> Registries:
         return Registries(

@@ -30,42 +30,50 @@ GO = Verdict()
 
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that has not begun; `vms` are those of the node."""
-    if op.kind == "fill":
+    if op.kind == "fill" and not _of_vm(op):
         return _of_fill(op, vms)
-    if op.resource == "volume":
+    if not _of_vm(op):
         return _of_volume(op, vms)
-    vm = _here(op, vms)
+    vm = _found(op, vms)
     if vm is None:
-        return _failed("vm_left", f"{op.name} is not on {op.node} any more; export it again")
+        return _failed("vm_left", f"the VM is not on {op.node} any more; begin again")
     if _leaves(vm):
         return Verdict(ends=GOING)
-    return GO if vm.phase in OFF else _busy(op, vm)
+    return GO if vm.phase in OFF else _busy(vm)
 
 
-def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
+def _busy(vm: ActorState) -> Verdict:
     if vm.phase == "new":
         return Verdict(waits="the agent compares host and records")
     if vm.record.powered:
-        return _failed("vm_runs", f"{op.name} runs; stop it, then export it again")
-    return Verdict(waits=f"{op.name} is being stopped")
+        return _failed("vm_runs", f"{vm.record.name} runs; stop it, then begin again")
+    return Verdict(waits=f"{vm.record.name} is being stopped")
 
 
 def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that runs. A start of its VM waits for its end."""
-    if op.resource == "volume":
+    if not _of_vm(op):
         return GO
-    vm = _here(op, vms)
+    vm = _found(op, vms)
     return Verdict(ends=GOING) if vm is None or _leaves(vm) else GO
-
-
-def _here(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
-    """Return the VM of an operation; None if it has left the node."""
-    its = (vm for vm in vms if (vm.record.uid, vm.record.epoch) == (op.uid, op.epoch))
-    return next(its, None)
 
 
 def _leaves(vm: ActorState) -> bool:
     return vm.ends or vm.phase in LEAVING
+
+
+def _of_vm(op: OperationRecord) -> tuple[str, int] | None:
+    """Return the uid and epoch of the VM whose disk is read; None if it is a volume or an image."""
+    if op.resource == "vm":
+        return op.uid, op.epoch
+    source = op.source
+    return (source.vm, source.epoch) if source is not None and source.vm is not None else None
+
+
+def _found(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
+    """Return the VM whose disk is read, if it is still the one that was requested."""
+    wanted = _of_vm(op)
+    return next((vm for vm in vms if (vm.record.uid, vm.record.epoch) == wanted), None)
 
 
 def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:

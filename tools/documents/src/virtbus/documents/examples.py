@@ -138,6 +138,10 @@ _VALUES: dict[str, Any] = {
     "VolumeFill.operation": OTHER_UID,
     "fill_operation": OTHER_UID,
     "VolumeSource.volume": None,  # exclusive with `image`
+    "VolumeSource.vm": None,
+    "VolumeSource.disk": None,
+    "FillSource.vm": OTHER_UID,
+    "FillSource.disk": "root",
     "OperationRecord.id": OTHER_UID,
     "OperationStatus.id": OTHER_UID,
     "OperationExport.id": OTHER_UID,

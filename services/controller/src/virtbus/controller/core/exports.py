@@ -36,7 +36,7 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
         message = f"{vm.name} has no node yet, so it has no disk"
         raise VirtbusError(Code.CONFLICT, "unplaced", message)
     if state not in OFF_STATES:
-        message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then export it"
+        message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then repeat"
         raise VirtbusError(Code.CONFLICT, "vm_runs", message)
     disk = _disk(want, vm)
     return {

@@ -119,6 +119,13 @@ def mended(
         raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
     if known is not None:
         refuse_other(want, known)
+        if known.holder:
+            message = (
+                f"VM {known.holder} held {want.name}, whose record cannot be read; once no guest "
+                f"of that VM runs: `virtbus volume detach {want.name} -n {want.namespace} --gone "
+                f"{known.holder}`"
+            )
+            raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
         return deleting(known)
     return VolumeRecord(
         uid=want.uid or uid,

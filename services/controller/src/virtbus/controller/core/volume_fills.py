@@ -1,6 +1,7 @@
 """Decides how the first content of a volume is copied, from its source to its end (ADR 0053)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from virtbus.controller.core.placement import Candidate
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
@@ -46,6 +47,19 @@ def of_volume(
     spec = record.spec.model_copy(update={"size": size})
     sized = record.model_copy(update={"spec": spec})
     return _filled_by(sized, FillSource(volume=ref_of(source)), source.node, operation)
+
+
+def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> VolumeRecord:
+    """Return a new volume that is filled with a disk of a VM; `disk` is of `exports.of_vm`.
+
+    Raises:
+        VirtbusError: 409 `volume_elsewhere`; otherwise as `exports.of_vm`.
+    """
+    if record.node not in {"", disk["node"]}:
+        message = f"{disk['name']} is on {disk['node']}; leave {record.node} out"
+        raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
+    source = FillSource(vm=disk["uid"], epoch=disk["epoch"], disk=disk["disk"], volume=disk["ref"])
+    return _filled_by(record, source, disk["node"], operation)
 
 
 def _refuse_unready(source: VolumeRecord, running: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from virtbus.bus.client.owners import node_of
 from virtbus.bus.client.ports import HISTORY_BYTES, Bus, Request, StoredMessage, StreamReport
 from virtbus.bus.errors import BusError
 from virtbus.controller.core import history, pages
@@ -14,6 +15,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.core.runtime_nodes import check_node
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.image_names import ImageNameReads
@@ -99,6 +101,7 @@ class FleetApi:
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
+        check_node(node_of(request.account), want.node)
         nodes = self._named(want.node)
         target = await self._image_names.of_ref(want.ref, want.namespace)
         job = want.job or self._bus.sources.uuid7()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import in_time
-from virtbus.bus.client.owners import check_owner, owner_of
+from virtbus.bus.client.owners import check_owner, node_of, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
@@ -14,6 +14,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import impossible
+from virtbus.controller.core.runtime_nodes import check_selector
 from virtbus.controller.core.volume_holds import wanted_volumes
 from virtbus.controller.core.volume_placement import Home, near, place_near
 from virtbus.controller.edge.bus_storage import BusStorageGuard
@@ -62,6 +63,7 @@ class VmCreates:
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
         """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
         admitted = admit(request.data, self._sources.uuid7())
+        self._check_home(node_of(request.account), admitted)
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
             record = await self._with_images(self._record(admitted, request.account))
@@ -87,6 +89,12 @@ class VmCreates:
                 self._watches.changed(committed.held.record.uid)
             self._tell_created(committed, why)
         return committed, admitted.warnings
+
+    def _check_home(self, node: str, admitted: AdmittedVm) -> None:
+        """Raise 403 if a container runtime would create a VM on another node than `node`."""
+        seen = self._fleet.nodes.get(node)
+        labels = seen.record.labels if seen is not None else {}
+        check_selector(node, labels, admitted.spec.node_selector)
 
     async def _with_images(self, record: VmRecord) -> VmRecord:
         """Return the record with the current targets of its image names."""

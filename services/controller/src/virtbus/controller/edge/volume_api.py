@@ -193,6 +193,19 @@ class VolumeApi:
         self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
         return held
 
+    def last_readable(
+        self, want: VolumeAsk, error: UnreadableValueError, account: str
+    ) -> StoredVolume:
+        """Return the last readable record, to be written in place of the unreadable one.
+
+        Raises `error` if there is none; 403 `not_owner`.
+        """
+        known = self._fleet.volumes.get(want.namespace, want.name)
+        if known is None or error.found.reason == "newer_schema":
+            raise error
+        check_owner(account, known.record.owner)
+        return StoredVolume(known.record, error.found.revision)
+
     def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[str]:
         """Return the uids of VMs whose records name the volume; `uid` None: with any uid."""
         return [

@@ -3,6 +3,7 @@
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import attached, detached
 from virtbus.controller.core.volume_holds import freed, ref_of
@@ -42,7 +43,12 @@ class VolumeAttachments:
 
     async def detach(self, request: Request) -> VolumeView:
         want = validate(VolumeDetach, request.data)
-        held = await self._volumes.find(want, request.account)
+        try:
+            held = await self._volumes.find(want, request.account)
+        except UnreadableValueError as error:
+            if want.gone is None:
+                raise
+            held = self._volumes.last_readable(want, error, request.account)
         if not held.record.holder:
             return self._volumes.show(held)
         if want.gone is not None:

@@ -12,8 +12,7 @@ from virtbus.bus.client.owners import check_owner
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
-from virtbus.controller.core import volume_fills
-from virtbus.controller.core.exports import OFF_STATES
+from virtbus.controller.core import exports, volume_fills
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import create_step, not_found
@@ -21,9 +20,13 @@ from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas.api import VmRef
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
+from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.operation_api import OperationExport
 from virtbus.schemas.volume import FillState, VolumeRecord
 from virtbus.schemas.volume_api import VolumeAsk
 
@@ -38,13 +41,16 @@ GONE = frozenset({"deleted", "id_taken"})
 class VolumeFills:
     """The copies into volumes, as controllers see them."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, room: OperationRoom) -> None:
+    def __init__(
+        self, bus: Bus, fleet: Fleet, events: FleetEvents, room: OperationRoom, vms: VmApi
+    ) -> None:
         self._sources = bus.sources
         self._fleet = fleet
         self._events = events
         self._volumes = VolumeWrites(bus)
         self._operations = OperationWrites(bus)
         self._room = room
+        self._vms = vms
         self._wake = asyncio.Event()
 
     # --- requests ---------------------------------------------------------------------------
@@ -64,6 +70,8 @@ class VolumeFills:
             )
         self._room.refuse_more(record.namespace)
         operation, wanted = self._sources.uuid7(), record.spec.source
+        if wanted.vm is not None:
+            return volume_fills.of_vm(record, await self._disk_of(record, account), operation)
         if wanted.volume is None:
             node = record.node or self._node_for(record)
             return volume_fills.of_image(record, node, operation)
@@ -74,6 +82,13 @@ class VolumeFills:
         check_owner(account, source.record.owner)
         return volume_fills.of_volume(record, source.record, operation, self._user(source.record))
 
+    async def _disk_of(self, record: VolumeRecord, account: str) -> dict[str, object]:
+        """Return the disk of the VM that the volume copies, as `exports.of_vm`."""
+        source = record.spec.source
+        ask = OperationExport(namespace=record.namespace, vm=source.vm, disk=source.disk)
+        held = await self._vms.find(VmRef(name=source.vm, namespace=record.namespace), account)
+        return exports.of_vm(ask, held.record, self._vms.show(held).state)
+
     def _node_for(self, record: VolumeRecord) -> str:
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         return volume_fills.node_for(nodes, record.spec.source.image or "", record.spec.size)
@@ -83,7 +98,7 @@ class VolumeFills:
         view = self._fleet.show(volume.holder, asyncio.get_running_loop().time())
         if view is None:
             return volume.holder
-        return "" if view.state in OFF_STATES else view.name
+        return "" if view.state in exports.OFF_STATES else view.name
 
     def refuse_more(self, namespace: str) -> None:
         """Raise 429 as `OperationRoom.refuse_more`."""
@@ -106,6 +121,14 @@ class VolumeFills:
             self._events.operation(stored.record, stored.revision)
             extra = {"code": "operation_accepted", "uid": record.uid}
             log.info("fill of %s accepted: %s", record.name, wanted.id, extra=extra)
+            await self._end_late(stored.record)
+
+    async def _end_late(self, operation: OperationRecord) -> None:
+        """Cancel an operation whose volume was deleted before the operation was written."""
+        there = await self._volumes.latest(operation.namespace, operation.name)
+        fill = there.record.fill if there is not None and not there.record.deleting else None
+        if fill is None or fill.operation != operation.id:
+            await self._operations.cancel(operation.id)
 
     async def begin_soon(self, held: StoredVolume) -> None:
         """As `begin`; after an error the leader writes the operation."""
