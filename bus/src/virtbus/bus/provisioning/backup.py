@@ -160,9 +160,9 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
 
 
 def _deleted_by_name(backup: Backup, there: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the uids of the backup's volumes and image names that this bus has deleted, by key.
+    """Return the uids of the backup's named objects that this bus has deleted, by key.
 
-    The purge marker has the uid. Another volume or image name at that key was not deleted.
+    The purge marker has the uid. Another object at that key was not deleted.
     """
     return {
         key: entry.why.decode(errors="replace")
@@ -182,7 +182,8 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
     ]
     if others:
         message = (
-            f"the bus has {len(others)} VM(s), volume(s) or image name(s) that the backup lacks, "
+            f"the bus has {len(others)} VM(s), volume(s), image name(s) or network(s) that the "
+            "backup lacks, "
             f"the first is {_uid(others[0])}; restore only into an empty bus. To restore "
             "lost records from running hosts: virtbus bus rebuild"
         )
