@@ -26,7 +26,7 @@ STORED_S = 30.0
         "create": (f"{_HERE}:create", "Copy the disks of a VM that is off, or a volume."),
         "list": (f"{_HERE}:listing", "List snapshots."),
         "get": (f"{_HERE}:get", "Show one snapshot."),
-        "update": (f"{_HERE}:update", "Protect a snapshot, or end that."),
+        "update": (f"{_HERE}:update", "Protect a snapshot, or clear that."),
         "restore": (f"{_HERE}:restore", "Replace the disks by those of a snapshot."),
         "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
         "delete": (f"{_HERE}:delete", "Remove snapshots with their data."),

@@ -275,7 +275,7 @@ CHANNELS: tuple[Channel, ...] = (
         "snapshot",
         snapshot_rpc.SnapshotWork,
         node_rpc.WorkState,
-        "Make or restore a snapshot, or end that.",
+        "Make or restore a snapshot, or cancel it.",
     ),
     _rpc(
         "imaged",

@@ -1,7 +1,7 @@
 """Reads and takes QEMU's locks of a disk's file (QEMU: block/file-posix.c; Linux: fcntl).
 
-Each QEMU that has a disk open locks bytes of its file, one for each permission. So the kernel knows
-who has a disk, also about a QEMU that libvirt has lost.
+Each QEMU that has a disk open locks bytes of its file, one for each permission. So the kernel shows
+that a disk is open, even in a QEMU that libvirt has lost.
 """
 
 import fcntl
@@ -9,7 +9,7 @@ import os
 import struct
 
 _FIRST_BYTE, _BYTES = 100, 200
-"""Permissions are at 100 to 163, and those that others must not have at 200 to 263."""
+"""Bytes 100 to 163 are permissions; bytes 200 to 263 forbid permissions to other programs."""
 _FLOCK = struct.Struct("hhqqi4x")
 _ALL = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _FIRST_BYTE, _BYTES, 0)
 
@@ -21,7 +21,7 @@ def locked(descriptor: int) -> bool:
 
 
 def take(descriptor: int) -> bool:
-    """Keep each QEMU from the file until the descriptor is closed; return False if one has it."""
+    """Keep QEMU from opening the file until the descriptor is closed; return False if one has it."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _ALL)
     except BlockingIOError:

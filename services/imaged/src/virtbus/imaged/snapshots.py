@@ -35,7 +35,7 @@ T = TypeVar("T")
 AT_ONCE = 4
 """Copies at a time: each takes the disk's bandwidth."""
 AGAIN_S = 1.0
-"""Delay after which the final step of a restore is tried again."""
+"""Delay before a retry of the final step of a restore."""
 COPY, PUBLISH = (step.name for step in STEPS["snapshot"])
 REPLACE = STEPS["restore"][-1].name
 
@@ -193,7 +193,7 @@ class Snapshots:
                 await self._parts.threads.run(self._parts.files.replace_disks, note)
             except VirtbusError as error:
                 extra = {"code": error.reason, "uid": note.uid}
-                log.error("the restore of %s is tried again: %s", note.name, error, extra=extra)
+                log.error("the restore of %s will be retried: %s", note.name, error, extra=extra)
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
@@ -255,7 +255,7 @@ class Snapshots:
         return found
 
     def _discard(self, want: SnapshotWork) -> None:
-        """Remove what an attempt left before its final step; the journal goes first."""
+        """Remove the remains of an attempt before its final step; the journal goes first."""
         self._parts.files.remove(want.snapshot.folder)
         self._parts.files.unstage(want.uid, want.disks)
 

@@ -89,7 +89,7 @@ def operation_of(
 
 
 def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRecord:
-    """Return the snapshot that a node has, by the node's copy of what it is."""
+    """Return the snapshot that a node has, from the node's description."""
     fields: dict[str, object] = {
         "resource": held.resource,
         "name": held.name,

@@ -34,7 +34,9 @@ def attached(
     ref = ref_of(volume)
     if names := disks_of(record, ref):
         if names & record.detaching.keys():
-            message = f"{volume.name} is being detached from {record.name}; repeat after that"
+            message = (
+                f"{volume.name} is being detached from {record.name}; repeat when it is detached"
+            )
             raise VirtbusError(Code.CONFLICT, "detaching", message, after_ms=1000)
         return record
     refuse_unplaced(record)

@@ -41,7 +41,7 @@ class SnapshotOrphans:
         return found
 
     async def find(self, want: SnapshotAdopt) -> HeldSnapshot:
-        """Return what the requested data is, by the copy on its node.
+        """Return the description of the requested data, from its node.
 
         Raises:
             VirtbusError: 404 there is none, or it is not complete; 409 there are several.

@@ -2,7 +2,7 @@
 
 A folder is named by `SnapshotRef.folder`. Its files are frozen: no program writes or opens them. A
 snapshot is complete if it has `record.json`. A restore first writes `replacing.json`, its journal;
-from then on it only goes forward, also after a crash.
+from then on it can only be completed, also after a crash.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _FROZEN = 0o400
 
 
 class SnapshotNote(LenientModel):
-    """The host's own copy of what a snapshot is; `uid` and `name` are of its VM or volume."""
+    """The host's own description of a snapshot; `uid` and `name` are of its VM or volume."""
 
     ref: SnapshotRef
     resource: Literal["vm", "volume"]
@@ -58,7 +58,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, folder: str) -> SnapshotNote | None:
-        """Return what a complete snapshot is, None if there is none; raises VirtbusError."""
+        """Return the description of a complete snapshot, None if there is none; raises VirtbusError."""
         return self._noted(folder, RECORD)
 
     def _noted(self, folder: str, name: str) -> SnapshotNote | None:
@@ -98,7 +98,7 @@ class SnapshotFolders(VolumeFolders):
             raise store_error(error) from error
 
     def remove(self, folder: str) -> bool:
-        """Remove a snapshot; errors as `DiskFolders.remove`. It ends to be complete first."""
+        """Remove a snapshot; errors as `DiskFolders.remove`. Its `record.json` goes first, so it is not complete any more."""
         try:
             with self._open(folder) as directory:
                 for name in (RECORD, REPLACING):

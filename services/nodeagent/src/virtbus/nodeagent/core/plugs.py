@@ -33,7 +33,7 @@ class GuestDevices:
 
 @dataclass(frozen=True, slots=True)
 class GuestDisks:
-    """The disks of a guest as the agent has left them, and what waits."""
+    """The disks of a guest as the agent has left them, and the reasons of pending changes."""
 
     addresses: Addresses = field(default_factory=dict)
     """The addresses of all devices in this run, or in the last one."""

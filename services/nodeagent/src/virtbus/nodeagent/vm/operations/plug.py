@@ -35,7 +35,7 @@ NO_PORT = "the guest has no free PCI port; stop and start the VM, or use the bus
 async def change_disks(
     record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, known: GuestDisks
 ) -> GuestDisks:
-    """Do what can be done now; return the guest's disks, with reasons for what is left.
+    """Make the changes that are possible now; return the guest's disks, with reasons of the others.
 
     `known` are the guest's disks so far.
     """
@@ -112,7 +112,7 @@ async def _grow(
             at = target(disk, addresses)
             await tools.plugs.grow(record.uid, {at: sizes[disk.name]})
         except (VirtbusError, KeyError) as error:
-            waits[disk.name] = f"Growing: tried again: {error}"
+            waits[disk.name] = f"Growing: the agent retries: {error}"
     return waits
 
 
