@@ -149,7 +149,7 @@ class HeldVolume(LenientModel):
 
 
 class HeldSnapshot(LenientModel):
-    """The data of a snapshot on a host, with the host's description of it if the data is complete."""
+    """The data of a snapshot on a host, with the host's description if the data is complete."""
 
     folder: str
     ref: SnapshotRef | None = None

@@ -21,7 +21,7 @@ def locked(descriptor: int) -> bool:
 
 
 def take(descriptor: int) -> bool:
-    """Keep QEMU from opening the file until the descriptor is closed; return False if one has it."""
+    """Lock the file against QEMU until the descriptor is closed; return False if a QEMU has it."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _ALL)
     except BlockingIOError:

@@ -87,7 +87,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.VOLUME: Outcome(
             Fate.STAYS,
             "services/controller/tests/test_volume_attachments.py"
-            "::test_a_vm_that_may_run_keeps_its_volumes_and_gets_none",
+            "::test_a_vm_that_is_off_gets_a_volume_and_gives_it_back",
         ),
     },
     "`node drain`, `vm move`": {

@@ -34,9 +34,7 @@ def attached(
     ref = ref_of(volume)
     if names := disks_of(record, ref):
         if names & record.detaching.keys():
-            message = (
-                f"{volume.name} is being detached from {record.name}; repeat when it is detached"
-            )
+            message = f"{volume.name} is being detached from {record.name}; repeat after that"
             raise VirtbusError(Code.CONFLICT, "detaching", message, after_ms=1000)
         return record
     refuse_unplaced(record)

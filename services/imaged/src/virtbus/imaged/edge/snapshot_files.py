@@ -58,7 +58,7 @@ class SnapshotFolders(VolumeFolders):
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, folder: str) -> SnapshotNote | None:
-        """Return the description of a complete snapshot, None if there is none; raises VirtbusError."""
+        """Return the description of a complete snapshot, or None; raises VirtbusError."""
         return self._noted(folder, RECORD)
 
     def _noted(self, folder: str, name: str) -> SnapshotNote | None:
@@ -98,7 +98,10 @@ class SnapshotFolders(VolumeFolders):
             raise store_error(error) from error
 
     def remove(self, folder: str) -> bool:
-        """Remove a snapshot; errors as `DiskFolders.remove`. Its `record.json` goes first, so it is not complete any more."""
+        """Remove a snapshot, `record.json` first, so that it is incomplete from then on.
+
+        Errors as `DiskFolders.remove`.
+        """
         try:
             with self._open(folder) as directory:
                 for name in (RECORD, REPLACING):
