@@ -227,12 +227,20 @@ def test_taken_name_and_uid_are_refused_and_the_same_uid_again_is_the_same_vm(
     assert (refused.value.code, refused.value.reason) == (410, "deleted")
 
 
+def test_a_vm_on_an_unknown_network_is_refused_with_the_field(platform: Platform) -> None:
+    with pytest.raises(VirtbusError) as refused:
+        platform.ask("vm.create", {"name": "big", "image": "tiny", "network": "nowhere"})
+    body = refused.value.body
+    assert (body.code, body.reason) == (404, "network_unknown")
+    assert [one.path for one in body.details] == ["spec.networks[0].network"]
+    assert platform.vms() == []
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"memory": "1TiB"}, "no_capacity"),
         ({"cpus": 200}, "no_capacity"),
-        ({"network": "nowhere"}, "no_"),
         ({"spec": {"node_selector": {"zone": "mars"}}}, "no_"),
     ],
 )

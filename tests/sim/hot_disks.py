@@ -71,6 +71,9 @@ class SimPlugs:
 
         await self._on_guest(uid, unplug)
 
+    async def close_left(self, uid: str) -> None:
+        """Do nothing: these guests leave no file open."""
+
     async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
         await self._on_guest(uid, lambda _guest: None)
 

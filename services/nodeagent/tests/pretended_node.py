@@ -233,6 +233,9 @@ class Plugs:
         if alias not in self.busy:
             self.there[of].pop(alias, None)
 
+    async def close_left(self, uid: str) -> None:
+        """Do nothing: these guests leave no file open."""
+
     async def grow(self, of: str, sizes: Mapping[str, int]) -> None:
         self._called(f"grow {of} {dict(sizes)}")
 

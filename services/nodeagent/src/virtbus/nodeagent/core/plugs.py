@@ -103,5 +103,8 @@ class DiskPlugs(Protocol):
     async def detach(self, uid: str, alias: str) -> None:
         """Ask the guest to release the disk `alias`. It is gone once `devices` lacks it."""
 
+    async def close_left(self, uid: str) -> None:
+        """Close the files that QEMU still has open of disks that libvirt has detached."""
+
     async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
         """Grow disks that are smaller, by target, to sizes in bytes. The guest sees it at once."""

@@ -8,6 +8,7 @@ import libvirt
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.metadata import NAMESPACE, PREFIX, with_disks
 from virtbus.nodeagent.core.plugs import GuestDevices, guest_devices
+from virtbus.nodeagent.edge import qemu_monitor
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 
@@ -58,6 +59,9 @@ class LibvirtPlugs:
 
         await self._on_guest(uid, run, "detach the disk")
 
+    async def close_left(self, uid: str) -> None:
+        await self._on_guest(uid, qemu_monitor.close_left, "close the disk")
+
     async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
         def run(domain: libvirt.virDomain) -> None:
             for target, size_bytes in sizes.items():
@@ -90,6 +94,9 @@ class NoPlugs:
         """Do nothing."""
 
     async def detach(self, uid: str, alias: str) -> None:
+        """Do nothing."""
+
+    async def close_left(self, uid: str) -> None:
         """Do nothing."""
 
     async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:

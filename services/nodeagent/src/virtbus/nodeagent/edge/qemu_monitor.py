@@ -1,17 +1,23 @@
 """Sends commands to a guest's QEMU by libvirt's monitor, about devices that libvirt does not know.
 
 libvirt marks such a domain as tainted (`custom-monitor`), which is a line in its log (ADR 0050).
-Only the constant commands of this module are sent.
+Only the commands of this module are sent.
 """
 
 import json
+import re
 from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
 
 import libvirt
 import libvirt_qemu
 
 from virtbus.nodeagent.core.nics import nic_id
 from virtbus.schemas.errors import Code, VirtbusError
+
+_NODE = re.compile(r"libvirt-(\d+)-(format|storage)$")
+"""libvirt's names of block nodes; the number is the `index` of a disk's source in its XML."""
 
 
 def set_link(index: int, *, up: bool) -> Callable[[libvirt.virDomain], None]:
@@ -20,12 +26,34 @@ def set_link(index: int, *, up: bool) -> Callable[[libvirt.virDomain], None]:
     It raises VirtbusError 500 `qemu_refused` if QEMU has no such NIC.
     """
     arguments = {"name": nic_id(index), "up": up}
-    command = json.dumps({"execute": "set_link", "arguments": arguments})
 
     def run(domain: libvirt.virDomain) -> None:
-        answer = json.loads(libvirt_qemu.qemuMonitorCommand(domain, command, 0))
+        answer = _answer(domain, "set_link", arguments)
         if error := answer.get("error"):
             message = f"QEMU refused the link of NIC {index}: {error.get('desc')}; see its log"
             raise VirtbusError(Code.INTERNAL, "qemu_refused", message)
 
     return run
+
+
+def close_left(domain: libvirt.virDomain) -> None:
+    """Close the block nodes that libvirt has made, and that its XML does not name any more.
+
+    libvirt closes a detached disk when QEMU reports the device's end. After a reset of the guest
+    the device may still use its node then. QEMU refuses, and libvirt does not repeat it.
+    """
+    nodes = [one["node-name"] for one in _answer(domain, "query-named-block-nodes")["return"]]
+    sources = ElementTree.fromstring(domain.XMLDesc()).iter("source")  # noqa: S314  libvirt's own
+    named = {source.get("index") for source in sources}
+    for node in sorted(nodes):  # the format before the file below it
+        made = _NODE.match(node)
+        if made and made[1] not in named:
+            _answer(domain, "blockdev-del", {"node-name": node})
+
+
+def _answer(
+    domain: libvirt.virDomain, command: str, arguments: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    text = json.dumps({"execute": command, "arguments": arguments or {}})
+    answer: dict[str, Any] = json.loads(libvirt_qemu.qemuMonitorCommand(domain, text, 0))
+    return answer

@@ -94,6 +94,9 @@ async def _released(
                 break
         else:
             return PAUSED if record.paused else BUSY
+    if not await tools.disks.opened(ref):
+        return ""
+    await tools.plugs.close_left(record.uid)
     return OPEN if await tools.disks.opened(ref) else ""
 
 
