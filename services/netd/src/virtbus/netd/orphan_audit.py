@@ -60,8 +60,8 @@ class OrphanAudit:
             return {}
         found = {HOST: await in_thread(self._of_host)}
         for attachment in self._attachments.ready():
-            if attachment.nics:
-                found[attachment.uid] = await self._of(attachment)
+            if attachment.joined.nics:
+                found[attachment.uid] = await self._of(attachment.joined)
         return {uid: tuple(faults) for uid, faults in found.items() if faults}
 
     async def mend(self) -> None:
@@ -74,6 +74,20 @@ class OrphanAudit:
             await in_thread(partial(self._doors.bridge.remove_former, name))
         if not self._attachments.built_in():
             await in_thread(self._doors.bridge.remove)
+
+    async def of_vm(self, attachment: Attachment) -> tuple[list[str], set[str]]:
+        """Return messages about missing parts of a VM's network and of the host's side of it.
+
+        Also return the taps of the VM that a process has open.
+        """
+        found, held = await self._of(attachment), set[str]()
+        if self._doors.namespaces.exists(attachment.netns):
+            held = await in_thread(lambda: self.links.held(attachment))
+        if any(nic.kind is NicKind.BRIDGE for nic in attachment.nics):
+            found += await in_thread(partial(self._doors.bridge.faults, needed=True))
+            if await in_thread(lambda: self._doors.ports.is_missing(attachment.uid)):
+                found.append("the published ports of this host: gone")
+        return found, held
 
     # --- inspect ---------------------------------------------------------------------------------
     async def _stray_namespaces(self) -> list[tuple[str, str]]:

@@ -27,13 +27,14 @@ def plan_of(record: VmRecord) -> Attachment:
         if interface.publish and network != BUILT_IN:
             message = f"'{network}' is a CNI network; publish there by its plugin portmap"
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
-        mac = interface.mac_address or names.guest_mac(record.uid, index)
+        mac = interface.mac_address or names.guest_mac(record.uid, interface.name)
         if mac in [nic.mac for nic in nics]:
             message = f"{mac} appears twice in this VM; give each interface its own"
             raise invalid((Detail(path=f"{_PATH}[{index}].mac_address", message=message),))
         nics.append(
             Nic(
                 index=index,
+                place=index,
                 name=interface.name,
                 network=network,
                 kind=NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI,
