@@ -9,12 +9,11 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.disks import trays
-from virtbus.nodeagent.core.ports import Hypervisor
-from virtbus.nodeagent.vm.intent import due_links, grace_s
+from virtbus.nodeagent.core.guest_nics import at_start
+from virtbus.nodeagent.vm import live_changes
+from virtbus.nodeagent.vm.intent import due_links, grace_s, nic_set
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
 from virtbus.nodeagent.vm.observation import all_up, missed
-from virtbus.nodeagent.vm.operations.drives import set_drives
-from virtbus.nodeagent.vm.operations.limits import limit
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
@@ -30,7 +29,6 @@ from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.network import LinkState
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -38,7 +36,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "limits", "drives", "links")
+SYNCS = ("pause", "limits", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -171,8 +169,15 @@ class Actions:
                 "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
-            "sync limits": partial(self._sync, "limits", partial(_set_limits, vm, tools)),
-            "sync drives": partial(self._sync, "drives", partial(_change_media, vm, tools)),
+            "sync limits": partial(
+                self._sync, "limits", partial(live_changes.set_limits, vm, tools)
+            ),
+            "sync drives": partial(
+                self._sync, "drives", partial(live_changes.change_media, vm, tools)
+            ),
+            "sync nics": partial(
+                self._sync, "nics", partial(live_changes.change_nics, vm, tools, self.sync_links)
+            ),
             "shutdown": self._shutdown,
             "destroy": self._destroy,
             "release": self._release,
@@ -264,6 +269,7 @@ class Actions:
             limited = any(disk.limits for disk in record.spec.domain.devices.disks)
             vm.applied.limits = None if limited else {}  # None: read libvirt's figures
             vm.applied.trays = trays(record.spec.domain.devices.disks)
+            vm.applied.nics, vm.observed.nics = nic_set(record), at_start(record)
             vm.observed.links = all_up(record)
             self.sync_links()
         return outcome
@@ -302,9 +308,10 @@ class Actions:
 
     def sync_links(self) -> None:
         """Set the links of the guest's NICs as the record says, in the background."""
-        due = due_links(self._vm.record, self._vm.observed.links)
+        seen = self._vm.observed
+        due = due_links(self._vm.record, seen.nics, seen.links)
         if due and self.tasks.running("links") is None:
-            self._until_done("links", partial(_set_links, self._vm, self._tools.hypervisor))
+            self._until_done("links", partial(live_changes.set_links, self._vm, self._tools))
 
     def _sync_pause(self) -> None:
         if self.tasks.running("pause") is None:
@@ -375,26 +382,5 @@ class Actions:
         self.tasks.set_timer(after_s, partial(self._post, "retry"))
 
 
-async def _set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
-    vm.observed.disk_limits = await limit(record, tools.hypervisor)
-
-
-async def _change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
-    try:
-        await set_drives(record, vm.image, tools)
-    except VirtbusError as error:
-        vm.observed.drives_error = error.body
-        raise
-    vm.observed.drives_error = None
-
-
 def _reset_attempts(vm: ActorState) -> None:
     vm.observed.attempt = 0
-
-
-async def _set_links(vm: ActorState, hypervisor: Hypervisor) -> None:
-    """Set each link that differs from the record, until none does."""
-    while due := due_links(vm.record, vm.observed.links):
-        for index, name, state in due:
-            await hypervisor.set_link(vm.record.uid, index, up=state is LinkState.UP)
-            vm.observed.links[name] = state

@@ -5,6 +5,7 @@ from typing import Literal
 
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.freezes import Frozen
+from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
 from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
 from virtbus.schemas.errors import ErrorBody
@@ -85,6 +86,10 @@ class Observed:
     """The image of a guest that an earlier agent started, shown until imaged reports it."""
     network_lost: str = ""
     """The reason why the running guest has no network, reported by netd."""
+    nics: dict[str, GuestNic] = field(default_factory=dict)
+    """The NICs of the running guest, by name."""
+    nics_error: ErrorBody | None = None
+    """The error of the last change of the NICs; it is tried again."""
     links: dict[str, LinkState] = field(default_factory=dict)
     """The links of the running guest's NICs, by name. That of a missing one is unknown."""
     disk_waits: str = ""
@@ -123,7 +128,7 @@ def note(
     if phase in {"preparing", "starting"}:
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
-        seen.disk_limits, seen.drives_error = {}, None
+        seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
         _melted(record, seen, tools)
     elif phase in {"stopped", "releasing"}:
         seen.recovered()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.intent import Applied
 from virtbus.nodeagent.vm.machine import Control, VmPhase
@@ -33,6 +34,8 @@ class ActorState:
     record: VmRecord
     wanted_hash: str
     """`metadata.domain_hash` of the record. A running guest with another one needs a restart."""
+    wanted_nics: dict[str, GuestNic]
+    """The NICs of a guest that is started for the record, by name."""
     image: Dependency[ImageReady]
     net: Dependency[NetReady]
     resumed: bool

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from virtbus.bus.client.ports import Bus
@@ -32,6 +33,9 @@ NETWORK_LOST = "NetworkLost"
 PAUSED = "Paused"
 FROZEN = "Frozen"
 MEDIA_PENDING = "MediaChangePending"
+NICS_PENDING = "NicChangePending"
+NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Waiting"}
+"""Reasons of NICS_PENDING, by the error's."""
 VISIBLE: dict[VmPhase, VmState] = {
     "new": VmState.SCHEDULED,
     "preparing": VmState.PREPARING,
@@ -100,13 +104,12 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     ]
     if vm.phase == "paused":
         found.append(_paused(observed, asked=vm.record.paused))
-    if runs and observed.domain_hash not in {"", vm.wanted_hash}:
-        message = "stop and start the VM to take over its new spec"
+    if runs and (message := _restart_required(vm)):
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
     if observed.frozen is not None and vm.phase in UP:
         found.append(_frozen(observed.frozen))
-    if observed.drives_error is not None and vm.phase in UP:
-        found.append(_media_pending(observed.drives_error))
+    if vm.phase in UP:
+        found += _pending_changes(observed)
     if observed.network_lost:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
@@ -136,10 +139,35 @@ def _frozen(frozen: Frozen) -> Condition:
     return Condition(type=FROZEN, status=True, reason=reason, message=message, since_ns=since_ns)
 
 
+def _pending_changes(observed: Observed) -> Iterator[Condition]:
+    """Yield a condition for each kind of device whose change was not possible yet."""
+    if observed.drives_error is not None:
+        yield _media_pending(observed.drives_error)
+    if observed.nics_error is not None:
+        yield _nics_pending(observed.nics_error)
+
+
 def _media_pending(error: ErrorBody) -> Condition:
     """Return the condition of a guest whose medium is not changed yet."""
     reason = "TrayLocked" if error.reason == "tray_locked" else "NotChanged"
     return Condition(type=MEDIA_PENDING, status=True, reason=reason, message=error.message)
+
+
+def _nics_pending(error: ErrorBody) -> Condition:
+    """Return the condition of a guest whose NICs differ from its record."""
+    reason = NIC_REASONS.get(error.reason, "NotChanged")
+    return Condition(type=NICS_PENDING, status=True, reason=reason, message=error.message)
+
+
+def _restart_required(vm: ActorState) -> str:
+    """Return why the running guest must be restarted to match its record; empty if not."""
+    seen, wanted = vm.observed, vm.wanted_nics
+    if seen.nics_error is not None and seen.nics_error.reason == "no_port":
+        return seen.nics_error.message
+    other = any(wanted.get(name, nic).hardware != nic.hardware for name, nic in seen.nics.items())
+    if other or seen.domain_hash not in {"", vm.wanted_hash}:
+        return "stop and start the VM to take over its new spec"
+    return ""
 
 
 class StatusWriter:

@@ -1,0 +1,62 @@
+"""Implements the `LiveDevices` port: libvirt's devices, and the NICs that it does not know."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import libvirt
+
+from virtbus.nodeagent.edge.libvirt_domains import on_ours
+from virtbus.nodeagent.edge.libvirt_errors import cause
+from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.qemu_monitor import ask_to_release, has_nic
+
+Result = TypeVar("Result")
+CALL_TIMEOUT_S = 15.0
+"""A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
+_LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
+_PENDING = ("already in the process of unplug", "unplug already in progress")
+"""Parts of QEMU's message about a device that the guest was asked to release before."""
+
+
+class LibvirtDevices:
+    """The devices of running guests, on connections of `links`."""
+
+    def __init__(self, links: LibvirtLinks) -> None:
+        self._links = links
+
+    async def live_xml(self, uid: str) -> str | None:
+        return await self._of_active(uid, lambda domain: domain.XMLDesc(), "read the devices")
+
+    async def attach(self, uid: str, xml: str) -> None:
+        def run(domain: libvirt.virDomain) -> None:
+            domain.attachDeviceFlags(xml, _LIVE)
+
+        await self._of_active(uid, run, "plug a device")
+
+    async def detach(self, uid: str, alias: str) -> None:
+        def run(domain: libvirt.virDomain) -> None:
+            try:
+                domain.detachDeviceAlias(alias, _LIVE)
+            except libvirt.libvirtError as error:
+                text = cause(error.get_error_message() or "")
+                gone = error.get_error_code() == libvirt.VIR_ERR_DEVICE_MISSING
+                if not gone and not any(word in text for word in _PENDING):
+                    raise
+
+        await self._of_active(uid, run, "unplug a device")
+
+    async def detach_unknown(self, uid: str, number: int) -> None:
+        await self._of_active(uid, ask_to_release(number), "unplug a NIC")
+
+    async def has_unknown(self, uid: str, number: int) -> bool:
+        return bool(await self._of_active(uid, has_nic(number), "look for a NIC"))
+
+    async def _of_active(
+        self, uid: str, work: Callable[[libvirt.virDomain], Result], doing: str
+    ) -> Result | None:
+        """Return the result of `work` on an active domain; None if there is none."""
+
+        def run(domain: libvirt.virDomain) -> Result | None:
+            return work(domain) if domain.isActive() else None
+
+        return await on_ours(self._links, uid, run, doing, timeout_s=CALL_TIMEOUT_S)
