@@ -41,8 +41,8 @@ class Nic(LenientModel):
 
     index: int
     """The number in the names of its links. It stays if an earlier interface is removed."""
-    place: int = 0
-    """Its place among the record's interfaces."""
+    position: int = 0
+    """Its position among the record's interfaces."""
     name: str
     network: str
     kind: NicKind

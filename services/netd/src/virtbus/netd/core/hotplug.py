@@ -23,7 +23,7 @@ def grown(known: Attachment, wanted: Attachment) -> Attachment:
     for nic in wanted.nics:
         old = former.pop(nic.key, None)
         if old is not None:
-            nics.append(old.model_copy(update={"leaving": False, "place": nic.place}))
+            nics.append(old.model_copy(update={"leaving": False, "position": nic.position}))
         elif nic.name not in names and (index := next(free, None)) is not None:
             nics.append(_numbered(nic, wanted.uid, index))
     nics += [nic.model_copy(update={"leaving": True}) for nic in former.values()]

@@ -34,7 +34,7 @@ def plan_of(record: VmRecord) -> Attachment:
         nics.append(
             Nic(
                 index=index,
-                place=index,
+                position=index,
                 name=interface.name,
                 network=network,
                 kind=NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI,
