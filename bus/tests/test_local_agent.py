@@ -61,7 +61,7 @@ async def test_it_is_ready_once_its_agent_holds_the_node_or_is_missing_for_long(
     """`virtbus up` and systemd report a host as up by this."""
     words: list[str] = []
     monkeypatch.setattr(local_agent, "notify", words.append)
-    monkeypatch.setattr(local_agent, "TOLD_AFTER_S", 0.3)
+    monkeypatch.setattr(local_agent, "REPORT_AFTER_S", 0.3)
     bus = MemoryBus(MemoryServer())
     await holder(bus, "life")
     begun = tasks.start(LocalAgent(bus, "n1", word_in(tmp_path)).begin())

@@ -129,7 +129,7 @@ def test_each_violation_is_found(tmp_path: Path) -> None:
         "chmod 0600",
         "no_auth_user",
         "not on 127.0.0.1",
-        "not of the CA",
+        "was not issued by the CA",
         "name localhost",
     ):
         assert said in found

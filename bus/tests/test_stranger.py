@@ -106,7 +106,7 @@ async def test_clients_reach_the_api_and_no_record(
     rest = said - api - {"$SRV.PING", "$SRV.INFO.x.y"}
     if user == "observer":
         verbs = {one.split(".")[4] for one in api if ".watch.renew." not in one}
-        assert verbs == {"get", "list", "watch", "events", "status"}
+        assert verbs == {"get", "list", "offers", "watch", "events", "status"}
         assert not rest
     else:
         uploads = {f"virtbus.node.{node}.rpc.imaged.upload" for node in ("n1", "n2")}
@@ -140,6 +140,20 @@ async def test_a_bridge_may_make_its_vm_requests_and_no_node_requests(
     rest = {one for one in said if not one.startswith("virtbus.api.v1.")}
     assert {one.split(".")[5] for one in rest} == BRIDGE_OPENS
     assert all(one.split(".")[3:5] == ["rpc", "agent"] for one in rest)
+    assert heard == set()
+    assert await sequences(admin) == before
+
+
+async def test_a_container_runtime_may_make_its_requests_and_no_others(
+    nats: server.Server, admin: Stranger
+) -> None:
+    """It opens no console, and cannot move, drain, or delete an image."""
+    before = await sequences(admin)
+    said, heard = await tried(nats, "cri-n1")
+    verbs = ("create", "get", "watch", "update", "start", "stop", "delete")
+    asks = {*(f"vm.{verb}" for verb in verbs), "image.pull", "node.get"}
+    assert {".".join(one.split(".")[3:5]) for one in said} == {*asks, "watch.renew"}
+    assert all(one.startswith("virtbus.api.v1.") for one in said)
     assert heard == set()
     assert await sequences(admin) == before
 

@@ -167,7 +167,7 @@ async def test_a_silent_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_client_with_keep_alives_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SILENT_S", 1.0)
-    monkeypatch.setattr(streams, "SIGN_S", 0.05)
+    monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.05)
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with served(lambda s: ended(s, told)) as (_, _, stream):
         with pytest.raises(TimeoutError):

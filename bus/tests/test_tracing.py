@@ -83,7 +83,7 @@ async def test_the_span_of_a_process_that_cannot_publish_is_published_for_it(
 ) -> None:
     with tracing.span("virtbus attach network", uid=UID, parent=PARENT):
         pass
-    tracing.told(
+    tracing.record_span(
         "virtbus fetch", uid=UID, parent=PARENT, service="wrapper", start_ns=5, end_ns=9, asked="1"
     )
     _, fetch = await finished()

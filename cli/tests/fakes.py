@@ -39,10 +39,20 @@ VERBS = [
     ("image", "list"),
     ("image", "pull"),
     ("image", "delete"),
-    ("network", "list"),
+    *(("network", verb) for verb in ("create", "get", "list", "offers", "update", "delete")),
     *(
         ("volume", verb)
-        for verb in ("create", "get", "list", "update", "adopt", "attach", "detach", "delete")
+        for verb in (
+            "create",
+            "get",
+            "list",
+            "update",
+            "adopt",
+            "attach",
+            "detach",
+            "delete",
+            "fill",
+        )
     ),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
     *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),

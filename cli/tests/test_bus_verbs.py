@@ -109,7 +109,7 @@ async def test_findings_are_shown_with_the_effect_of_repair(script: Script, cli:
     done = await cli("node", "audit", "n1")
     assert done.code == 1
     assert f"n1    domain  {UID}  a domain, running  end the guest" in done.out
-    assert "1 finding(s) stand" in done.err
+    assert "1 finding(s) remain" in done.err
 
 
 async def test_repaired_findings_are_no_refusal(script: Script, cli: Cli) -> None:

@@ -31,7 +31,17 @@ def view(**changes: Any) -> VolumeView:
 
 async def test_create_sends_the_spec_and_shows_the_volume(script: Script, cli: Cli) -> None:
     script.answer("volume", "create", VolumeCreated(volume=view(), created=True))
-    flags = ("--size", "10GiB", "--image", "tiny", "--node", "n1", "--protected", "--label", "a=b")
+    flags = (
+        "--size",
+        "10GiB",
+        "--from-image",
+        "tiny",
+        "--node",
+        "n1",
+        "--protected",
+        "--label",
+        "a=b",
+    )
     ended = await cli("volume", "create", "data-1", *flags)
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[1].split() == [

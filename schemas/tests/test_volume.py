@@ -43,11 +43,26 @@ def test_a_volume_of_an_older_schema_is_refused() -> None:
         {"size": "1GiB", "source": {"image": "https://example.org/a.img?signature=x"}},
         {"size": "1GiB", "source": {"image": "../etc/shadow"}},
         {"size": "1GiB", "source": {"upload": "x"}},
+        {"size": "1GiB", "source": {"image": "tiny", "volume": "data"}},
+        {"size": "1GiB", "source": {"full": True}},
+        {"size": "1GiB", "source": {"volume": "data", "full": True}},
+        {"size": 0, "source": {"image": "tiny"}},
+        {"size": 1, "source": {"volume": "data"}},
+        {"size": 0, "source": {"volume": "data", "vm": "web"}},
+        {"size": 0, "source": {"volume": "data", "disk": "root"}},
     ],
 )
 def test_a_bad_spec_is_refused(spec: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         VolumeSpec.model_validate(spec)
+
+
+@pytest.mark.parametrize(
+    "source", [{"image": "tiny", "full": True}, {"volume": "data"}, {"vm": "web"}]
+)
+def test_a_copy_may_have_the_size_of_its_source(source: dict[str, object]) -> None:
+    spec = VolumeSpec.model_validate({"size": 0, "source": source})
+    assert (spec.size, spec.source.is_copied) == (0, True)
 
 
 def test_a_volume_is_kept_unless_its_spec_says_otherwise() -> None:

@@ -52,7 +52,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "netd/reporter.py": {
         "time.monotonic_ns": "turns the wrapper's monotonic times into those of its span",
     },
-    "netd/settings.py": {"Path.read_text": "a default of the settings is the host's resolv.conf"},
     "netd/vmwrapper/vmwrapper.py": {
         "time.monotonic_ns": "a program of its own, run by libvirt with the system's interpreter",
     },

@@ -21,7 +21,7 @@ def _rows() -> dict[str, str]:
 
 
 def test_every_credential_has_a_row() -> None:
-    roles = (*permissions.fixed(), permissions.sys(), *permissions.node_users("n1"))
+    roles = (*permissions.fixed(), permissions.sys(), *permissions.users_on("n1"))
     users = {role.user.replace("-n1", "-<id>") for role in roles}
     assert users <= set(_rows())
 

@@ -71,7 +71,7 @@ def test_a_guest_finds_what_the_guest_of_a_deleted_vm_wrote(
 
 
 def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: Path) -> None:
-    platform.cli("volume", "create", "root-1", "--size", "256MiB", "--image", "tiny")
+    platform.cli("volume", "create", "root-1", "--size", "256MiB", "--from-image", "tiny")
     file = tmp_path / "vm.json"
     memory = {"memory": {"guest": "128MiB"}}
     file.write_text(

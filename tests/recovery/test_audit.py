@@ -162,8 +162,8 @@ async def test_missing_parts_of_a_network_are_reported_and_netd_repairs_them(
         found = (await audited(client)).findings
         # imaged and netd of a simulated node are one process
         assert {(each.kind, each.uid, each.what, each.repair) for each in found} == {
-            ("fault", A, "tap0 is gone", "netd puts it right"),
-            ("fault", "", "nftables virtbus: gone", "netd puts it right"),
+            ("fault", A, "tap0 is gone", "netd repairs it"),
+            ("fault", "", "nftables virtbus: gone", "netd repairs it"),
         }
         assert faults, "only told"
         repaired = await audited(client, repair=True)

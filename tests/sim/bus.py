@@ -208,7 +208,7 @@ class SimBus(MemoryBus):
             except TimeoutError:
                 failure = "no answer in time"
         if sent:
-            msg = f"{what}: {failure}; it may have happened, repeat it with the same id"
+            msg = f"{what}: {failure}; it may have had an effect, repeat it with the same id"
             raise OutcomeUnknownError(msg)
         msg = f"{what}: {failure}"
         raise UnavailableError(msg)

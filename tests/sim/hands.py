@@ -30,8 +30,8 @@ from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
     Ensure,
-    ExportState,
     ExportWork,
+    FillWork,
     HeldResources,
     ImageReady,
     MadeDisk,
@@ -42,6 +42,7 @@ from virtbus.schemas.node_rpc import (
     ServiceReport,
     VolumeRelease,
     VolumeReleased,
+    WorkState,
 )
 from virtbus.schemas.operation import ExportResult
 from virtbus.schemas.quarantine import (
@@ -52,12 +53,12 @@ from virtbus.schemas.quarantine import (
 )
 from virtbus.schemas.records import of_operation
 from virtbus.schemas.version import VERSION
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm import MIB, VmRecord
 from virtbus.schemas.wire import read, validate
 
 TELL_S = 4.0
 RECOVERY_S = (0.05, 1.0)
-EXPORTED = ExportState(
+EXPORTED = WorkState(
     state="done", result=ExportResult(path="/x", size_bytes=1, digest=f"sha256:{'1' * 64}")
 )
 
@@ -103,6 +104,8 @@ class Hand:
             endpoints.append(Endpoint("volume-release", subject, self._volume_release))
             subject = subjects.rpc(self._host.node, "imaged", "export")
             endpoints.append(Endpoint("export", subject, self._export))
+            subject = subjects.rpc(self._host.node, "imaged", "fill")
+            endpoints.append(Endpoint("fill", subject, self._fill))
         info = ServiceInfo(f"virtbus-{self._kind}", VERSION, "simulated", {})
         async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
             self._group.create_task(self._tell())
@@ -173,11 +176,17 @@ class Hand:
             error = VirtbusError(Code.UNAVAILABLE, "source_down", "the source does not answer")
             ready = self._failed(record, error)
         else:
+            while self._kind == "imaged" and not self._filled(record):
+                await asyncio.sleep(1.0)
             async with self._one(record.uid):
                 ready = await self._threads.on_disk(lambda: self._made(record))
         part = "image" if self._kind == "imaged" else "net"
         await self._bus.publish(subjects.ready(self._host.node, record.uid, part), ready)
         return ready
+
+    def _filled(self, record: VmRecord) -> bool:
+        volumes, refs = self._host.disk.volumes, record.volume_refs.values()
+        return all(ref.folder in volumes for ref in refs if ref.copied)
 
     def _made(self, record: VmRecord) -> ImageReady | NetReady:
         """On the host: the record's disks or network exist."""
@@ -265,7 +274,7 @@ class Hand:
         del self._host.disk.volumes[folder]
         return VolumeReleased(found=True)
 
-    async def _export(self, request: Request) -> ExportState:
+    async def _export(self, request: Request) -> WorkState:
         self._ready()
         want, disk = validate(ExportWork, request.data), self._host.disk
         if want.do != "ensure":
@@ -274,18 +283,48 @@ class Hand:
             if want.do == "cancel" and want.id in disk.exports:
                 return EXPORTED
             disk.exports.pop(want.id, None)
-            return ExportState(state="none")
+            return WorkState(state="none")
         if want.id in disk.exports:
             return EXPORTED
         if want.id not in self._exports:
             assert self._group is not None
             self._exports[want.id] = self._group.create_task(self._exporting(want))
-        return ExportState(state="working", step="convert")
+        return WorkState(state="working", step="convert")
 
     async def _exporting(self, want: ExportWork) -> None:
         async with self._one(want.uid):
             await asyncio.sleep(self._host.rng.uniform(0.1, 15.0))
             self._host.disk.exports[want.id] = want.uid
+
+    async def _fill(self, request: Request) -> WorkState:
+        self._ready()
+        want, volumes = validate(FillWork, request.data), self._host.disk.volumes
+        if want.do == "cancel" and (task := self._exports.pop(want.id, None)) is not None:
+            task.cancel()
+        if want.ref.folder in volumes:
+            return WorkState(state="done", virtual_size_bytes=64 * MIB)
+        if want.do == "cancel":
+            return WorkState(state="none")
+        task = self._exports.get(want.id)
+        if task is not None and task.done():
+            del self._exports[want.id]
+            raise VirtbusError(Code.NOT_FOUND, "disk_missing", "the source has no content")
+        if task is None:
+            assert self._group is not None
+            self._exports[want.id] = self._group.create_task(self._filling(want))
+        return WorkState(state="working", step="copy")
+
+    async def _filling(self, want: FillWork) -> None:
+        """Copy, unless the source is missing or the volume was deleted."""
+        source, disk = want.source, self._host.disk
+        async with self._one(source.vm or want.ref.uid):
+            await asyncio.sleep(self._host.rng.uniform(0.1, 15.0))
+            there = bool(source.image) or source.vm in disk.overlays
+            if source.volume is not None:
+                there = source.volume.folder in disk.volumes
+            if there and want.ref.folder not in self._gone_volumes:
+                self._host.watcher.volume_filled(self._host, want.ref.folder)
+                self._host.disk.volumes[want.ref.folder] = ""
 
     async def _quarantine(self, request: Request) -> Quarantine:
         self._ready()

@@ -142,7 +142,7 @@ class SimHypervisor:
 
     def _libvirt(self) -> None:
         if not self._host.libvirt_up:
-            message = "libvirt does not answer; start libvirtd, guests run on meanwhile"
+            message = "libvirt does not answer; start libvirtd, guests keep running meanwhile"
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
 
     async def list_domains(self) -> list[DomainFacts]:

@@ -12,6 +12,7 @@ from typing import Any
 from tests.sim.image_names import ImageNameObserver
 from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
+from tests.sim.networks import NetworkObserver
 from tests.sim.operations import OperationObserver
 from tests.sim.volumes import VolumeObserver
 from tests.sim.wire import SimServer
@@ -97,6 +98,7 @@ class Observer(Watcher):
         self.wanted: dict[str, Wanted] = {}
         self.volumes = VolumeObserver(self)
         self.image_names = ImageNameObserver(self)
+        self.networks = NetworkObserver(self)
         self.operations = OperationObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
@@ -150,6 +152,9 @@ class Observer(Watcher):
         if entry.key.startswith(subjects.IMAGE_NAME_KEYS):
             self.image_names.wrote(entry)
             return
+        if entry.key.startswith(subjects.NETWORK_KEYS):
+            self.networks.wrote(entry)
+            return
         tokens = entry.key.split(".")
         if len(tokens) != 4 or tokens[3].startswith("_"):
             return
@@ -197,6 +202,7 @@ class Observer(Watcher):
     def _recorded(self, record: VmRecord, seen: Seen) -> None:
         uid = record.uid
         self.image_names.recorded(record)
+        self.networks.recorded(record)
         if seen.purged:
             self.wrong("I3", f"{uid}: a record of a deleted VM is written")
         if record.epoch < seen.epoch:
@@ -310,6 +316,9 @@ class Observer(Watcher):
 
     def volume_removed(self, host: Host, folder: str) -> None:
         self.volumes.removed(host, folder)
+
+    def volume_filled(self, host: Host, folder: str) -> None:
+        self.volumes.filled(host, folder)
 
     def off(self, host: Host, domain: Domain, why: str) -> None:
         """A guest is off, for any reason."""

@@ -34,11 +34,18 @@ class OperationObserver:
         before = self.statuses.get(status.id)
         if before is not None and before.phase in ENDED and before != status:
             self._wrong(f"{status.id} ended as {before.phase}, and is {status.phase} now")
-        if status.phase is OperationPhase.SUCCEEDED and not any(
-            status.id in host.disk.exports for host in self._observer.hosts.values()
-        ):
+        if status.phase is OperationPhase.SUCCEEDED and not self._has_result(status.id):
             self._wrong(f"{status.id} succeeded without a file")
         self.statuses[status.id] = status
+
+    def _has_result(self, id_: str) -> bool:
+        """Return True if a host has the file of an export, or the volume of a fill."""
+        record = self._records.get(id_)
+        ref = record.ref if record is not None and record.kind == "fill" else None
+        disks = [host.disk for host in self._observer.hosts.values()]
+        if ref is not None:
+            return any(ref.folder in disk.volumes for disk in disks)
+        return any(id_ in disk.exports for disk in disks)
 
     def at_rest(self) -> Iterator[tuple[str, str]]:
         """Yield operations that have not ended."""

@@ -66,6 +66,10 @@ def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator
     uid, host = record.uid, observer.hosts[record.node]
     domain = host.domains.get(uid)
     active = domain is not None and domain.active
+    if observer.volumes.lacks_content(record):
+        if active:
+            yield "I1", f"{uid} runs, and its volume has no content"
+        return
     if domain is not None and domain.active and domain.metadata is not None:
         yield from _followed(record, domain.state, domain.metadata.power_epoch)
     entry = observer.server.shelf("$KV.st.x").entries.get(subjects.vm_status(record.node, uid))

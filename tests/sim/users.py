@@ -20,10 +20,13 @@ TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
 USES_VOLUME = 0.25
 USES_IMAGE_NAME = 0.5
+USES_NETWORK = 0.6
 EXPLAINED = frozenset(
     {
         *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
         *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
+        *("volume_empty", "volume_lost", "volume_not_filled", "volume_filled", "not_copied"),
+        *("no_node", "uid_taken", "deleted", "operation_quota", "vm_runs", "no_disk"),
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""
@@ -42,6 +45,7 @@ class Plan:
     vms: int = 20
     volumes: int = 0
     image_names: int = 0
+    networks: int = 0
     exports: bool = False
     """True: users export disks, and cancel some of the exports."""
     begin_s: float = 2.0
@@ -118,6 +122,22 @@ class User:
     async def create(self, wanted: Wanted) -> bool:
         """Return True once it is accepted; False if it is refused."""
         wanted.asked = True
+        data = self._data(wanted)
+        while True:
+            try:
+                answer = await self._ask("create", data)
+            except VirtbusError as error:
+                wanted.refused = error.reason
+                if error.reason != "deleting" or self._left_s() < 0:
+                    return False
+                await asyncio.sleep(2.0)
+                continue
+            self._accepted(wanted, answer["vm"])
+            self._observer.note("user", self._number, "has", wanted.uid)
+            return True
+
+    def _data(self, wanted: Wanted) -> dict[str, Any]:
+        """Return the request of a create, with objects that other users change."""
         data: dict[str, Any] = {
             "uid": wanted.uid,
             "name": wanted.name,
@@ -131,20 +151,11 @@ class User:
             data["spec"]["volumes"] = [{"name": "data", "volume": {"name": name}}]
         if self._plan.image_names and self._rng.random() < USES_IMAGE_NAME:
             data["image"] = f"name-{self._rng.randrange(self._plan.image_names)}"
+        if self._plan.networks and self._rng.random() < USES_NETWORK:
+            data["network"] = f"net-{self._rng.randrange(self._plan.networks)}"
         if wanted.secret:
             data["user_data"] = USER_DATA
-        while True:
-            try:
-                answer = await self._ask("create", data)
-            except VirtbusError as error:
-                wanted.refused = error.reason
-                if error.reason != "deleting" or self._left_s() < 0:
-                    return False
-                await asyncio.sleep(2.0)
-                continue
-            self._accepted(wanted, answer["vm"])
-            self._observer.note("user", self._number, "has", wanted.uid)
-            return True
+        return data
 
     def _accepted(self, wanted: Wanted, view: dict[str, Any]) -> None:
         wanted.accepted = True
@@ -291,7 +302,7 @@ class VolumeUser(User):
         await asyncio.sleep(rng.uniform(0.0, self._plan.creates_until_s / 4))
         try:
             while self._left_s() > 0:
-                spec = {"size": "64MiB"}
+                spec = self._spec()
                 await self._try("create", about | {"uid": self._bus.sources.uuid7(), "spec": spec})
                 await asyncio.sleep(rng.uniform(5.0, 60.0))
                 if rng.random() < 0.3:
@@ -300,10 +311,19 @@ class VolumeUser(User):
                     await self._try("detach", about)
                 if rng.random() < 0.5:
                     await self._try("attach", about | {"vm": f"vm-{rng.randrange(self._plan.vms)}"})
+                await self._try("fill", about)
                 if rng.random() < 0.6:
                     await self._delete(about)
         except GaveUpError:
             return
+
+    def _spec(self) -> dict[str, Any]:
+        """Return an empty volume, or a copy of an image, a volume or a VM's disk."""
+        other = f"vol-{self._rng.randrange(self._plan.volumes)}"
+        sources: list[dict[str, Any]] = [{}, {"image": "tiny", "full": True}, {"volume": other}]
+        sources.append({"vm": f"vm-{self._rng.randrange(self._plan.vms)}"})
+        source = self._rng.choices(sources, (4, 3, 2, 2))[0]
+        return {"size": 0 if {"volume", "vm"} & source.keys() else "64MiB", "source": source}
 
     async def _delete(self, about: dict[str, Any]) -> None:
         while self._left_s() > 0:
@@ -349,6 +369,38 @@ class ImageNameUser(User):
                 raise
 
 
+class NetworkUser(User):
+    """The life of one network: it is made, changed, deleted and made again."""
+
+    async def run(self) -> None:
+        """Run until the users make no more changes."""
+        rng, about = self._rng, {"name": f"net-{self._number}"}
+        spec = {"kind": "isolated", "subnet": f"10.9.{self._number}.0/24"}
+        try:
+            while self._left_s() > 0:
+                await self._try("create", about | {"spec": spec})
+                await asyncio.sleep(rng.uniform(1.0, 20.0))
+                if rng.random() < 0.3:
+                    await self._try("update", about | {"mtu": rng.randrange(1280, 1500)})
+                if rng.random() < 0.6:
+                    await self._try("delete", about)
+        except GaveUpError:
+            return
+
+    async def _try(self, verb: str, data: dict[str, Any]) -> None:
+        """Ask; a refusal by a VM's use, by a delete or by an earlier attempt changes nothing."""
+        try:
+            await self._ask(verb, data, "network")
+        except VirtbusError as error:
+            if error.reason not in {
+                "network_in_use",
+                "network_not_found",
+                "deleting",
+                "name_taken",
+            }:
+                raise
+
+
 def begin(world: World, plan: Plan) -> None:
     """Start the users, all on one connection that is never cut."""
     process, bus = world.process("users", client_role(), lambda: 0)
@@ -365,6 +417,9 @@ def begin(world: World, plan: Plan) -> None:
             for number in range(plan.image_names):
                 namer = ImageNameUser(bus, world.observer, plan, number)
                 group.create_task(_guarded(namer, world))
+            for number in range(plan.networks):
+                admin = NetworkUser(bus, world.observer, plan, number)
+                group.create_task(_guarded(admin, world))
 
     process.start(body)
 

@@ -9,7 +9,7 @@ from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume import FillState, VolumeRecord
 
 if TYPE_CHECKING:
     from tests.sim.observer import Observer
@@ -73,6 +73,15 @@ class VolumeObserver:
                 if other != uid:
                     self._wrong("I1", f"{uid} and {other} on {there} have {folder}")
 
+    def filled(self, host: Host, folder: str) -> None:
+        """A volume gets its content on a host: only the one that its record names."""
+        self._observer.note(host.name, "volume filled", folder)
+        record = self.records.get(folder)
+        if record is not None and record.node != host.node:
+            self._wrong("I2", f"{folder} is of {record.node}, and is filled on {host.name}")
+        for uid, there in self._users(folder):
+            self._wrong("I1", f"{folder} is filled under {uid} on {there}")
+
     def removed(self, host: Host, folder: str) -> None:
         """The data of a volume is removed: only by a delete, and under no guest."""
         self._observer.note(host.name, "volume removed", folder)
@@ -98,6 +107,12 @@ class VolumeObserver:
         found = [self.records.get(ref.folder) for ref in vm.volume_refs.values()]
         return next((one.node for one in found if one is not None and one.node), "")
 
+    def lacks_content(self, vm: VmRecord) -> bool:
+        """Return True if the copy into a volume of the VM has failed: the VM waits for a user."""
+        found = [self.records.get(ref.folder) for ref in vm.volume_refs.values()]
+        fills = [one.fill for one in found if one is not None and one.fill is not None]
+        return any(fill.state is FillState.FAILED for fill in fills)
+
     def at_rest(self) -> Iterator[tuple[str, str]]:
         """Yield volumes without their holders, data without a volume, and the reverse."""
         records = [seen.record for seen in self._observer.vms.values() if seen.record is not None]
@@ -116,6 +131,18 @@ class VolumeObserver:
                 there = self.records.get(folder)
                 if there is None or there.node != host.node:
                     yield "I5", f"{host.name} has the data of {folder}, which is not there"
+        yield from self._fills()
+
+    def _fills(self) -> Iterator[tuple[str, str]]:
+        """Yield copies that have not ended, and those whose state differs from their data."""
+        for folder, one in self.records.items():
+            if one.fill is None or one.deleting:
+                continue
+            there = any(folder in host.disk.volumes for host in self._hosts())
+            if one.fill.state is FillState.FILLING:
+                yield "I8", f"{folder} is still being filled"
+            elif there != (one.fill.state is FillState.FILLED):
+                yield "I5", f"{folder} is {one.fill.state}, and its data differs"
 
     def _wrong(self, invariant: str, what: str) -> None:
         self._observer.wrong(invariant, what)

@@ -110,3 +110,25 @@ def test_an_unknown_account_owns_nothing() -> None:
             assert await Asking(made, "node-n1").listed() == []
 
     run(body)
+
+
+def test_a_container_runtime_creates_vms_on_its_own_node_only() -> None:
+    async def body() -> None:
+        async with world() as made:
+            runtime = Asking(made, "CRI-N1")
+            spec = {"run_strategy": "Manual"}
+            here = spec | {"node_selector": {"kubernetes.io/hostname": "n1"}}
+            there = spec | {"node_selector": {"kubernetes.io/hostname": "n2"}}
+            for wrong in (spec, there):
+                request = {"name": "pod", "image": "tiny", "uid": uid(1), "spec": wrong}
+                assert await runtime.refused("create", **request) == "not_its_node"
+            await runtime.ask("create", name="pod", image="tiny", uid=uid(1), spec=here)
+            stored = await made.stored(uid(1))
+            assert stored is not None
+            assert stored.owner == "cri-n1"
+            with pytest.raises(VirtbusError, match="of n1 work for n1 only"):
+                await runtime.bus.request(
+                    subjects.api("image", "pull"), {"ref": "tiny", "node": "n2"}, timeout_s=10
+                )
+
+    run(body)

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 from services.controller.tests.fleets import GIB, node, spec
 
-from virtbus.controller.core.placement import (
-    FILTERS,
+from virtbus.controller.core.demand import (
     HOSTNAME,
-    MEMORY_RESERVE_BYTES,
     OVERLAY_BYTES,
     QEMU_OVERHEAD_BYTES,
-    Candidate,
     demand_of,
     disk_of,
+)
+from virtbus.controller.core.placement import (
+    FILTERS,
+    MEMORY_RESERVE_BYTES,
+    Candidate,
     impossible,
     kind_of,
     place,

@@ -9,7 +9,8 @@ from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import EntryKind
-from virtbus.controller.core.placement import MEMORY_RESERVE_BYTES, QEMU_OVERHEAD_BYTES
+from virtbus.controller.core.demand import QEMU_OVERHEAD_BYTES
+from virtbus.controller.core.placement import MEMORY_RESERVE_BYTES
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.node import NodeState

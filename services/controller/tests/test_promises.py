@@ -4,8 +4,8 @@ import random
 
 from services.controller.tests.fleets import node, record, uid
 
+from virtbus.controller.core.demand import memory_of
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.placement import memory_of
 from virtbus.schemas import subjects
 from virtbus.schemas.vm import Cpu, Domain, VmRecord
 from virtbus.schemas.wire import encode

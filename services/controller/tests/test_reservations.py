@@ -11,8 +11,8 @@ from services.controller.tests.virtual import World, settle
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
+from virtbus.controller.core.demand import memory_of
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.placement import memory_of
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.schemas import subjects

@@ -208,6 +208,18 @@ async def test_an_update_needs_the_revision_that_was_read(made: World) -> None:
 
 
 @played()
+async def test_a_protected_vm_is_not_deleted_until_that_is_cleared(made: World) -> None:
+    spec = {"protected": True}
+    one = await made.vm("create", name="web", image="tiny", uid=uid(1), spec=spec)
+    error = await refused(made.ask("delete", name="web"))
+    assert (error.code, error.reason) == (409, "protected")
+    assert "virtbus vm update web --no-protected -n default" in error.body.message
+    cleared = one.spec.model_copy(update={"protected": False}).model_dump(mode="json")
+    await made.vm("update", uid=uid(1), revision=one.revision, spec=cleared)
+    assert (await made.vm("delete", name="web")).state is VmState.DELETING
+
+
+@played()
 async def test_start_stop_and_delete_may_be_repeated(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     assert not (await made.vm("stop", name="web", grace_s=3)).powered

@@ -176,3 +176,24 @@ async def test_a_person_ends_the_hold_of_a_vm_without_a_record(made: World) -> N
     await vm(made, 2, "data")
     assert (await refused(detach(made, gone=uid(2)))).reason == "not_gone"
     assert (await shown(made)).holder == uid(2)
+
+
+@played()
+async def test_an_unreadable_volume_delays_no_end_of_its_vm_and_is_mended_by_a_person(
+    made: World,
+) -> None:
+    await make(made)
+    await vm(made, 1, "data")
+    await made.host.put(DATA, b"\xc1 no msgpack")
+    await settle()
+    await made.vm("delete", uid=uid(1))
+    assert (await refused(detach(made, gone=uid(1)))).reason == "not_gone"
+    await made.say(status(await stored(made), VmState.STOPPED, released=True))
+    await asyncio.sleep(10)
+    assert await made.stored(uid(1)) is None
+    assert (await refused(made.ask("delete", "volume", name="data"))).reason == "volume_in_use"
+    assert (await refused(detach(made))).reason == "unreadable"
+    view = await detach(made, gone=uid(1))
+    assert (view.state, view.holder) == ("Bound", "")
+    await vm(made, 2, "data")
+    assert (await shown(made)).holder == uid(2)

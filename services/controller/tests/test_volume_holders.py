@@ -11,7 +11,7 @@ from services.controller.tests.schedules import Gates, ScheduledBus, broken_ever
 from services.controller.tests.test_departures import Site, site
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world
-from services.controller.tests.volumes import volume
+from services.controller.tests.volumes import tried, volume
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Entry, EntryKind, Request, ServiceInfo
@@ -263,8 +263,8 @@ def test_a_delete_of_the_volume_and_a_create_of_its_vm_exclude_each_other() -> N
             async with world(controllers=2) as made:
                 await make(made)
                 async with asyncio.TaskGroup() as group:
-                    ending = group.create_task(_tried(made.ask("delete", "volume", name="data")))
-                    using_it = group.create_task(_tried(vm(made, 1, "data")))
+                    ending = group.create_task(tried(made.ask("delete", "volume", name="data")))
+                    using_it = group.create_task(tried(vm(made, 1, "data")))
                 assert {ending.result(), using_it.result()} in (
                     {"done", "volume_in_use"},
                     {"done", "deleting"},
@@ -272,14 +272,6 @@ def test_a_delete_of_the_volume_and_a_create_of_its_vm_exclude_each_other() -> N
                 )
 
     run(body)
-
-
-async def _tried(asking: Any) -> str:
-    try:
-        await asking
-    except VirtbusError as error:
-        return error.reason
-    return "done"
 
 
 async def test_a_create_may_crash_at_every_call_and_the_volume_has_its_vm_or_nobody() -> None:

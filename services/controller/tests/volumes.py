@@ -1,9 +1,11 @@
 """Volumes for the tests of the controller."""
 
+from collections.abc import Awaitable
 from typing import Any
 
 from services.controller.tests.fleets import GIB, uid
 
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.volume import VolumeRecord, VolumeSpec
 
 
@@ -17,3 +19,12 @@ def volume(number: int = 1, name: str = "data", **more: Any) -> VolumeRecord:
         "created_ns": number,
     }
     return VolumeRecord(**(values | more))
+
+
+async def tried(asking: Awaitable[object]) -> str:
+    """Return the reason of a refusal, or "done"."""
+    try:
+        await asking
+    except VirtbusError as error:
+        return error.reason
+    return "done"

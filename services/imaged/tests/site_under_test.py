@@ -1,6 +1,7 @@
 """A real HTTP server on loopback, and imaged's parts wired as in the service."""
 
 import asyncio
+import base64
 import contextlib
 import ipaddress
 import os
@@ -69,6 +70,17 @@ class Web:
 
     def url(self, path: str) -> str:
         return f"{self.base}/{path}"
+
+    def guard(self, path: str, data: bytes, login: str) -> None:
+        """Serve `data` at `path` to requests with this Basic login only."""
+        basic = f"Basic {base64.b64encode(login.encode()).decode()}"
+
+        async def closed(request: web.Request) -> web.StreamResponse:
+            if request.headers.get("Authorization") != basic:
+                raise web.HTTPUnauthorized
+            return web.Response(body=data)
+
+        self.handlers[path] = closed
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)

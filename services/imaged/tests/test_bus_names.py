@@ -1,12 +1,10 @@
 """Image names of the bus on a node: their targets come with records and pull requests."""
 
 import asyncio
-import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from services.imaged.tests.records import named as named_volume
 from services.imaged.tests.records import record, ref, uid, volume
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
@@ -26,7 +24,6 @@ from virtbus.schemas.node_rpc import ForgetImage, PullImage
 from virtbus.schemas.vm import VmRecord
 
 NAME = "debian/12"
-BASIC = "Basic " + base64.b64encode(b"user:password").decode()
 
 
 def target(url: str, **more: Any) -> ImageTarget:
@@ -168,13 +165,7 @@ async def test_a_transport_is_used_only_for_servers_that_its_operator_named(
 ) -> None:
     """Users set names of the bus, so they must not send a login of the node elsewhere."""
     data = qcow2_image()
-
-    async def closed(request: web.Request) -> web.StreamResponse:
-        if request.headers.get("Authorization") != BASIC:
-            raise web.HTTPUnauthorized
-        return web.Response(body=data)
-
-    server.handlers["a"] = closed
+    server.guard("a", data, "user:password")
     (tmp_path / "login").write_text("user:password")
     one = named(target(server.url("a"), transport="corp"))
     text = f"[transports.corp]\nlogin_file = '{tmp_path}/login'\n"

@@ -16,12 +16,13 @@ from services.imaged.tests.records import empty, named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import FAST, MIB, Node, NodeMaker, Web, qcow2_image
 
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
+from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
 from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.exports import Converter, ExportParts, Exports
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.wire import encode_json
 
@@ -46,8 +47,9 @@ class Copies:
         format_: ExportFormat,
         limits: TransferLimits,
         look: Callable[[], Awaitable[None]],
+        into: tuple[str, ...] = (),
     ) -> None:
-        del source, format_, limits
+        del source, format_, limits, into
         self.begun += 1
         os.write(target, CONTENT)
         await look()
@@ -63,7 +65,7 @@ async def exporting(
     files = ExportFiles(node.files.root, space or SpaceLimits(0, 0.0))
     parts = ExportParts(node.disks.locks, node.store, node.files, files, threads, FAST)
     async with asyncio.TaskGroup() as group:
-        exports = Exports(group, parts, converter)
+        exports = Exports(DiskJobs(group), parts, converter)
         yield exports
         await exports.do(work("cancel"))
 
@@ -72,7 +74,7 @@ def work(do: str = "ensure", **more: object) -> ExportWork:
     return ExportWork.model_validate({"id": ID, "do": do, "uid": VM, "disk": "data"} | more)
 
 
-async def ended(exports: Exports, want: ExportWork | None = None) -> ExportState:
+async def ended(exports: Exports, want: ExportWork | None = None) -> WorkState:
     while (state := await exports.do(want or work())).state == "working":
         await asyncio.sleep(0.01)
     return state
@@ -102,8 +104,8 @@ async def test_a_disk_is_exported_once(make_node: NodeMaker, threads: DiskThread
         assert path.parent.stat().st_mode & 0o077 == 0
         assert (await ended(exports)).result == result
         assert copies.begun == 1
-        assert await exports.do(work("cancel")) == ExportState(state="done", result=result)
-        assert await exports.do(work("remove")) == ExportState(state="none")
+        assert await exports.do(work("cancel")) == WorkState(state="done", result=result)
+        assert await exports.do(work("remove")) == WorkState(state="none")
         assert not folder(node).exists()
 
 
@@ -224,6 +226,15 @@ async def test_a_disk_whose_header_names_another_file_is_not_read(
         path.symlink_to(secret)
         assert await refused(ended(exports)) == "store_error"
     assert copies.begun == 0
+
+
+async def test_an_export_outlives_its_disk(make_node: NodeMaker, threads: DiskThreads) -> None:
+    async with make_node() as node, exporting(node, threads, Copies()) as exports:
+        await node.disks.ensure(record(empty(8 * MIB), uid=VM))
+        await ended(exports)
+        await node.disks.release(VM, 1)
+        assert not node.files.path(VM, "data").exists()
+        assert (folder(node) / ID / "disk.qcow2").read_bytes() == CONTENT
 
 
 async def test_old_exports_expire(make_node: NodeMaker, threads: DiskThreads) -> None:

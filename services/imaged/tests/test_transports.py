@@ -178,13 +178,7 @@ async def test_a_login_file_is_read_for_each_pull(
     make_node: NodeMaker, server: Web, tmp_path: Path
 ) -> None:
     data = qcow2_image()
-
-    async def closed(request: web.Request) -> web.StreamResponse:
-        if request.headers.get("Authorization") != BASIC:
-            raise web.HTTPUnauthorized
-        return web.Response(body=data)
-
-    server.handlers["a"] = closed
+    server.guard("a", data, "user:pass:word")
     login = tmp_path / "login"
     fields = f"login_file = '{login}'"
     async with make_node() as node:

@@ -57,13 +57,13 @@ async def test_certificate_and_client_ca_can_be_replaced(visitors: Visitors) -> 
     ann, bob = old.sign("ann", "ann"), new.sign("bob", "bob")
     door.show(*old.sign("one", "one", hosts=["localhost"]))
     assert await visitors.ask(old) == ""
-    door.believe(old.certificate.read_text())
+    door.trust(old.certificate.read_text())
     assert await visitors.ask(old) == ""
     assert await visitors.ask(old, ann) == "ann"
     with pytest.raises(aiohttp.ClientError):
         await visitors.ask(old, bob)
     door.show(*new.sign("two", "two", hosts=["localhost"]))
-    door.believe(new.certificate.read_text())
+    door.trust(new.certificate.read_text())
     assert await visitors.ask(new, bob) == "bob"
     for trusting, showing in ((new, ann), (old, None)):
         with pytest.raises(aiohttp.ClientError):
@@ -75,7 +75,7 @@ async def test_an_invalid_certificate_changes_nothing(visitors: Visitors, tmp_pa
     door.show(*old.sign("one", "one", hosts=["localhost"]))
     other = new.sign("two", "two", hosts=["localhost"])
     with pytest.raises(ssl.SSLError):
-        door.believe("nothing")
+        door.trust("nothing")
     with pytest.raises(OSError, match="No such file"):
         door.show(tmp_path / "none", other.key)
     with pytest.raises(ssl.SSLError):

@@ -15,7 +15,7 @@ from virtbus.kubebridge.core.runtime.subresource_effects import (
     VMI,
     AskGuest,
     BusVerb,
-    Deed,
+    Effect,
     Give,
     GuestStream,
     JsonPatch,
@@ -38,13 +38,13 @@ def by(strategy: str, **status: Any) -> dict[str, Any]:
 
 def ask(
     name: str, of: Any = None, its: Any = None, resource: str = "", **options: Any
-) -> Refusal | tuple[Deed, ...]:
+) -> Refusal | tuple[Effect, ...]:
     kind = resource or (VM if of is not None else VMI)
     method = BY_NAME[kind, name].method
     return answer(SubresourceCall(method, kind, name, "smoke", of, its, options))
 
 
-def said(outcome: Refusal | tuple[Deed, ...]) -> tuple[int, str]:
+def said(outcome: Refusal | tuple[Effect, ...]) -> tuple[int, str]:
     assert isinstance(outcome, Refusal)
     status = outcome.plain()
     assert (status["kind"], status["code"], status["status"]) == ("Status", outcome.code, "Failure")
@@ -147,7 +147,7 @@ def test_an_unknown_verb_or_method_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "its", "options", "deed"),
+    ("name", "its", "options", "effect"),
     [
         ("pause", running(), {}, BusVerb("pause", UID)),
         ("unpause", running(Paused=True), {}, BusVerb("unpause", UID)),
@@ -166,10 +166,10 @@ def test_an_unknown_verb_or_method_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_a_verb_of_a_vmi_becomes_a_verb_of_the_bus(
-    name: str, its: Any, options: dict[str, Any], deed: Deed
+    name: str, its: Any, options: dict[str, Any], effect: Effect
 ) -> None:
-    assert ask(name, None, its, **options) == (deed,)
-    if isinstance(deed, BusVerb):
+    assert ask(name, None, its, **options) == (effect,)
+    if isinstance(effect, BusVerb):
         assert ask(name, None, its, dryRun=["All"], **options) == ()
 
 
@@ -186,10 +186,10 @@ def test_a_vm_without_instance_types_is_expanded_already() -> None:
 
 
 # --- start, stop, restart ------------------------------------------------------------------------
-def patched(outcome: Refusal | tuple[Deed, ...]) -> list[tuple[str, str, Any]]:
+def patched(outcome: Refusal | tuple[Effect, ...]) -> list[tuple[str, str, Any]]:
     """Return the object, path and value of each patch, without the tests of patches."""
     assert not isinstance(outcome, Refusal)
-    patches = [deed for deed in outcome if isinstance(deed, JsonPatch)]
+    patches = [effect for effect in outcome if isinstance(effect, JsonPatch)]
     assert len(patches) == len(outcome)
     return [
         (patch.of, operation["path"], operation["value"])
@@ -249,14 +249,14 @@ def asks(w: World, name: str, **options: Any) -> None:
     """Execute a verb: apply its patches to the world."""
     outcome = ask(name, w.vm, w.vmi, VM, **options)
     assert not isinstance(outcome, Refusal), outcome.message
-    for deed in outcome:
-        assert isinstance(deed, JsonPatch)
-        value = deed.operations[-1]["value"]
-        path = deed.operations[-1]["path"].strip("/").split("/")
-        if deed.of == "vmi":
+    for effect in outcome:
+        assert isinstance(effect, JsonPatch)
+        value = effect.operations[-1]["value"]
+        path = effect.operations[-1]["path"].strip("/").split("/")
+        if effect.of == "vmi":
             assert w.vmi is not None
             w.vmi["spec"]["terminationGracePeriodSeconds"] = value
-        elif deed.of == "vm":
+        elif effect.of == "vm":
             w.user(**{path[-1]: value})
         else:
             w.asks(*(value if isinstance(value, list) else value["stateChangeRequests"]))

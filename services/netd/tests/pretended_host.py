@@ -8,7 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
@@ -19,13 +19,17 @@ import pytest
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.address_assignment import addressed
+from virtbus.netd.core.attachment import Attachment, NicKind
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.names import mac_bytes, netns
 from virtbus.netd.edge import links
+from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
@@ -103,6 +107,16 @@ def pretended_host(tmp_path: Path) -> Iterator[Host]:
         assert ctypes.get_errno() in {errno.EINVAL, errno.ENOENT}
         _enter(before)
         os.close(before)
+
+
+def settled(plan: Attachment, gateway: IPv4Interface, taken: Collection[str] = ()) -> Attachment:
+    """Return a plan with addresses of the gateway's subnet for all its bridged interfaces."""
+    used, nics = set(taken), []
+    for nic in plan.nics:
+        given = nic if nic.kind is NicKind.CNI else addressed(nic, plan.uid, gateway, used)
+        used.update(address.partition("/")[0] for address in given.addresses)
+        nics.append(given)
+    return plan.model_copy(update={"nics": tuple(nics)})
 
 
 def make_record(uid: str, *, networks: tuple[str, ...] = ("default",), **extra: Any) -> VmRecord:
@@ -336,17 +350,20 @@ class Node:
         """Make the objects of a new process."""
         state = self.state_dir / "netd"
         bridge = HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir)
+        cni = Cni(
+            self.conf_dir,
+            self.bin_dirs,
+            plugin_timeout_s=2.0,
+            openings={"*": ("*",), "team-only": ("team",)},
+            allowed=("bridge", "host-local"),
+        )
         self.doors = HostPorts(
+            attachers=Attachers(HostBridges(bridge, "n1"), cni),
             namespaces=self.host.namespaces,
             bridge=bridge,
             ports=PublishedPorts(bridge),
             files=AttachmentStore(state / "vms"),
-            cni=Cni(
-                self.conf_dir,
-                self.bin_dirs,
-                plugin_timeout_s=2.0,
-                openings={"*": ("*",), "team-only": ("team",)},
-            ),
+            cni=cni,
             dhcp=DhcpServer(),
             emulators=QemuProcesses(Path(sys.executable)),
             resolver=Resolver(

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from services.netd.tests.pretended_host import make_record
+from services.netd.tests.pretended_host import make_record, settled
 from services.netd.tests.test_dhcp import request
 
 from virtbus.netd.core import cni
-from virtbus.netd.core.address_assignment import replaced, settled
+from virtbus.netd.core.address_assignment import replaced
 from virtbus.netd.core.dhcp import MessageType, Offer, answer, parse
 from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
 from virtbus.netd.core.plan import plan_of
@@ -56,7 +56,7 @@ def test_a_network_without_dns_gets_that_of_the_node() -> None:
 
 def test_a_guest_asks_its_gateway_for_names_and_finds_its_namespace_by_short_names() -> None:
     gateway = IPv4Interface("10.127.0.1/16")
-    attachment = settled(plan_of(make_record(A, namespace="shop")), gateway, (), {})
+    attachment = settled(plan_of(make_record(A, namespace="shop")), gateway, ())
     (offer,) = offers_of(attachment, SITE, "vm.internal")
     assert offer is not None
     assert offer.dns == (gateway.ip,)

@@ -2,9 +2,8 @@
 
 from ipaddress import IPv4Address, IPv4Interface
 
-from services.netd.tests.pretended_host import make_record
+from services.netd.tests.pretended_host import make_record, settled
 
-from virtbus.netd.core.address_assignment import settled
 from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.query_limits import (
@@ -46,7 +45,7 @@ def test_an_address_that_another_vm_got_stays_with_it() -> None:
 def test_guests_of_a_host_get_the_address_on_the_network_that_they_share() -> None:
     plan = plan_of(make_record(A, networks=("default", "lan"), namespace="shop", name="web"))
     gateway = IPv4Interface("10.127.0.1/16")
-    attachment = settled(plan, gateway, (), {"lan": {}})
+    attachment = settled(plan, gateway, ())
     both = vm_of(attachment)
     assert both.addresses == both.built_in == (IPv4Interface(attachment.nics[0].addresses[0]).ip,)
     lan = attachment.nics[1].model_copy(update={"addresses": ("10.9.0.5/24",)})

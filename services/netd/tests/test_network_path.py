@@ -111,21 +111,21 @@ async def test_no_address_of_another_host_is_open_to_a_guest_until_a_setting_ope
         async with node.guest(A) as guest:
             for address in addresses:
                 await guest.ping(address, via=GATEWAY)
-            bridge.close(ReachRules(hosts=frozenset(addresses)))
+            bridge.set_reach(ReachRules(hosts=frozenset(addresses)))
             for address in addresses:
                 assert not await answers(guest, address, 22)
-            bridge.close(
+            bridge.set_reach(
                 ReachRules(hosts=frozenset(addresses), opened=(IPv4Network("198.51.100.3/32"),))
             )
             assert [await answers(guest, each, 22) for each in addresses] == [False, True, False]
-            bridge.close(ReachRules(closed=(IPv4Network("198.51.100.0/30"),)))
+            bridge.set_reach(ReachRules(closed=(IPv4Network("198.51.100.0/30"),)))
             assert [await answers(guest, each, 22) for each in addresses] == [False, False, True]
 
 
 async def test_a_name_server_is_open_at_its_port_wherever_it_is(node: Node) -> None:
     await node.attach(A)
     server = IPv4Address("198.51.100.2")
-    node.doors.bridge.close(ReachRules(hosts=frozenset({server}), dns=(server, GATEWAY)))
+    node.doors.bridge.set_reach(ReachRules(hosts=frozenset({server}), dns=(server, GATEWAY)))
     with world(), listening("0.0.0.0", 53, 54):
         async with node.guest(A) as guest:
             assert await answers(guest, server, 53)
@@ -140,9 +140,9 @@ async def test_many_hosts_are_closed_in_one_table(node: Node) -> None:
     server = IPv4Address("198.51.100.2")
     with world():
         async with node.guest(A) as guest:
-            node.doors.bridge.close(ReachRules(hosts=many))
+            node.doors.bridge.set_reach(ReachRules(hosts=many))
             assert await answers(guest, server, 22)
-            node.doors.bridge.close(ReachRules(hosts=many | {server}))
+            node.doors.bridge.set_reach(ReachRules(hosts=many | {server}))
             assert not await answers(guest, server, 22)
 
 

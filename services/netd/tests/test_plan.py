@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from services.netd.tests.pretended_host import make_record
+from services.netd.tests.pretended_host import make_record, settled
 
 from virtbus.netd.core import names
-from virtbus.netd.core.address_assignment import carried_over, settled
+from virtbus.netd.core.address_assignment import carried_over
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.subnet import choose_address
 from virtbus.netd.core.token_bucket import TokenBucket
-from virtbus.netd.settings import Settings, host_dns
+from virtbus.netd.edge.host_servers import host_dns
+from virtbus.netd.settings import Settings
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import check_mac
 
@@ -88,14 +89,14 @@ def test_a_chosen_address_is_free_and_in_the_subnet(taken: set[int], key: str) -
 
 def test_an_address_is_kept_unless_the_subnet_changed_or_another_has_it() -> None:
     plan = plan_of(make_record(A))
-    first = settled(plan, GATEWAY, (), {})
-    kept = settled(carried_over(plan, first, ()), GATEWAY, (), {})
+    first = settled(plan, GATEWAY, ())
+    kept = settled(carried_over(plan, first, ()), GATEWAY, ())
     assert kept == first
     other = IPv4Interface("10.9.0.1/24")
-    moved = settled(carried_over(plan, first, ()), other, (), {})
+    moved = settled(carried_over(plan, first, ()), other, ())
     assert IPv4Interface(moved.nics[0].addresses[0]).network == other.network
     mine = str(IPv4Interface(first.nics[0].addresses[0]).ip)
-    again = settled(carried_over(plan, first, ()), GATEWAY, {mine}, {})
+    again = settled(carried_over(plan, first, ()), GATEWAY, {mine})
     assert again.nics[0].addresses != first.nics[0].addresses
 
 

@@ -148,7 +148,7 @@ async def test_a_changed_port_waits_for_the_guests_restart(node: Node) -> None:
 
 @pytest.mark.integration
 async def test_a_cni_network_publishes_nothing(node: Node) -> None:
-    with pytest.raises(VirtbusError, match="by its plugin portmap"):
+    with pytest.raises(VirtbusError, match="CNI plugin portmap"):
         await node.attach(A, networks=("lan",), **WEB)
 
 

@@ -100,7 +100,7 @@ async def test_the_last_writer_to_connect_writes_until_it_leaves(
     async with asyncio.timeout(5), door.attach(UID, owner="ann") as first:
         await serial.attached.get()
         async with door.attach(UID, owner="bob") as second:
-            assert await next_note(first) == "bob writes now; you read on"
+            assert await next_note(first) == "bob writes now; you can only read"
             await first.write(b"dropped")
             await second.write(b"kept")
             async with door.attach(UID, write=False) as third:

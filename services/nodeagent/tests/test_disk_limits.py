@@ -97,7 +97,7 @@ async def test_a_failed_change_is_shown_and_repeated(node: Node) -> None:
 
         async def said() -> bool:
             found = await node.status(A)
-            return found is not None and found.message == "tried again: it is away"
+            return found is not None and found.message == "the agent retries: it is away"
 
         await eventually(said)
         del node.domains.errors["limit"]

@@ -28,7 +28,7 @@ async def test_a_guest_that_waits_for_disk_space_is_reported_and_retried(tmp_pat
 
         async def told() -> bool:
             status = await node.status(A)
-            return status is not None and "no room" in status.message
+            return status is not None and "is full or failing" in status.message
 
         await eventually(told)
         await eventually(running)

@@ -62,7 +62,7 @@ def server() -> MemoryServer:
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("LOOK_S", 0.01), ("REFUSED_LOOK_S", 0.02), ("QUIET_S", 0.1)):
         monkeypatch.setattr(module, name, seconds)
-    monkeypatch.setattr(module, "WAIT_TOLD_S", 0.05)
+    monkeypatch.setattr(module, "WAIT_REPORTED_S", 0.05)
 
 
 async def claimed(disk: Disk, server: MemoryServer) -> Ownership:

@@ -15,14 +15,15 @@ from virtbus.nodeagent.operation_runner import OperationRunner
 from virtbus.nodeagent.vm.machine import VmPhase
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import (
     ExportResult,
     OperationPhase,
     OperationRecord,
     OperationStatus,
 )
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm import MIB, VmRecord
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 from virtbus.schemas.wire import encode, read, validate
 
 RESULT = ExportResult(path="/x", size_bytes=5, digest=f"sha256:{'5' * 64}")
@@ -37,11 +38,13 @@ class Machine:
     powered: bool = False
     deleting: bool = False
     epoch: int = 1
+    volumes: tuple[VolumeRef, ...] = ()
 
     @property
     def record(self) -> VmRecord:
         return VmRecord.model_validate(
             {
+                "volume_refs": {one.name: one for one in self.volumes},
                 "uid": VM,
                 "namespace": "default",
                 "name": "web",
@@ -69,21 +72,25 @@ class Imaged:
     error: VirtbusError | None = None
     slow: bool = False
 
-    async def answer(self, request: Request) -> ExportState:
-        want = validate(ExportWork, request.data)
+    async def answer(self, request: Request) -> WorkState:
+        fill = request.subject.endswith("fill")
+        want = validate(FillWork if fill else ExportWork, request.data)
+        assert isinstance(want, FillWork | ExportWork)
         self.asked.append((want.id, want.do))
         if self.error is not None:
             raise self.error
         state = self.jobs.get(want.id, "none")
         if want.do == "remove" or (want.do == "cancel" and state != "done"):
             self.jobs.pop(want.id, None)
-            return ExportState(state="none")
+            return WorkState(state="none")
         if want.do == "ensure" and state != "done":
             busy = state == "none" or self.slow
             self.jobs[want.id] = state = "working" if busy else "done"
+        if state == "done" and fill:
+            return WorkState(state="done", virtual_size_bytes=MIB)
         if state == "done":
-            return ExportState(state="done", result=RESULT)
-        return ExportState(state="working", step="convert", done_bytes=1, total_bytes=5)
+            return WorkState(state="done", result=RESULT)
+        return WorkState(state="working", step="convert", done_bytes=1, total_bytes=5)
 
 
 class Site:
@@ -106,9 +113,11 @@ class Site:
         self.runner.list_ends()
 
     def serving(self) -> Any:
-        subject = subjects.rpc(NODE, "imaged", "export")
-        endpoint = Endpoint("export", subject, self.imaged.answer)
-        return self.bus.serve(ServiceInfo("virtbus-imaged", "1"), [endpoint])
+        endpoints = [
+            Endpoint(verb, subjects.rpc(NODE, "imaged", verb), self.imaged.answer)
+            for verb in ("export", "fill")
+        ]
+        return self.bus.serve(ServiceInfo("virtbus-imaged", "1"), endpoints)
 
     async def put(self, number: int = 10, **more: Any) -> OperationRecord:
         fields: dict[str, Any] = {
@@ -327,6 +336,105 @@ async def test_an_operation_without_a_record_is_only_forgotten(site: Site) -> No
         await site.runner.round()
         assert site.runner.export(record.id) is None
         assert [do for _, do in site.imaged.asked] == ["ensure"]
+
+
+def volume_ref(number: int, name: str) -> VolumeRef:
+    return VolumeRef(uid=uid(number), namespace="default", name=name, size_bytes=MIB)
+
+
+FILL: dict[str, Any] = {
+    "kind": "fill",
+    "resource": "volume",
+    "uid": uid(70),
+    "name": "copy",
+    "disk": "",
+    "ref": volume_ref(70, "copy"),
+    "source": FillSource(volume=volume_ref(71, "data")),
+}
+
+
+async def test_a_volume_is_filled_while_its_vm_waits(site: Site) -> None:
+    site.vms[VM] = Machine("preparing", powered=True, volumes=(volume_ref(70, "copy"),))
+    await site.put(**FILL)
+    async with site.serving():
+        for _ in range(3):
+            await site.runner.round()
+    status = await site.status()
+    assert (status.phase, status.virtual_size_bytes) == ("Succeeded", MIB)
+    assert site.imaged.asked == [(uid(10), "ensure")] * 2
+
+
+async def test_a_volume_is_copied_while_its_vm_is_off_only(site: Site) -> None:
+    of = (volume_ref(71, "data"),)
+    cases: list[tuple[Machine, str, str]] = [
+        (Machine("running", powered=True, volumes=of), "Failed", "volume_in_use"),
+        (Machine("running", powered=False, volumes=of), "Accepted", ""),
+        (Machine("new", powered=True, volumes=of), "Accepted", ""),
+        (Machine("stopped", volumes=of), "Running", ""),
+        (Machine("running", powered=True), "Running", ""),
+    ]
+    for number, (vm, phase, reason) in enumerate(cases, 10):
+        site.vms[VM] = vm
+        await site.put(number, **FILL | {"uid": uid(100 + number)})
+        async with site.serving():
+            await site.runner.round()
+        status = await site.status(number)
+        found = status.error.reason if status.error is not None else ""
+        assert (str(status.phase), found) == (phase, reason), vm
+
+
+async def test_a_disk_of_a_vm_is_copied_while_it_is_off_and_here(site: Site) -> None:
+    cases: list[tuple[Machine, str, str]] = [
+        (Machine("running", powered=True), "Failed", "vm_runs"),
+        (Machine("stopped", epoch=2), "Failed", "vm_left"),
+        (Machine("stopping", powered=False), "Accepted", ""),
+        (Machine("stopped", deleting=True), "Cancelled", ""),
+        (Machine("stopped"), "Running", ""),
+    ]
+    source = FillSource(vm=VM, epoch=1, disk="root")
+    for number, (vm, phase, reason) in enumerate(cases, 10):
+        site.vms[VM] = vm
+        await site.put(number, **FILL | {"uid": uid(100 + number), "source": source})
+        async with site.serving():
+            await site.runner.round()
+        status = await site.status(number)
+        found = status.error.reason if status.error is not None else ""
+        assert (str(status.phase), found) == (phase, reason), vm
+    site.vms[VM] = Machine("stopped", deleting=True)
+    async with site.serving():
+        await site.runner.round()
+    assert await site.phases(14) == ["Cancelled"]
+
+
+async def test_an_operation_that_is_forgotten_during_a_request_ends_nobody(site: Site) -> None:
+    """The list of a new connection may lack an operation that is being worked on."""
+    await site.put()
+
+    async def answer(request: Request) -> WorkState:
+        site.runner.list_begins()
+        site.runner.list_ends()
+        return await site.imaged.answer(request)
+
+    subject = subjects.rpc(NODE, "imaged", "export")
+    served = [Endpoint("export", subject, answer)]
+    async with site.bus.serve(ServiceInfo("virtbus-imaged", "1"), served):
+        await site.runner.round()
+    site.restart()
+    async with site.serving():
+        for _ in range(2):
+            await site.runner.round()
+    assert await site.phases(10) == ["Succeeded"]
+
+
+async def test_a_fill_is_cancelled(site: Site) -> None:
+    site.imaged.slow = True
+    await site.put(**FILL)
+    async with site.serving():
+        await site.runner.round()
+        await site.put(**FILL, cancel=True)
+        await site.runner.round()
+    assert await site.phases(10) == ["Cancelled"]
+    assert site.imaged.asked[-1] == (uid(10), "cancel")
 
 
 async def test_without_imaged_an_operation_waits(site: Site) -> None:

@@ -28,9 +28,9 @@ def _completer(subject: str, known: Known, *, of_namespace: bool = False) -> Com
             namespace = ctx.params.get("namespace") or os.environ.get("VIRTBUS_NAMESPACE")
             query = {"namespace": namespace or "default", "limit": _MOST}
         return [
-            CompletionItem(name, help=told)
+            CompletionItem(name, help=help_text)
             for item in _items(ctx, subject, query)
-            for name, told in known(item)
+            for name, help_text in known(item)
             if name.startswith(incomplete)
         ]
 
@@ -75,7 +75,8 @@ image_names = _completer(
 )
 networks = _completer(
     "virtbus.api.v1.network.list",
-    lambda network: [(str(network["name"]), str(network.get("kind", "")))],
+    lambda network: [(str(network["name"]), str((network.get("spec") or {}).get("kind", "")))],
+    of_namespace=True,
 )
 nodes = _completer(
     "virtbus.api.v1.node.list", lambda node: [(str(node["node"]), str(node.get("state", "")))]

@@ -38,7 +38,9 @@ def command(invocation: Invocation, *, follow: bool, since: str | None, kind: st
     """Show the stored events of all VMs."""
     oldest_ns = _oldest(since, follow=follow)
     names = _Names()
-    live = LiveEvents(invocation, "virtbus.evt.>", _Teller(invocation, oldest_ns, kind, names).tell)
+    live = LiveEvents(
+        invocation, "virtbus.evt.>", _HistoryPrinter(invocation, oldest_ns, kind, names).tell
+    )
     past = sorted(stored(invocation), key=event_lines.at_ns) if since or not follow else []
     for item in past:
         names.learn(item)
@@ -75,7 +77,7 @@ class _Names:
         return self._by_uid.get(uid, uid)
 
 
-class _Teller:
+class _HistoryPrinter:
     """Prints the wanted events as they arrive."""
 
     def __init__(self, invocation: Invocation, oldest_ns: int, kind: str, names: _Names) -> None:

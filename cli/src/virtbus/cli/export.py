@@ -20,7 +20,7 @@ _HERE = "virtbus.cli.export"
 END = "end of file"
 """The agent's reason for closing the stream after the whole file was sent."""
 ATTEMPTS = 5
-"""Streams that are opened for one file. Each begins where the one before it broke."""
+"""Limit of streams for one file. Each continues where the previous one broke."""
 
 
 @click.group(
@@ -142,14 +142,14 @@ def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> No
             digest = _receive(invocation, view, target_file)
         if digest != result.get("digest"):
             part.unlink()
-            message = f"the file is {digest}, and the export {result.get('digest')}; repeat"
+            message = f"the file has the digest {digest}, the export {result.get('digest')}; repeat"
             raise CliError(Exit.REFUSED, "digest", message)
         part.replace(path)
     except OSError as error:
         raise CliError(Exit.REFUSED, "file", f"cannot write {path}: {error.strerror}") from None
-    told = {"file": str(path), "bytes": result.get("size_bytes"), "digest": digest}
+    value = {"file": str(path), "bytes": result.get("size_bytes"), "digest": digest}
     size = units.size(result.get("size_bytes"))
-    invocation.show(told, lambda: f"{output.safe(str(path))}: {size}, {digest}")
+    invocation.show(value, lambda: f"{output.safe(str(path))}: {size}, {digest}")
 
 
 def _receive(invocation: Invocation, view: dict[str, Any], file: BinaryIO) -> str:
@@ -171,11 +171,11 @@ def _receive(invocation: Invocation, view: dict[str, Any], file: BinaryIO) -> st
 
 
 def _writer(
-    file: BinaryIO, hashed: Callable[[bytes], None], told: Callable[[int], None]
+    file: BinaryIO, hashed: Callable[[bytes], None], report_bytes: Callable[[int], None]
 ) -> Callable[[bytes], None]:
     def write(data: bytes) -> None:
         file.write(data)
         hashed(data)
-        told(file.tell())
+        report_bytes(file.tell())
 
     return write

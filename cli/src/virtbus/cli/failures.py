@@ -79,9 +79,9 @@ class CliError(Exception):
         lines = [f"error: {self.message}"]
         for detail in self.details:
             path, text = detail.get("path", ""), detail.get("message", "")
-            said = f"{path}: {text}" if path else str(text)
-            if said != self.message:
-                lines.append(f"  {said}")
+            line = f"{path}: {text}" if path else str(text)
+            if line != self.message:
+                lines.append(f"  {line}")
             if detail.get("hint"):
                 lines.append(f"    hint: {detail['hint']}")
         if self.hint:

@@ -16,7 +16,6 @@ from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
 
 HEADER = ("IMAGE", "FORMAT", "SIZE", "VIRTUAL DISK", "NODES", "DIGEST")
-_SHORT = len("sha256:") + 12
 
 
 @click.group(
@@ -71,7 +70,7 @@ def listing(invocation: Invocation) -> None:
     "--namespace",
     default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
     metavar="NS",
-    help="Of the image name REF.  [default: default] [env: VIRTBUS_NAMESPACE]",
+    help="The namespace of the image name REF.  [default: default] [env: VIRTBUS_NAMESPACE]",
 )
 @verb
 def pull(
@@ -183,5 +182,5 @@ def row(item: Mapping[str, Any]) -> tuple[str, ...]:
         units.size(item.get("size_bytes")),
         units.size(item.get("virtual_size_bytes")),
         ",".join(item.get("nodes") or ()) or "-",
-        str(item.get("digest", ""))[:_SHORT],
+        units.digest(str(item.get("digest", ""))),
     )

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from virtbus.cli.image_fetching import NodePull
 
 HEADER = ("NODE", "STATE", "FETCHED", "TIME", "IMAGE", "MESSAGE")
-_SHORT = len("sha256:") + 12
 
 
 @click.command(
@@ -68,7 +67,7 @@ def command(
 
 
 def _check(ref: str) -> None:
-    """Refuse what no node could fetch, before any is asked."""
+    """Refuse a reference that no node could fetch, before any node is asked."""
     from virtbus.schemas.image import check_image_ref
 
     try:
@@ -101,7 +100,7 @@ def _row(pull: "NodePull") -> tuple[str, ...]:
         pull.state,
         _fetched(pull),
         units.duration(pull.took_s) if pull.took_s else "-",
-        image.digest[:_SHORT] if image is not None else "-",
+        units.digest(image.digest) if image is not None else "-",
         pull.message,
     )
 

@@ -19,7 +19,7 @@ from virtbus.schemas.wire import validate
 PATIENCE_S = 60.0
 """Time without a new byte after which an upload is given up; imaged may restart meanwhile."""
 PIECE_S = 10.0
-"""Time for the first answer, and for that to a piece. A killed imaged answers none."""
+"""Time for the first answer, and for the answer to each piece. A killed imaged sends none."""
 ANSWER_S = 30.0
 """Time for the answer to a request without a piece; imaged waits up to 20 s for its checks."""
 _PAUSE_S = 0.5

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from virtbus.cli.image_transfer import LocalImage
 
 _READ_BYTES = 1024**2
+_NO_DIGEST = f"sha256:{'0' * 64}"
+"""Placeholder for a digest that is not known yet."""
 
 
 @click.command(
@@ -56,7 +59,7 @@ def command(
     targets = chosen(invocation, nodes, label_texts)
     steps = Steps(shown=invocation.for_eyes)
     try:
-        image = _read(file, name, steps)
+        image = _read(file, lambda _: name, steps)
         images, errors = asyncio.run(_send(invocation, targets, image, steps))
     finally:
         steps.close()
@@ -65,6 +68,24 @@ def command(
         rows = [row({**one, "nodes": [node]}) for node, one in images.items()]
         invocation.show(answer, lambda: output.table(HEADER, rows))
     raise_partial(answer, "upload_failed", f"{name} could not be uploaded to")
+
+
+def uploaded(
+    invocation: Invocation, file: Path, name_of: Callable[[str], str], node: str
+) -> "LocalImage":
+    """Upload a file to one node, as an image whose name depends on its digest.
+
+    Raises:
+        CliError: the file cannot be used, or the node refused it.
+    """
+    steps = Steps(shown=invocation.for_eyes)
+    try:
+        image = _read(file, name_of, steps)
+        _, errors = asyncio.run(_send(invocation, [node], image, steps))
+    finally:
+        steps.close()
+    raise_partial({"errors": errors}, "upload_failed", f"{file} could not be uploaded to")
+    return image
 
 
 async def _send(
@@ -80,17 +101,17 @@ async def _send(
         return await send_to(bus, nodes, image, moved)
 
 
-def _read(file: Path, name: str, steps: Steps) -> "LocalImage":
+def _read(file: Path, name_of: Callable[[str], str], steps: Steps) -> "LocalImage":
     """Check the name, and read the file for its digest.
 
     Raises:
         CliError: the name or the file cannot be used.
     """
     from virtbus.cli.image_transfer import LocalImage
-    from virtbus.schemas.image_upload import check_image_name
+    from virtbus.schemas.image import check_plain_name
 
     try:
-        check_image_name(name)
+        check_plain_name(name_of(_NO_DIGEST))
     except ValueError as error:
         raise usage(f"--name {error}") from None
     try:
@@ -105,4 +126,5 @@ def _read(file: Path, name: str, steps: Steps) -> "LocalImage":
                 steps.transfer(f"read {file.name}", done, status.st_size)
     except OSError as error:
         raise usage(f"cannot read {file}: {error.strerror}") from None
-    return LocalImage(file, name, f"sha256:{digest.hexdigest()}", done)
+    whole = f"sha256:{digest.hexdigest()}"
+    return LocalImage(file, name_of(whole), whole, done)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from virtbus.cli import completion_sources, output
+from virtbus.cli import completion_sources, output, units
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.vm.target import namespace_filter, namespace_option
@@ -13,7 +13,6 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 _HERE = "virtbus.cli.imagename"
 HEADER = ("NAMESPACE", "NAME", "URL", "DIGEST", "TRANSPORT", "PULL", "GENERATION")
 FLEET = "_"
-_SHORT = len("sha256:") + 12
 
 
 @click.group(
@@ -175,7 +174,7 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
         "(fleet)" if namespace == FLEET else namespace,
         str(view.get("name", "")),
         str(spec.get("url") or ""),
-        str(spec.get("digest") or "-")[:_SHORT],
+        units.digest(str(spec.get("digest") or "-")),
         str(spec.get("transport") or "-"),
         str(spec.get("pull_policy") or "IfNotPresent"),
         str(view.get("generation", "")),

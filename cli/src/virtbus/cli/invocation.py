@@ -79,8 +79,8 @@ class Invocation:
     @property
     def environ(self) -> dict[str, str]:
         """Return the environment for a child `virtbus` process that uses the same bus."""
-        told = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
-        return dict(os.environ) | {name: value for name, value in told.items() if value}
+        given = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
+        return dict(os.environ) | {name: value for name, value in given.items() if value}
 
     @property
     def for_eyes(self) -> bool:
@@ -104,15 +104,17 @@ class Invocation:
         subject = f"virtbus.api.v1.{resource}.{verb}"
         return self.session.request(subject, dict(data), timeout_s=timeout_s, headers=headers)
 
-    def listed(self, resource: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def listed(
+        self, resource: str, query: Mapping[str, Any] | None = None, action: str = "list"
+    ) -> dict[str, Any]:
         """Return an API list with the items of all pages, and the first page's other fields.
 
         Raises CliError as `call`.
         """
-        whole = page = self.call(resource, "list", query or {})
+        whole = page = self.call(resource, action, query or {})
         items = list(page.get("items") or ())
         while more := page.get("continue"):
-            page = self.call(resource, "list", {**(query or {}), "continue": more})
+            page = self.call(resource, action, {**(query or {}), "continue": more})
             items += page.get("items") or ()
         return {**whole, "items": items}
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 Verbs = Mapping[str, tuple[str, str]]
-"""By verb: its module (with the attribute `command`) or `module:attribute`, and a help line."""
+"""Place and help line of each verb. The place is `module:attribute`, or a module with `command`."""
 
 
 class LazyGroup(click.Group):

@@ -22,7 +22,7 @@ class LiveEvents:
     def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:
         self._session = invocation.session
         self._tell = tell
-        self._told: deque[tuple[object, ...]] = deque(maxlen=_REMEMBERED)
+        self._shown: deque[tuple[object, ...]] = deque(maxlen=_REMEMBERED)
         self._waiting: list[Mapping[str, Any]] | None = []
         self._session.subscribe(subject, self._receive)
 
@@ -53,6 +53,6 @@ class LiveEvents:
     def _once(self, item: Mapping[str, Any]) -> None:
         data = item.get("data") or {}
         identity = (item.get("subject"), data.get("at_ns"), data.get("message"))
-        if identity not in self._told:
-            self._told.append(identity)
+        if identity not in self._shown:
+            self._shown.append(identity)
             self._tell(item)

@@ -21,7 +21,7 @@ class LiveTable:
         self._header = header
         self._stream = stream or sys.stderr
         self._shown = shown
-        self._live = shown and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = shown and output.redraws(self._stream)
         self._lines = 0
         """Number of lines on the screen that the next drawing replaces."""
         self._drawn_s = 0.0

@@ -1,34 +1,275 @@
-"""Implements `virtbus network`."""
+"""Implements `virtbus network create|list|get|update|delete`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
-from virtbus.cli import output
-from virtbus.cli.invocation import Invocation, verb
+from virtbus.bus.runtime.ids import uuid7
+from virtbus.cli import completion_sources, output
+from virtbus.cli.failures import CliError, Exit, usage
+from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.named_deletes import delete_named
+from virtbus.cli.vm import request
+from virtbus.cli.vm.target import namespace_filter, namespace_option
+
+_HERE = "virtbus.cli.network"
+HEADER = ("NAMESPACE", "NAME", "KIND", "STATE", "SUBNET", "VMS", "NODES")
+EVERYWHERE = "_"
+KINDS = ("nat", "routed", "isolated", "cni")
 
 
 @click.group(
     cls=LazyGroup,
-    verbs={"list": ("virtbus.cli.network:listing", "List the networks for a VM's NICs.")},
+    verbs={
+        "create": (f"{_HERE}:create", "Make a network."),
+        "list": (f"{_HERE}:listing", "List the networks for a VM's NICs."),
+        "get": (f"{_HERE}:get", "Show one network with its routes and users."),
+        "update": (f"{_HERE}:update", "Change DNS, MTU, protection or labels of a network."),
+        "delete": (f"{_HERE}:delete", "Remove networks that no VM uses."),
+    },
+    epilog=examples(
+        """
+        virtbus network create blue --kind isolated --subnet 10.200.0.0/24
+        virtbus vm create web --image tiny --network blue
+        virtbus network list
+        """
+    ),
 )
 def command() -> None:
-    """Show the networks that nodes offer."""
+    """Manage networks for the NICs of VMs.
+
+    `default` is built in: each node has it without an object. Other networks are objects on the
+    bus, or CNI conflists that an operator put on a node. A VM keeps the settings that its network
+    had at its create.
+    """
 
 
-@click.command(name="list", epilog=examples("virtbus network list"))
-@verb
-def listing(invocation: Invocation) -> None:
-    """List networks: `default` is built in, others are a node's CNI conflists."""
-    items = invocation.listed("network")["items"]
-    rows = [
-        (
-            item.get("name", ""),
-            item.get("kind", ""),
-            item.get("subnet") or "set per node",
-            (item.get("detail") or {}).get("nodes") or "-",
-        )
-        for item in items
-    ]
-    invocation.show(
-        {"items": items}, lambda: output.table(("NETWORK", "KIND", "SUBNET", "NODES"), rows)
+def _scoped(function: Any) -> Any:
+    everywhere = click.option(
+        "--all-namespaces",
+        is_flag=True,
+        help="A network of all namespaces; to change it, use the credentials admin (--creds).",
     )
+    return everywhere(namespace_option(function))
+
+
+def _name(function: Any) -> Any:
+    return click.argument("name", shell_complete=completion_sources.networks)(function)
+
+
+def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
+    return {"name": name, "namespace": EVERYWHERE if everywhere else namespace}
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus network create blue --subnet 10.200.0.0/24 --mtu 1400 --dns 192.0.2.53
+        virtbus network create lab --kind isolated --subnet 10.9.0.0/24
+        virtbus network create dmz --kind routed --on n1=10.1.0.0/24 --on n2=10.2.0.0/24
+        virtbus network create lan --kind cni --conflist lan
+        virtbus network create vlan7 --kind cni --config ./vlan7.conflist --all-namespaces
+        """
+    )
+)
+@click.argument("name")
+@click.option("--kind", type=click.Choice(KINDS), default="nat", show_default=True)
+@click.option("--subnet", metavar="CIDR", help="Of nat and isolated: the guests' addresses.")
+@click.option("--on", "on_nodes", multiple=True, metavar="NODE=CIDR", help="Of routed; repeatable.")
+@click.option("--gateway", metavar="IP", help="Of nat.  [default: the subnet's first address]")
+@click.option("--dns", multiple=True, metavar="IP", help="Name server of the guests; repeatable.")
+@click.option("--mtu", type=int, metavar="BYTES", help="[default: 1500]")
+@click.option("--conflist", metavar="NAME", help="Of cni: a conflist that nodes have.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Of cni: a file with a conflist. Nodes must allow its plugins.",
+)
+@click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
+@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
+@click.option(
+    "--uid", metavar="UUID", help="A uid of your choice: the same command may then be repeated."
+)
+@_scoped
+@verb
+def create(
+    invocation: Invocation, *, name: str, namespace: str, all_namespaces: bool, **flags: Any
+) -> None:
+    """Make the network NAME. Hosts set it up when a VM first uses it.
+
+    With nat, guests reach each other on their host, and the outside under the host's address. With
+    routed, they have their own addresses there; `virtbus network get` shows the needed routes. With
+    isolated, they reach each other on their host, and nothing else. With cni, plugins decide.
+    """
+    wanted = {
+        **_asked(name, namespace, everywhere=all_namespaces),
+        "uid": flags["uid"] or uuid7(),
+        "spec": _spec(flags),
+        "labels": request.labels(flags["label_texts"]),
+    }
+    answer = invocation.call("network", "create", wanted)
+    view = answer.get("network") or {}
+    if not answer.get("created"):
+        invocation.note(f"{name} was there already, unchanged")
+    invocation.show(view, lambda: table([view]))
+
+
+def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = {"kind": flags["kind"]}
+    words = ("subnet", "gateway", "mtu", "conflist", "protected")
+    spec |= {word: flags[word] for word in words if flags[word]}
+    if flags["dns"]:
+        spec["dns"] = list(flags["dns"])
+    if flags["config"]:
+        spec["config"] = flags["config"].read_text()
+    subnets = {}
+    for text in flags["on_nodes"]:
+        node, equals, subnet = text.partition("=")
+        if not equals:
+            raise usage(f"--on {text} has no subnet", "write it as --on n1=10.1.0.0/24")
+        subnets[node] = subnet
+    return spec | ({"subnets": subnets} if subnets else {})
+
+
+@click.command(
+    name="list",
+    epilog=examples(
+        """
+        virtbus network list
+        virtbus network list -n shop
+        virtbus network list -o json | jq -r '.items[] | select(.user_count == 0) | .name'
+        """
+    ),
+)
+@namespace_filter
+@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
+@verb
+def listing(invocation: Invocation, *, namespace: str | None, label_texts: tuple[str, ...]) -> None:
+    """List network objects, then what nodes offer without one: `default`, and CNI conflists."""
+    query: dict[str, Any] = {"labels": request.labels(label_texts), "limit": PAGE}
+    if namespace:
+        query["namespace"] = namespace
+    items = invocation.listed("network", query)["items"]
+    every = not namespace and not label_texts
+    offers = invocation.listed("network", action="offers")["items"] if every else []
+    rows = [*map(_row, items), *map(_offer, offers)]
+    invocation.show({"items": items, "offers": offers}, lambda: output.table(HEADER, rows))
+
+
+@click.command(epilog=examples("virtbus network get blue -o yaml"))
+@_name
+@_scoped
+@verb
+def get(invocation: Invocation, *, name: str, namespace: str, all_namespaces: bool) -> None:
+    """Show the network NAME, with the routes that it needs and the VMs that use it."""
+    view = _show(invocation, "get", _asked(name, namespace, everywhere=all_namespaces))
+    for route in view.get("routes") or ():
+        via = " or ".join(route.get("via") or ()) or f"the address of {route.get('node')}"
+        invocation.note(f"needed outside: route {route.get('destination')} via {via}")
+    if view.get("message"):
+        invocation.note(str(view["message"]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus network update blue --mtu 1400
+        virtbus network update blue --no-protected
+        """
+    )
+)
+@_name
+@click.option("--dns", multiple=True, metavar="IP", help="Replaces all name servers; repeatable.")
+@click.option("--mtu", type=int, metavar="BYTES")
+@click.option("--protected/--no-protected", default=None, help="Refuse deletes, or permit them.")
+@click.option(
+    "--label", "label_texts", multiple=True, metavar="K=V", help="Replaces all labels; repeatable."
+)
+@_scoped
+@verb
+def update(
+    invocation: Invocation, *, name: str, namespace: str, all_namespaces: bool, **flags: Any
+) -> None:
+    """Change the network NAME. DNS and MTU concern VMs that are created later."""
+    given = {
+        "dns": list(flags["dns"]) or None,
+        "mtu": flags["mtu"],
+        "protected": flags["protected"],
+        "labels": request.labels(flags["label_texts"]) or None,
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
+    if not changes:
+        raise usage("nothing to change", "give --dns, --mtu, --protected or --label")
+    asked = _asked(name, namespace, everywhere=all_namespaces)
+    _show(invocation, "update", asked | changes)
+
+
+@click.command(epilog=examples("virtbus network delete blue\nvirtbus network delete a b --no-wait"))
+@click.argument("names", nargs=-1, required=True, shell_complete=completion_sources.networks)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is gone.")
+@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Time limit.")
+@_scoped
+@verb
+def delete(
+    invocation: Invocation,
+    *,
+    names: tuple[str, ...],
+    wait: bool,
+    timeout: float,
+    namespace: str,
+    all_namespaces: bool,
+) -> None:
+    """Remove networks. It is refused while VMs use the network, or while it is protected.
+
+    A network ends some seconds later, when no create of a VM can be under way any more.
+    """
+    asked = [_asked(name, namespace, everywhere=all_namespaces) for name in dict.fromkeys(names)]
+    wait_s = timeout if wait else None
+    delete_named(invocation, "network", asked, wait_s=wait_s, check=_refuse_kept)
+
+
+def _refuse_kept(view: Mapping[str, Any]) -> None:
+    """Raise CliError if the delete was reverted."""
+    if view.get("state") != "Deleting":
+        message = f"{view.get('name')} stays: {view.get('message')}"
+        hint = "delete those VMs, then repeat"
+        raise CliError(Exit.REFUSED, "network_in_use", message, hint=hint)
+
+
+def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a request about a network; show and return the network."""
+    view = invocation.call("network", action, asked)
+    invocation.show(view, lambda: table([view]))
+    return view
+
+
+def table(views: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each network object."""
+    return output.table(HEADER, [_row(view) for view in views])
+
+
+def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
+    spec = view.get("spec") or {}
+    subnets = spec.get("subnets") or {}
+    state = str(view.get("state") or "-")
+    namespace = str(view.get("namespace", ""))
+    return (
+        "(all)" if namespace == EVERYWHERE else namespace,
+        str(view.get("name", "")),
+        str(spec.get("kind") or ""),
+        f"{state},protected" if spec.get("protected") else state,
+        str(spec.get("subnet") or ", ".join(subnets.values()) or "set by its plugins"),
+        str(view.get("user_count") or 0),
+        ", ".join(subnets) or "-",
+    )
+
+
+def _offer(item: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the row of a network that nodes have without an object."""
+    nodes = str((item.get("detail") or {}).get("nodes") or "-")
+    subnet = str(item.get("subnet") or "set per node")
+    name, kind = str(item.get("name", "")), str(item.get("kind", ""))
+    return ("(node)", name, kind, "-", subnet, "-", nodes)

@@ -112,15 +112,14 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
     """Return the operation after its end; show its progress meanwhile.
 
     Raises:
-        CliError: as `Invocation.call`; `unknown` if a person interrupts it. It continues then.
+        CliError: as `Invocation.call`; `unknown` if a person interrupts the wait. The operation
+        then continues.
     """
     steps = Steps(shown=invocation.for_eyes)
     id_ = str(view.get("id"))
     try:
         while view.get("phase") not in ENDED:
-            what = str(view.get("message") or view.get("step") or view.get("phase"))
-            done, total = int(view.get("done_bytes") or 0), int(view.get("total_bytes") or 0)
-            steps.transfer(output.safe(what), done, total or None)
+            show_progress(steps, view)
             time.sleep(POLL_S)
             view = invocation.call("operation", "get", {"id": id_})
     except KeyboardInterrupt:
@@ -129,6 +128,13 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
     finally:
         steps.close()
     return view
+
+
+def show_progress(steps: Steps, view: Mapping[str, Any]) -> None:
+    """Show how far an operation is."""
+    what = str(view.get("message") or view.get("step") or view.get("phase"))
+    done, total = int(view.get("done_bytes") or 0), int(view.get("total_bytes") or 0)
+    steps.transfer(output.safe(what), done, total or None)
 
 
 def refuse_failed(view: Mapping[str, Any]) -> None:

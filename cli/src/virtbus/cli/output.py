@@ -36,9 +36,12 @@ def safe(value: object) -> str:
 
 def wants_colour(stream: TextIO) -> bool:
     """Return True on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return stream.isatty()
+    return redraws(stream) and not os.environ.get("NO_COLOR")
+
+
+def redraws(stream: TextIO) -> bool:
+    """Return True on a terminal that obeys control sequences."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, code: str, stream: TextIO) -> str:

@@ -24,7 +24,7 @@ class Steps:
     def __init__(self, *, shown: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._shown = shown
-        self._live = shown and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = shown and output.redraws(self._stream)
         self._started = time.monotonic()
         self._status = ""
         self._drawn = 0.0

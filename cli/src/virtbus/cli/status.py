@@ -60,7 +60,11 @@ def command(invocation: Invocation) -> None:
         raise failure
     if not any(node.get("state") == "ready" for node in bus.get("nodes") or ()):
         raise unavailable("no node is ready", "wait a moment; on each host: virtbus up")
-    missing = [f"{told['name']} on {told['node']}" for told in _told(value) if told["missing"]]
+    missing = [
+        f"{report['name']} on {report['node']}"
+        for report in _reported_services(value)
+        if report["missing"]
+    ]
     if missing:
         raise unavailable(
             f"not all services work: {', '.join(missing)}",
@@ -68,34 +72,36 @@ def command(invocation: Invocation) -> None:
         )
 
 
-def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each service in the nodes' reports with its state, also those that do not answer."""
     listed = value.get("nodes") or ()
     answering = {(str(one["name"]), str(one["node"])) for one in value["services"]}
     found: list[dict[str, Any]] = []
     for node in listed:
-        for service, told in sorted((node.get("services") or {}).items()):
+        for service, report in sorted((node.get("services") or {}).items()):
             name = f"virtbus-{'nodeagent' if service == 'agent' else service}"
             where = str(node.get("node"))
             # an answer without a node belongs to this node if there is only one
             here = (name, where) in answering or (len(listed) == 1 and (name, "") in answering)
-            missing = _is_missing(told) and not here
+            missing = _is_missing(report) and not here
             found.append(
                 {
                     "name": name,
                     "node": where,
-                    "state": "missing" if missing else str(told.get("state")),
-                    "version": str(told.get("version") or ""),
-                    "message": str(told.get("message") or ""),
+                    "state": "missing" if missing else str(report.get("state")),
+                    "version": str(report.get("version") or ""),
+                    "message": str(report.get("message") or ""),
                     "missing": missing,
                 }
             )
     return found
 
 
-def _is_missing(told: Mapping[str, Any]) -> bool:
+def _is_missing(report: Mapping[str, Any]) -> bool:
     """Return True if the agent has no report of the service: only an error message, no version."""
-    return told.get("state") != "ready" and bool(told.get("message")) and not told.get("version")
+    return (
+        report.get("state") != "ready" and bool(report.get("message")) and not report.get("version")
+    )
 
 
 def _services(session: Session) -> list[dict[str, Any]]:
@@ -144,10 +150,10 @@ def _alarms(bus: Mapping[str, Any]) -> list[str]:
     if abs(skew_s) > SKEW_ALARM_S:
         alarms.append(f"clocks differ by {skew_s:.1f} s: is a time service running on all hosts?")
     alarms += [
-        f"{service} on {node.get('node')} is {told.get('state')}: {told['message']}"
+        f"{service} on {node.get('node')} is {report.get('state')}: {report['message']}"
         for node in bus.get("nodes") or ()
-        for service, told in sorted((node.get("services") or {}).items())
-        if told.get("message")
+        for service, report in sorted((node.get("services") or {}).items())
+        if report.get("message")
     ]
     pending_s = _pending_s(bus)
     if pending_s is not None and pending_s > AGE_ALARM_S:
@@ -179,13 +185,13 @@ def _page(value: Mapping[str, Any]) -> str:
 
 def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a row for each service that answers or is in a node's report, sorted."""
-    told = {(one["name"], one["node"]): one for one in _told(value)}
+    reported = {(one["name"], one["node"]): one for one in _reported_services(value)}
     rows: list[tuple[str, ...]] = []
     for service in value["services"]:
         name, node = str(service["name"]), str(service["node"])
-        alike = [key for key in told if key[0] == name]
+        alike = [key for key in reported if key[0] == name]
         key = (name, node) if node or len(alike) != 1 else alike[0]
-        known = told.pop(key, None) or {"node": node, "state": "answers", "message": ""}
+        known = reported.pop(key, None) or {"node": node, "state": "answers", "message": ""}
         rows.append(
             (
                 name,
@@ -198,7 +204,7 @@ def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
     # a service that answers without its node may be any of the reported ones, so none is "silent"
     unplaced = {str(service["name"]) for service in value["services"] if not service["node"]}
-    for one in told.values():
+    for one in reported.values():
         silent = one["state"] == "ready" and one["name"] not in unplaced
         state = "silent" if silent else one["state"]
         rows.append((one["name"], one["node"], state, one["version"] or "-", "-", one["message"]))

@@ -1,4 +1,4 @@
-"""Formats and parses times and sizes."""
+"""Formats times, sizes and digests, and parses times."""
 
 import time
 
@@ -49,6 +49,11 @@ def size(count: int | None) -> str:
         units.pop(0)
     unit = units[0]
     return f"{value:.0f}{unit}" if value == int(value) else f"{value:.1f}{unit}"
+
+
+def digest(text: str) -> str:
+    """Return the first 12 digits of a digest `sha256:<hex>`, with its prefix."""
+    return text[: len("sha256:") + 12]
 
 
 def seconds_of(text: str) -> float:

@@ -27,5 +27,5 @@ def command(invocation: Invocation) -> None:
     """Show the version of this command and of the installed services."""
     versions = {part: of(part) for part in _PARTS}
     rows = [(f"virtbus-{part}", version or "not installed") for part, version in versions.items()]
-    told = {"versions": versions, "python": sys.version.split(maxsplit=1)[0]}
-    invocation.show(told, lambda: output.table(("PART", "VERSION"), rows))
+    value = {"versions": versions, "python": sys.version.split(maxsplit=1)[0]}
+    invocation.show(value, lambda: output.table(("PART", "VERSION"), rows))

@@ -1,29 +1,28 @@
-"""Implements `virtbus volume create|list|get|update|adopt|attach|detach|delete`."""
+"""Implements `virtbus volume list|get|update|adopt|attach|detach|delete`."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import completion_sources, output, units
-from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.failures import usage
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.named_deletes import delete_named
 from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.schemas.disk import DiskBus
 
 _HERE = "virtbus.cli.volume"
 HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURCE")
-POLL_S = 0.5
 
 
 @click.group(
     cls=LazyGroup,
     verbs={
-        "create": (f"{_HERE}:create", "Make a volume."),
+        "create": ("virtbus.cli.volume_create:command", "Make a volume: empty, or from a source."),
+        "fill": ("virtbus.cli.volume_create:fill", "Copy the content of a volume again."),
         "list": (f"{_HERE}:listing", "List volumes."),
         "get": (f"{_HERE}:get", "Show one volume."),
         "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
@@ -46,65 +45,12 @@ def command() -> None:
     """Manage volumes: disks with a name, whose data outlives their VMs.
 
     One VM at a time holds a volume, from its create or an attach to its delete or a detach. The
-    data is on one node, and draws VMs that use the volume to that node.
+    data is on one node, and VMs that use the volume are placed there.
     """
 
 
 def _name(function: Any) -> Any:
     return click.argument("name", shell_complete=completion_sources.volumes)(function)
-
-
-@click.command(
-    epilog=examples(
-        """
-        virtbus volume create data-1 --size 10GiB
-        virtbus volume create root-1 --size 20GiB --image debian/12 --node n2 --protected
-        virtbus volume create data-1 --size 10GiB -o json | jq -r .uid
-        """
-    )
-)
-@click.argument("name")
-@click.option("--size", required=True, metavar="SIZE", help="Such as 512MiB or 10GiB.")
-@click.option(
-    "--image",
-    metavar="REF",
-    shell_complete=completion_sources.images,
-    help="The image of its first content.  [default: empty]",
-)
-@click.option(
-    "--node",
-    metavar="NODE",
-    shell_complete=completion_sources.nodes,
-    help="The node of its data.  [default: that of its first VM]",
-)
-@click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
-@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
-@click.option(
-    "--uid", metavar="UUID", help="A uid of your choice: the same command may then be repeated."
-)
-@namespace_option
-@verb
-def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> None:
-    """Make the volume NAME. Its data is made when a VM first uses it."""
-    spec: dict[str, Any] = {"size": flags["size"]}
-    if flags["image"]:
-        spec["source"] = {"image": flags["image"]}
-    if flags["protected"]:
-        spec["protected"] = True
-    wanted = {
-        "name": name,
-        "namespace": namespace,
-        "uid": flags["uid"] or uuid7(),
-        "spec": spec,
-        "labels": request.labels(flags["label_texts"]),
-    }
-    if flags["node"]:
-        wanted["node"] = flags["node"]
-    answer = invocation.call("volume", "create", wanted)
-    view = answer.get("volume") or {}
-    if not answer.get("created"):
-        invocation.note(f"{name} was there already, unchanged")
-    invocation.show(view, lambda: table([view]))
 
 
 @click.command(
@@ -271,39 +217,8 @@ def delete(
 
     It is refused while a VM holds the volume, or while it is protected.
     """
-    ended = []
-    for name in dict.fromkeys(names):
-        view = invocation.call("volume", "delete", {"name": name, "namespace": namespace})
-        ended.append(view)
-    if wait:
-        until = time.monotonic() + timeout
-        for view in ended:
-            _wait(invocation, view, until)
-    word = "deleted" if wait else "deleting"
-    items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": wait} for one in ended]
-    lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
-    invocation.show({"items": items}, lambda: lines)
-
-
-def _wait(invocation: Invocation, view: Mapping[str, Any], until: float) -> None:
-    """Return once the volume is gone; raise CliError `unknown` at the time limit."""
-    asked = output.picked(view, "name", "namespace")
-    while True:
-        try:
-            seen = invocation.call("volume", "get", asked)
-        except CliError as error:
-            if error.exit_code is Exit.NOT_FOUND:
-                return
-            raise
-        if seen.get("uid") != view.get("uid"):
-            return  # another volume has the name by now
-        if time.monotonic() > until:
-            why = seen.get("message") or "its node has not removed the data yet"
-            raise unknown(
-                f"{seen.get('name')} is still being deleted: {why}",
-                f"it continues by itself: `virtbus volume get {seen.get('name')}`",
-            )
-        time.sleep(POLL_S)
+    asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
+    delete_named(invocation, "volume", asked, wait_s=timeout if wait else None)
 
 
 def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,9 +240,17 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
         str(view.get("namespace", "")),
         str(view.get("name", "")),
         f"{state},protected" if spec.get("protected") else state,
-        units.size(spec.get("size")),
+        units.size(spec.get("size")) if spec.get("size") else "-",
         str(view.get("node") or "-"),
         str(view.get("holder_name") or view.get("holder") or "-"),
         units.ago(view.get("held_since_ns")),
-        str((spec.get("source") or {}).get("image") or "empty"),
+        _source(spec.get("source") or {}),
     )
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    """Return the source of a volume: an image, `volume/NAME`, `vm/NAME`, or `empty`."""
+    for kind in ("volume", "vm"):
+        if source.get(kind):
+            return f"{kind}/{source[kind]}"
+    return str(source.get("image") or "empty")

@@ -117,7 +117,7 @@ FREEZE_MAX_S = 3600
 class VmFreeze(VmCommand):
     """`vm.freeze`: freezes the guest's file systems for at most `timeout_s`.
 
-    On a frozen guest, it sets a new deadline. `epoch` is as in `VmCommand`.
+    If the guest is frozen already, the request sets a new deadline. `epoch` is as in `VmCommand`.
     """
 
     timeout_s: Count = Field(300, ge=1, le=FREEZE_MAX_S)
@@ -227,8 +227,8 @@ class WatchReply(LenientModel):
 
     A new watch with this `after` continues after this reply. The first reply contains `renew`, the
     subject for renewals. Publish any message to it after `synced`, and then at least every 30 s.
-    The watch ends 30 s after `synced` or the last renewal. If its account has too many watches for
-    a new one, its oldest watch that was never renewed ends with 429 `displaced`.
+    The watch ends 30 s after `synced` or the last renewal. If an account opens too many watches,
+    its oldest watch that was never renewed ends with 429 `displaced`.
     """
 
     items: tuple[VmView, ...] | None = None
@@ -279,7 +279,7 @@ class NodeForgotten(LenientModel):
 
 
 class NetworkPage(Paged):
-    """A page of `network.list`."""
+    """A page of `network.offers`."""
 
     items: tuple[NetworkInfo, ...] = ()
 

@@ -26,7 +26,7 @@ def check_base64(text: str) -> str:
 
 
 def bytes_of(text: str | None, in_base64: str | None) -> bytes | None:
-    """Return the bytes of the form that is given; None if neither is."""
+    """Return the bytes from the form that is given; None if neither form is given."""
     if in_base64 is not None:
         return decode_base64(in_base64)
     return text.encode() if text is not None else None

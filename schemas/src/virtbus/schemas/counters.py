@@ -17,7 +17,7 @@ class Traffic(LenientModel):
     bytes: int = 0
     packets: int = 0
     dropped: int = 0
-    """Packets that no rule dropped: the receiver was too slow, or a limit was reached."""
+    """Packets dropped without a rule: the receiver was too slow, or a limit was reached."""
 
 
 class NicCounters(LenientModel):

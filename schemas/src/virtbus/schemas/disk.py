@@ -18,7 +18,7 @@ BOOT_ORDER_MAX = 2**31 - 1
 BLOCK_MIN, LOGICAL_BLOCK_MAX, PHYSICAL_BLOCK_MAX = 512, 4096, 2 * 1024**2
 """Linux reads no logical blocks above a memory page."""
 RATE_MAX = 10**15
-"""QEMU's largest rate, also of a burst times its length."""
+"""QEMU's largest rate. It also limits the product of a burst's rate and length."""
 IO_THREADS_MAX = 64
 SERIAL_MAX, _START, _DIGITS = 20, 11, 8
 """virtio, sata and nvme cut a longer serial without an error."""
@@ -132,7 +132,7 @@ class DiskLimits(Rates):
     """The rates that a disk never exceeds for long."""
 
     burst: Rates | None = None
-    """Higher rates after a quiet time; each needs the same rate without burst."""
+    """Higher rates after a quiet time. Each needs the same rate among the limits without burst."""
     burst_s: Count | None = Field(None, ge=1, le=86_400)
     """The length of a burst. Unset: one second."""
 
@@ -145,7 +145,7 @@ class IoThreadsPolicy(StrEnum):
     AUTO = "auto"
     """One for each of these disks, and at most two for each vCPU."""
     POOL = "pool"
-    """`count`, in turns."""
+    """`count` threads, which the disks use in turns."""
 
 
 class IoThreads(StrictModel):
@@ -164,11 +164,11 @@ class Disk(StrictModel):
     readonly: bool = False
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
-    """None: the name, or its beginning and a part of its SHA-256 if it is too long."""
+    """None: the disk's name. A name that is too long is cut, and a part of its SHA-256 added."""
     error_policy: ErrorPolicy | None = None
     """None: enospace."""
     read_error_policy: ReadErrorPolicy | None = None
-    """None: as `error_policy`, and report for enospace."""
+    """None: the same as `error_policy`, but `report` instead of `enospace`."""
     cache: CacheMode | None = None
     """None: writeback."""
     io: IoMode | None = None

@@ -75,7 +75,9 @@ _LATER = (Verb.HOT_PLUG, Verb.UNPLUG, Verb.GROW)
 _OWN = Ability(Verdict.WORKS, "eject and insert; the medium is the drive's own volume")
 _ANY = dict.fromkeys(Verb, WORKS) | dict.fromkeys(_LATER, NOT_YET)
 _NO_THREAD = _no("QEMU serves this bus in its main loop; use virtio")
-_NO_NVME = _no("libvirt does not know the bus, so a disk is on it from the start or never")
+_NO_NVME = _no(
+    "libvirt does not know this bus, so it can neither add nor remove a disk of a running guest"
+)
 _NO_DRIVE = _no("the bus has no CD-ROM drives, so no media can be changed")
 
 ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {

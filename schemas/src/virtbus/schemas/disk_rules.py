@@ -35,7 +35,7 @@ _UNCACHED = (CacheMode.NONE, CacheMode.DIRECTSYNC)
 
 
 def disk_problems(disks: Mapping[int, Disk], threads: IoThreads | None = None) -> Iterator[Detail]:
-    """Yield the problems of a VM's disks, by their places in the request's list, and threads."""
+    """Yield the problems of a VM's threads and disks; the keys are places in the request's list."""
     if threads is not None:
         yield from _threads(threads)
     yield from _crowded(disks)

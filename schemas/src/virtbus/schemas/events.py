@@ -1,4 +1,4 @@
-"""Events on `virtbus.evt.<node>.<uid>.<kind>`: of VMs, volumes, image names and nodes (uid `_`)."""
+"""Events on `virtbus.evt.<node>.<uid>.<kind>`: of VMs, nodes (uid `_`), and named objects."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class EventKind(StrEnum):
-    """The kinds of events of VMs, nodes, volumes and image names."""
+    """The kinds of events of VMs, nodes, volumes, image names and networks."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
@@ -60,6 +60,12 @@ class EventKind(StrEnum):
     VOLUME_DELETED = "volume.deleted"
     IMAGE_NAME_SET = "imagename.set"
     IMAGE_NAME_DELETED = "imagename.deleted"
+    NETWORK_CREATED = "network.created"
+    NETWORK_UPDATED = "network.updated"
+    NETWORK_DELETING = "network.deleting"
+    NETWORK_KEPT = "network.kept"
+    """A delete was reverted, because a VM uses the network."""
+    NETWORK_DELETED = "network.deleted"
     OPERATION_ACCEPTED = "operation.accepted"
     OPERATION_SUCCEEDED = "operation.succeeded"
     OPERATION_FAILED = "operation.failed"

@@ -17,13 +17,13 @@ from virtbus.schemas.wire import encode
 MARK = "…"
 KEY_BYTES = 256
 LEAST_ENTRIES = 16
-"""A map keeps at least this many entries, because a model as plain data is a map as well."""
+"""A map keeps at least this many entries, because it may be a model as plain data."""
 HINTS = frozenset({"detail", "attributes"})
 """Optional fields that readers can do without."""
 
 
 class CutStep(NamedTuple):
-    """The longest text and list after one step of cutting; `hints`: optional fields stay."""
+    """Limits of texts and lists after one step of cutting. With `hints`, optional fields stay."""
 
     text_bytes: int
     items: int

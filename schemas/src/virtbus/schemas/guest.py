@@ -21,7 +21,7 @@ class GuestQuestion(StrEnum):
 
 
 class GuestAsk(LenientModel):
-    """`rpc.agent.guest`: asks a VM's guest agent the questions `about`; without them, all.
+    """`rpc.agent.guest`: asks a VM's guest agent the questions in `about`, or all if it is empty.
 
     `timeout_s` bounds the whole request.
     """

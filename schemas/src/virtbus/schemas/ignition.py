@@ -17,7 +17,7 @@ def check_config(text: str) -> str:
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
-        msg = "must be JSON; `butane FILE.bu` makes it of a Butane file"
+        msg = "must be JSON; `butane FILE.bu` makes it from a Butane file"
         raise ValueError(msg) from None
     header = value.get("ignition") if isinstance(value, dict) else None
     version = header.get("version") if isinstance(header, dict) else None

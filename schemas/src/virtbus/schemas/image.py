@@ -54,7 +54,8 @@ class ImageSource(NamedTuple):
     def name(self) -> str:
         """Return the image's name in a store. If a digest is pinned, it omits the URL's query.
 
-        A name with a target contains the target's key, so a changed name is another one.
+        A name with a target contains the target's key, so an image name with a new target is
+        another name in the store.
         """
         locator = self.locator.partition("?")[0] if self.digest else self.locator
         if self.target is not None:
@@ -101,6 +102,15 @@ def check_image_ref(text: str) -> str:
         msg = f"is too long with the SHA-256 of its query; at most {MAX_REF_CHARS} characters"
         raise ValueError(msg)
     return ref
+
+
+def check_plain_name(text: str) -> str:
+    """Return an image name without a digest; raise ValueError for anything else."""
+    source = parse_image_ref(text)
+    if source.is_url or source.digest:
+        msg = "must be a plain name such as debian/12, without a URL and a digest"
+        raise ValueError(msg)
+    return source.locator
 
 
 def names_within(names: Sequence[str], max_bytes: int) -> tuple[str, ...]:
@@ -179,7 +189,9 @@ def check_url(text: str) -> str:
     """Return the URL of an image without a digest; raise ValueError for anything else."""
     source = parse_image_ref(text)
     if not source.is_url or source.digest:
-        msg = "must be an http(s)://, docker:// or file:// URL; a digest belongs into digest"
+        msg = (
+            "must be an http(s)://, docker:// or file:// URL; a digest belongs in the field digest"
+        )
         raise ValueError(msg)
     return source.locator
 

@@ -25,7 +25,7 @@ class ImagePull(StrictModel):
     node: Id | None = None
     job: Uid | None = None
     namespace: Id = "default"
-    """Of the image name, if `ref` is one."""
+    """The namespace of the image name, if `ref` is one."""
 
 
 class ImageDelete(StrictModel):

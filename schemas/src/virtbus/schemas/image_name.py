@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.ids import UNPLACED, Uid, check_id
-from virtbus.schemas.image import ImageDigest, ImageUrl, parse_image_ref
+from virtbus.schemas.image import ImageDigest, ImageUrl, check_plain_name
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 
 FLEET = UNPLACED
@@ -15,15 +15,12 @@ MAX_NAME_CHARS = 128
 
 
 def check_image_name(text: str) -> str:
-    """Return a plain image name; raise ValueError for a URL, a digest or anything else."""
-    source = parse_image_ref(text)
-    if source.is_url or source.digest:
-        msg = "must be a plain name such as debian/12, without a URL and a digest"
-        raise ValueError(msg)
+    """Return a plain image name of at most MAX_NAME_CHARS; raise ValueError for anything else."""
+    name = check_plain_name(text)
     if len(text) > MAX_NAME_CHARS:
         msg = f"must be at most {MAX_NAME_CHARS} characters"
         raise ValueError(msg)
-    return source.locator
+    return name
 
 
 def check_scope(text: str) -> str:
@@ -53,7 +50,7 @@ class ImageNameSpec(StrictModel):
 
     url: PlainUrl
     digest: ImageDigest | None = None
-    """Of the image file; of the manifest, for a `docker://` URL."""
+    """The digest of the image file; for a `docker://` URL, that of the manifest."""
     transport: TransportName | None = None
     """A transport that `images.d` of each node has, and that it permits for the URL's server."""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT

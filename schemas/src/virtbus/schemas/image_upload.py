@@ -5,27 +5,18 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 from virtbus.schemas.base64_text import decode_base64
-from virtbus.schemas.image import ImageInfo, parse_image_ref
+from virtbus.schemas.image import ImageInfo, check_plain_name
 from virtbus.schemas.model import LenientModel
 
 PIECE_BYTES = 128 * 1024
-"""Most bytes in one message. Other messages on the connection wait briefly for it."""
+"""Maximum bytes in one message, so that other messages on the connection wait only briefly."""
 WINDOW_BYTES = 8 * PIECE_BYTES
-"""Bytes that a client may have on the way: the memory of an upload in imaged."""
+"""Bytes that a client may send before imaged confirms them. imaged holds them in memory."""
 MAX_NAME_CHARS = 256
 
 
-def check_image_name(text: str) -> str:
-    """Return a plain image name; raise ValueError for a URL, a digest or anything else."""
-    source = parse_image_ref(text)
-    if source.is_url or source.digest:
-        msg = "must be a name such as web/2026-11, without a URL's scheme and without a digest"
-        raise ValueError(msg)
-    return source.locator
-
-
 ImageName = Annotated[
-    str, StringConstraints(max_length=MAX_NAME_CHARS), AfterValidator(check_image_name)
+    str, StringConstraints(max_length=MAX_NAME_CHARS), AfterValidator(check_plain_name)
 ]
 
 
@@ -50,10 +41,10 @@ class UploadImage(LenientModel):
 
 
 class UploadedImage(LenientModel):
-    """The answer: the node has the first `offset_bytes` of the file, or the image.
+    """The answer: the node has the first `offset_bytes` of the file, or the finished image.
 
     A piece that does not begin at `offset_bytes` is not stored; the client continues there. It may
-    have `window_bytes` on the way.
+    send up to `window_bytes` that are not confirmed yet.
     """
 
     offset_bytes: int = Field(ge=0)

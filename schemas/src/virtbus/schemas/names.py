@@ -6,14 +6,14 @@ from virtbus.schemas.ids import Uid
 from virtbus.schemas.model import LenientModel
 
 MAX_ADDRESSES = 16
-"""Most addresses in an answer, so that it fits any DNS message."""
+"""Maximum number of addresses in an answer, so that the answer fits any DNS message."""
 
 
 class NameAsk(LenientModel):
     """Ask for the VM `namespace`/`name`, or for the VM with `address`.
 
-    `uid` is the VM of the asking guest. The controller refuses a node that does not have it, and
-    answers with VMs of its namespace and of namespaces that are open to it.
+    `uid` is the VM of the asking guest. The controller refuses a node that does not have this VM.
+    It answers with VMs of that VM's namespace, and of namespaces that are open to it.
     """
 
     uid: Uid
@@ -23,7 +23,7 @@ class NameAsk(LenientModel):
 
 
 class NameAnswer(LenientModel):
-    """The VM that has a name or an address. `found` is False if the guest may know none.
+    """The VM that has a name or an address. `found` is False without a VM that the guest may see.
 
     `addresses` have no prefix length. Some are valid only on `node`, for example those of the
     network `default`.

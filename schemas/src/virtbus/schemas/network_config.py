@@ -101,7 +101,7 @@ _V2: dict[str, Shape] = {
         Named(Named(ANY)),
     ),
 }
-_V2_BESIDE: dict[str, Shape] = {"version": ANY, "renderer": TEXT}
+_V2_OTHER: dict[str, Shape] = {"version": ANY, "renderer": TEXT}
 
 # --- OpenStack's network_data.json -------------------------------------------------------------
 _LINK: dict[str, Shape] = {
@@ -146,7 +146,7 @@ _OPENSTACK = Fields(
 
 
 def check_network_config(data: bytes) -> Findings:
-    """Return what is wrong or unknown in a NoCloud seed's network-config. Blank data is nothing."""
+    """Return the findings about a NoCloud seed's network-config. Blank data has none."""
     from virtbus.schemas.yaml_text import YamlError, read_yaml  # takes 27 ms at each start
 
     found = Findings()
@@ -198,18 +198,18 @@ def _check_v1(value: dict[str, Any], found: Findings) -> None:
 
 
 def _check_v2(value: dict[str, Any], found: Findings) -> None:
-    known = _V2 | _V2_BESIDE
+    known = _V2 | _V2_OTHER
     for key, item in value.items():
         shape = known.get(key) if isinstance(key, str) else None
         if shape is None:
-            # cloud-init without netplan fails for it, and the guest has no network
+            # cloud-init without netplan fails on such a key, and the guest has no network
             found.problem(str(key)[:64], f"is unknown; known are {', '.join(known)}")
         else:
             compare(item, shape, key, found)
 
 
 def check_network_data(data: bytes) -> Findings:
-    """Return what is wrong or unknown in a config drive's network_data.json."""
+    """Return the findings about a config drive's network_data.json."""
     found = Findings()
     try:
         value = json.loads(data)

@@ -28,7 +28,7 @@ class Findings:
 class Scalar:
     """A value for which `accepts` returns True."""
 
-    said: str
+    description: str
     accepts: Callable[[Any], bool]
 
 
@@ -89,10 +89,10 @@ ANY = Scalar("anything", lambda _: True)
 
 
 def compare(value: Any, shape: Shape, path: str, found: Findings) -> None:
-    """Add to `found` in which places `value` does not have the shape."""
+    """Add to `found` a problem for each place at which `value` does not have the shape."""
     if isinstance(shape, Scalar):
         if not shape.accepts(value):
-            found.problem(path, f"must be {shape.said}")
+            found.problem(path, f"must be {shape.description}")
     elif isinstance(shape, ListOf):
         _compare_list(value, shape, path, found)
     elif not isinstance(value, dict):

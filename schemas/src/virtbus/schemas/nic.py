@@ -13,7 +13,7 @@ ACPI_INDEX_MAX = 16 * 1024 - 1
 MTU_MIN, MTU_MAX = 576, 65_521
 """The smallest MTU of an IPv4 host (RFC 791), and the largest of a tap."""
 QUEUES_MAX = 16
-"""Each queue is a descriptor, and one message passes at most 253 to vmwrapper."""
+"""Each queue needs a descriptor, and one message to vmwrapper can carry at most 253."""
 RATE_MIN, RATE_MAX = 1000, 10**12
 BURST_MIN, BURST_MAX = 1600, 2**31 - 1
 
@@ -35,7 +35,7 @@ class NicLimit(StrictModel):
 
 
 class NicLimits(StrictModel):
-    """Limits of an interface's traffic, with the frames' Ethernet headers."""
+    """Limits of an interface's traffic. The Ethernet headers of frames count, too."""
 
     inbound: NicLimit | None = None
     """To the guest."""

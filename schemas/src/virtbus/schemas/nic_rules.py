@@ -34,7 +34,7 @@ def nic_problems(nics: Mapping[int, Interface], disks: Mapping[int, Disk]) -> It
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield published ports that an earlier one of the VM takes."""
+    """Yield a problem for each published port that an earlier port of the VM takes."""
     earlier: list[PublishedPort] = []
     for index, nic in nics.items():
         for at, port in enumerate(nic.publish):

@@ -52,6 +52,10 @@ class NodeRecord(LenientModel):
     networks: tuple[str, ...] = ("default",)
     network_namespaces: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Namespaces that may use a network other than `default`, or `*` for all; empty: none."""
+    guest_subnet: str = ""
+    """The subnet of the network `default`."""
+    cni_plugins: tuple[str, ...] = ()
+    """CNI plugins that the conflist in a network object may run."""
     addresses: tuple[str, ...] = ()
     """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
@@ -94,7 +98,7 @@ class Fence(LenientModel):
     why: str
     time_ns: int
     discard_local_disks: bool = False
-    """The user's permission to lose local disks. A VM's eviction strategy, if set, decides."""
+    """The user's permission to lose local disks. A VM's eviction strategy, if set, overrides it."""
 
 
 class Drain(LenientModel):

@@ -14,7 +14,7 @@ from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
 class Ensure(LenientModel):
@@ -58,7 +58,7 @@ class VolumeRelease(LenientModel):
 
 
 class VolumeReleased(LenientModel):
-    """Nothing of the volume is left; `found`: there was something."""
+    """Nothing of the volume is left. `found` is True if there was something to remove."""
 
     found: bool = False
 
@@ -79,14 +79,31 @@ class ExportWork(LenientModel):
     format: ExportFormat = ExportFormat.QCOW2
 
 
-class ExportState(LenientModel):
-    """The progress of an export. After a cancel, `done` means that the cancel came too late."""
+class FillWork(LenientModel):
+    """`rpc.imaged.fill`: write the content of the volume `ref` as operation `id`, or cancel that.
+
+    A volume that has content is never written. So a cancel comes too late for it.
+    """
+
+    id: Uid
+    do: Literal["ensure", "cancel"] = "ensure"
+    ref: VolumeRef
+    source: FillSource
+
+
+class WorkState(LenientModel):
+    """The progress of an export or a fill.
+
+    After a cancel, `done` means that the cancel came too late.
+    """
 
     state: Literal["none", "working", "done"]
     step: str = ""
     done_bytes: int = Field(0, ge=0)
     total_bytes: int = Field(0, ge=0)
     result: ExportResult | None = None
+    virtual_size_bytes: int = Field(0, ge=0)
+    """The size of the disk that a fill has made."""
 
 
 class GuestCommand(LenientModel):
@@ -110,7 +127,7 @@ class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
     With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
-    with a folder above it.
+    whose folder's name is greater.
     """
 
     uid: str | None = None
@@ -119,9 +136,9 @@ class Inspect(LenientModel):
 
 
 class HeldVolume(LenientModel):
-    """The data of a volume on a host; `ref` is the host's copy of what it is, if readable.
+    """The data of a volume on a host. `ref` is the host's copy of its reference, if readable.
 
-    `holder` is the VM whose disks were made last with it.
+    `holder` is the last VM whose disks were made with it.
     """
 
     folder: str
@@ -143,7 +160,7 @@ class HeldResources(LenientModel):
 
 
 class MadeDisk(LenientModel):
-    """A disk of a VM, a qcow2 file; `digest` and `image_format` are of its image, if it has one.
+    """A disk of a VM, a qcow2 file. `digest` and `image_format` describe its image, if it has one.
 
     There is no field for a path: the agent derives the paths of disks and images (ADR 0030).
     """
@@ -215,6 +232,8 @@ class ServiceReport(LenientModel):
     state: ServiceState
     image_keys: ImageKeys = ()
     networks: tuple[NetworkInfo, ...] = ()
+    cni_plugins: tuple[str, ...] = ()
+    """CNI plugins that the conflist in a network object may run."""
     quarantined: int = 0
     quarantined_bytes: int = 0
     image_bytes: int = 0

@@ -1,6 +1,6 @@
-"""Lists the requests about objects that outlive their VMs: volumes, image names, operations."""
+"""Lists the requests about objects that outlive their VMs: volumes, networks, names, operations."""
 
-from virtbus.schemas import image_name_api, volume_api
+from virtbus.schemas import image_name_api, network_api, volume_api
 from virtbus.schemas import operation_api as op
 from virtbus.schemas.channel import Channel
 from virtbus.schemas.channel import of_api as _api
@@ -16,10 +16,29 @@ OBJECTS: tuple[Channel, ...] = (
     _api("volume", "get", volume_api.VolumeAsk, volume_api.VolumeView, "One volume."),
     _api("volume", "list", volume_api.VolumeList, volume_api.VolumePage, "Volumes, in pages."),
     _api("volume", "update", volume_api.VolumeUpdate, volume_api.VolumeView, "Change a volume."),
-    _api("volume", "delete", volume_api.VolumeDelete, volume_api.VolumeView, "Remove its data."),
+    _api(
+        "volume",
+        "delete",
+        volume_api.VolumeDelete,
+        volume_api.VolumeView,
+        "Remove a volume's data.",
+    ),
+    _api("volume", "fill", volume_api.VolumeFillAgain, volume_api.VolumeView, "Repeat a copy."),
     _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
-    _api("volume", "attach", volume_api.VolumeAttach, volume_api.VolumeView, "Add it to a VM."),
-    _api("volume", "detach", volume_api.VolumeDetach, volume_api.VolumeView, "Take it from a VM."),
+    _api(
+        "volume",
+        "attach",
+        volume_api.VolumeAttach,
+        volume_api.VolumeView,
+        "Attach a volume to a VM.",
+    ),
+    _api(
+        "volume",
+        "detach",
+        volume_api.VolumeDetach,
+        volume_api.VolumeView,
+        "Detach a volume from a VM.",
+    ),
     _api(
         "imagename",
         "set",
@@ -48,9 +67,44 @@ OBJECTS: tuple[Channel, ...] = (
         image_name_api.ImageNameDeleted,
         "Remove an image name; VMs and images stay.",
     ),
+    _api(
+        "network",
+        "create",
+        network_api.NetworkCreate,
+        network_api.NetworkCreated,
+        "Make a network; safe to repeat with its uid.",
+    ),
+    _api("network", "get", network_api.NetworkRef, network_api.NetworkObjectView, "One network."),
+    _api(
+        "network",
+        "list",
+        network_api.NetworkList,
+        network_api.NetworkObjectPage,
+        "Networks, in pages.",
+    ),
+    _api(
+        "network",
+        "update",
+        network_api.NetworkUpdate,
+        network_api.NetworkObjectView,
+        "Change a network.",
+    ),
+    _api(
+        "network",
+        "delete",
+        network_api.NetworkDelete,
+        network_api.NetworkObjectView,
+        "Remove a network that no VM uses.",
+    ),
     _api("operation", "export", op.OperationExport, op.OperationView, "Write a disk to a file."),
     _api("operation", "get", op.OperationAsk, op.OperationView, "One operation."),
     _api("operation", "list", op.OperationList, op.OperationPage, "Operations, in pages."),
-    _api("operation", "cancel", op.OperationAsk, op.OperationView, "End it without effect."),
-    _api("operation", "delete", op.OperationAsk, op.OperationView, "Remove it and its file."),
+    _api("operation", "cancel", op.OperationAsk, op.OperationView, "Cancel an operation."),
+    _api(
+        "operation",
+        "delete",
+        op.OperationAsk,
+        op.OperationView,
+        "Remove an operation and its file.",
+    ),
 )

@@ -8,7 +8,7 @@ from pydantic import Field
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
 class OperationPhase(StrEnum):
@@ -21,7 +21,7 @@ class OperationPhase(StrEnum):
     FAILED = "Failed"
     """It has no effect on its VM or volume."""
     CANCELLED = "Cancelled"
-    """As Failed, by request."""
+    """It ended without effect, at a client's request."""
 
 
 OperationEvent = Literal["begin", "succeed", "fail", "cancel"]
@@ -48,7 +48,11 @@ class Step(NamedTuple):
     final: bool = False
 
 
-STEPS = {"export": (Step("convert"), Step("pack"), Step("publish", final=True))}
+OperationKind = Literal["export", "fill"]
+STEPS: dict[OperationKind, tuple[Step, ...]] = {
+    "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
+    "fill": (Step("fetch"), Step("copy"), Step("publish", final=True)),
+}
 """The steps of an operation in order, by its kind."""
 
 
@@ -69,7 +73,7 @@ class OperationRecord(LenientModel):
 
     schema_version: int = SCHEMA_VERSION
     id: Uid
-    kind: Literal["export"]
+    kind: OperationKind
     node: Id
     namespace: Id
     resource: Literal["vm", "volume"]
@@ -82,7 +86,9 @@ class OperationRecord(LenientModel):
     disk: str = ""
     """The exported disk of the VM, by the name of its volume in the spec; empty for a volume."""
     ref: VolumeRef | None = None
-    """The exported volume, if the disk is one."""
+    """The volume that is exported or filled; None if the disk of a VM is exported."""
+    source: FillSource | None = None
+    """The source of a fill."""
     format: ExportFormat = ExportFormat.QCOW2
     cancel: bool = False
     """True: end it, unless its final step has begun."""
@@ -118,6 +124,8 @@ class OperationStatus(LenientModel):
     """An estimate; 0 if it is unknown."""
     error: ErrorBody | None = None
     result: ExportResult | None = None
+    virtual_size_bytes: int = Field(0, ge=0)
+    """The size of the disk that a fill has made."""
     begun_ns: int = 0
     ended_ns: int = 0
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import LenientModel, StrictModel
-from virtbus.schemas.operation import ExportFormat, ExportResult, OperationPhase
+from virtbus.schemas.operation import ExportFormat, ExportResult, OperationKind, OperationPhase
 from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Count
 
@@ -49,7 +49,7 @@ class OperationView(LenientModel):
     """An operation as the API shows it."""
 
     id: Uid
-    kind: Literal["export"]
+    kind: OperationKind
     namespace: Id
     owner: str = ""
     resource: Literal["vm", "volume"]

@@ -11,14 +11,14 @@ from virtbus.schemas.quantity import Count
 PORT_MAX = 65_535
 PUBLISHED_MAX = 32
 """Published ports of one interface."""
-EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  the word for it in a message; nothing is bound
+EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  shown in messages; no socket is bound to it
 Protocol = Literal["tcp", "udp"]
 
 
 def _host_address(text: str) -> str:
     address = IPv4Address(text)
     if address.is_loopback or address.is_unspecified or address.is_multicast:
-        msg = "must be an IPv4 address by which others reach the host; for all of them leave it out"
+        msg = "must be an IPv4 address by which others reach the host; without it, all are used"
         raise ValueError(msg)
     return str(address)
 

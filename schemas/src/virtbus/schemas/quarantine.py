@@ -90,7 +90,7 @@ class NodeQuarantine(StrictModel):
     @model_validator(mode="after")
     def _named(self) -> Self:
         if self.do != "list" and self.entry is None:
-            msg = f"{self.do} needs the entry that it is about; do=list shows them"
+            msg = f"{self.do} needs an entry; do=list shows the entries"
             raise ValueError(msg)
         return self
 

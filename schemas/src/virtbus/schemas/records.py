@@ -7,10 +7,12 @@ from pydantic import BaseModel
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.subjects import (
     OPERATIONS,
     image_name,
+    network_record,
     operation_record,
     operation_status,
     volume_record,
@@ -62,24 +64,29 @@ def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
     if isinstance(data, dict) and data.get("tombstone"):
         return as_stored(Tombstone, data)
     record = as_stored(VmRecord, data)
-    if key.split(".")[2:] != [record.node, record.uid]:
-        raise _foreign(key)
+    own = key.split(".")[2:] == [record.node, record.uid]
+    refuse_foreign(key, own and key)
     return record
 
 
 def read_volume(key: str, value: bytes) -> VolumeRecord:
     """Return the volume at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(VolumeRecord, key, value)
-    if key != volume_record(record.namespace, record.name):
-        raise _foreign(key)
+    refuse_foreign(key, volume_record(record.namespace, record.name))
     return record
 
 
 def read_image_name(key: str, value: bytes) -> ImageNameRecord:
     """Return the image name at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(ImageNameRecord, key, value)
-    if key != image_name(record.namespace, record.name):
-        raise _foreign(key)
+    refuse_foreign(key, image_name(record.namespace, record.name))
+    return record
+
+
+def read_network(key: str, value: bytes) -> NetworkRecord:
+    """Return the network at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(NetworkRecord, key, value)
+    refuse_foreign(key, network_record(record.namespace, record.name))
     return record
 
 
@@ -92,19 +99,19 @@ def of_operation(key: str) -> bool:
 def read_operation(key: str, value: bytes) -> OperationRecord:
     """Return the operation at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(OperationRecord, key, value)
-    if key != operation_record(record.node, record.id):
-        raise _foreign(key)
+    refuse_foreign(key, operation_record(record.node, record.id))
     return record
 
 
 def read_operation_status(key: str, value: bytes) -> OperationStatus:
     """Return the status of an operation at `key`; raises VirtbusError as `read_record`."""
     status = read_stored(OperationStatus, key, value)
-    if key != operation_status(status.node, status.id):
-        raise _foreign(key)
+    refuse_foreign(key, operation_status(status.node, status.id))
     return status
 
 
-def _foreign(key: str) -> VirtbusError:
-    message = f"the value at {key} belongs to another key"
-    return VirtbusError(Code.INVALID, "foreign_record", message)
+def refuse_foreign(key: str, own: str | bool) -> None:
+    """Raise 400 if `own`, the key that a value names, is not the `key` that stores it (BUS-04)."""
+    if key != own:
+        message = f"the value at {key} belongs to another key"
+        raise VirtbusError(Code.INVALID, "foreign_record", message)

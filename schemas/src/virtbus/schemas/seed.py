@@ -76,9 +76,10 @@ class UserDataPart(StrictModel):
 class CloudInit(StrictModel):
     """Data for cloud-init at first boot, independent of the datasource.
 
-    User, vendor and network data are each given as text or as base64 (not both), which may be
-    anything (gzip). cloud-init applies vendor data below user data: the user's values win.
-    `user_data_parts` follow `user_data`; cloud-configs are merged, others are parts of a message.
+    User, vendor and network data are each given as text or as base64 (not both). The base64 may
+    contain any bytes, such as gzip. cloud-init applies vendor data below user data: the user's
+    values win. `user_data_parts` follow `user_data`; cloud-configs are merged, others are parts of
+    a message.
     """
 
     user_data: str | None = Field(None, max_length=FILE_CHARACTERS)
@@ -96,7 +97,7 @@ class CloudInit(StrictModel):
     """Becomes /etc/cloud/environment in the guest."""
     write_files: tuple[GuestFile, ...] = Field((), max_length=FILES)
     mounts: tuple[GuestMount, ...] = Field((), max_length=24)
-    """The one list that is no secret: a record has it, too."""
+    """This list is not secret, so a record has it, too."""
 
     @property
     def user_bytes(self) -> bytes | None:
@@ -135,7 +136,7 @@ class CloudInitNoCloud(CloudInit):
     """
 
     def network_findings(self) -> Findings:
-        """Return what is wrong or unknown in the network data."""
+        """Return the problems and unknown keys of the network data."""
         data = self.network_bytes
         return Findings() if data is None else check_network_config(data)
 
@@ -153,7 +154,7 @@ class CloudInitConfigDrive(CloudInit):
     """
 
     def network_findings(self) -> Findings:
-        """Return what is wrong or unknown in the network data."""
+        """Return the problems and unknown keys of the network data."""
         data = self.network_bytes
         return Findings() if data is None else check_network_data(data)
 

@@ -24,6 +24,9 @@ VOLUME_KEYS = f"$KV.vm.{VOLUMES}."
 IMAGE_NAMES = "_img"
 IMAGE_NAME_KEYS = f"$KV.vm.{IMAGE_NAMES}."
 """The prefix of the keys of all image names."""
+NETWORKS = "_net"
+NETWORK_KEYS = f"$KV.vm.{NETWORKS}."
+"""The prefix of the keys of all networks."""
 
 
 def _node(node: str) -> str:
@@ -46,7 +49,7 @@ def vm_anywhere(uid: str) -> str:
 
 
 def vm_all() -> str:
-    """Filter over every record, tombstone, join nonce, claim, volume, image name and operation."""
+    """Filter over every record, tombstone, join nonce, claim, named object and operation."""
     return "$KV.vm.>"
 
 
@@ -64,6 +67,11 @@ def image_name(namespace: str, name: str) -> str:
     """`$KV.vm._img.<namespace>.<base32(name)>`: an image name; the namespace `_` is the fleet."""
     token = name_token(check_image_name(name))
     return f"$KV.vm.{IMAGE_NAMES}.{check_scope(namespace)}.{token}"
+
+
+def network_record(namespace: str, name: str) -> str:
+    """`$KV.vm._net.<namespace>.<base32(name)>`: a network; the namespace `_` is all of them."""
+    return f"$KV.vm.{NETWORKS}.{check_scope(namespace)}.{name_token(check_id(name))}"
 
 
 def operation_record(node: str, uid: str) -> str:

@@ -22,7 +22,7 @@ _KINDS = (
 """First line to MIME type (cloud-init: explanation/format); longer prefixes first."""
 _HEADER = re.compile(r"(?:mime-version|content-type):", re.IGNORECASE)
 _START = 4096
-"""Characters in which cloud-init looks for the start of a kind, or for a mail's header."""
+"""cloud-init looks for the first line of a kind, or for a MIME header, in so many characters."""
 
 
 def content_type(data: bytes) -> str:

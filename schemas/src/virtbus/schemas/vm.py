@@ -21,6 +21,7 @@ from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.image import ImageRef, ImageTarget, sealed_ref
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.network import LinkState, Mac
+from virtbus.schemas.network_object import NetworkTarget
 from virtbus.schemas.nic import (
     ACPI_INDEX_MAX,
     MTU_MAX,
@@ -118,7 +119,7 @@ class Interface(StrictModel):
     acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
     """Linux names the device `eno<index>`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
-    """None: the network's. A larger one than that is refused."""
+    """None: the network's MTU. A larger MTU is refused."""
     queues: Count | None = Field(None, ge=1, le=QUEUES_MAX)
     """Queue pairs of a virtio device; None: one."""
     state: LinkState | None = None
@@ -213,7 +214,10 @@ class Volume(StrictModel):
 
 
 class Network(StrictModel):
-    """The network of the interface `name`: `default`, or the name of a CNI conflist on the node."""
+    """The network of the interface `name`: `default`, a network object, or a node's conflist.
+
+    An object of the VM's namespace precedes one for all namespaces, and that precedes a conflist.
+    """
 
     name: Id
     network: Id = "default"
@@ -248,6 +252,8 @@ class VmSpec(StrictModel):
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None
+    protected: bool | None = None
+    """True: a delete is refused until an update clears it."""
     placement: PlacementRules | None = None
 
     @property
@@ -317,6 +323,8 @@ class VmRecord(LenientModel):
     """The volumes that it holds, by the name in its spec."""
     image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
     """The meanings of image names on the bus at its create, by the plain names in its spec."""
+    network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)
+    """The network objects that it uses, by the names in its spec."""
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 
@@ -331,7 +339,7 @@ class VmRecord(LenientModel):
         return ref.image if ref is not None else volume.image_ref
 
     def target_of(self, volume: Volume) -> ImageTarget | None:
-        """Return the meaning of the name of that image; None if the bus did not have the name."""
+        """Return the target of the volume's image name; None if the bus did not have the name."""
         ref = self.volume_refs.get(volume.name)
         if ref is not None:
             return ref.target

@@ -1,15 +1,16 @@
 """Volumes: named disks that outlive the VMs that use them (ADR 0045)."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef, ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN
+from virtbus.schemas.volume_ref import FillSource
 
 
 def check_plain_ref(ref: str) -> str:
@@ -35,20 +36,79 @@ class Retention(StrEnum):
 
 
 class VolumeSource(StrictModel):
-    """The first content of a volume. Without `image` it is empty."""
+    """The first content of a volume. Without an `image` and a `volume` it is empty.
+
+    The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
+    `volume` of the same namespace, or the `disk` of a `vm` (default: its first), is always copied.
+    """
 
     image: PlainRef | None = None
+    full: bool = False
+    volume: Id | None = None
+    vm: Id | None = None
+    disk: Id | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if sum(one is not None for one in (self.image, self.volume, self.vm)) > 1:
+            msg = "give one of image, volume and vm"
+            raise ValueError(msg)
+        if self.full and self.image is None:
+            msg = "full is of an image; other sources are always copied"
+            raise ValueError(msg)
+        if self.disk is not None and self.vm is None:
+            msg = "disk is of a vm"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def is_copied(self) -> bool:
+        """Return True if an operation writes the content, before a VM uses it."""
+        return self.full or self.volume is not None or self.vm is not None
 
 
 class VolumeSpec(StrictModel):
-    """The specification of a volume. `size` may grow later, and never shrinks."""
+    """The specification of a volume. `size` may grow later, and never shrinks.
 
-    size: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
+    A `size` of 0 means the size of the source. Only a volume with a copied source may have it.
+    """
+
+    size: Bytes = Field(le=DISK_MAX)
     source: VolumeSource = VolumeSource()
     pool: Literal["local"] = "local"
     retention: Retention = Retention.RETAIN
     protected: bool = False
     """True: a delete is refused until this is cleared."""
+
+    @model_validator(mode="after")
+    def _has_size(self) -> Self:
+        if self.size < DISK_MIN and (self.size or not self.source.is_copied):
+            msg = f"size must be at least {DISK_MIN} bytes; only the size of a copy may be 0"
+            raise ValueError(msg)
+        return self
+
+
+class FillState(StrEnum):
+    """The state of the first content of a copied volume."""
+
+    FILLING = "Filling"
+    FILLED = "Filled"
+    FAILED = "Failed"
+    """Nothing was written. The volume can be filled again, or deleted."""
+
+
+class VolumeFill(LenientModel):
+    """The work that writes the first content of a volume (ADR 0053).
+
+    A controller copies the state from the operation, which is removed after a day.
+    """
+
+    operation: str = ""
+    """The id of the last operation; empty if it is unknown."""
+    state: FillState = FillState.FILLING
+    message: str = ""
+    """The cause of a failure."""
+    source: FillSource = FillSource()
 
 
 class VolumeRecord(LenientModel):
@@ -75,6 +135,8 @@ class VolumeRecord(LenientModel):
     """Unix time at which that VM became the holder; 0 if there is none."""
     target: ImageTarget | None = None
     """The meaning of its image's name at its create, if the bus had that name."""
+    fill: VolumeFill | None = None
+    """The state of its first content; None if a VM makes the disk."""
     deleting: bool = False
     generation: int = 1
     """Rises with every change of the spec."""
@@ -92,6 +154,10 @@ class VolumeState(StrEnum):
     """No VM has used it, so it has no data yet."""
     BOUND = "Bound"
     """A VM has used it: its node may have its data. No VM holds it."""
+    FILLING = "Filling"
+    """Its content is being copied. A VM with this volume waits."""
+    FILL_FAILED = "FillFailed"
+    """Its content could not be copied. `volume.fill` repeats the copy."""
     IN_USE = "InUse"
     """A VM holds it."""
     LOST = "Lost"

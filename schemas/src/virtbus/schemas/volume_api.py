@@ -15,7 +15,9 @@ class VolumeCreate(StrictModel):
     """`volume.create`.
 
     Without `uid` the server generates one. Send your own UUID to make the request repeatable.
-    `node` chooses the node of the data; the default is the node of the first VM that uses it.
+    `node` chooses the node of the data; the default is the node of the first VM that uses it. The
+    data of a copy is on the node of the copied volume, or on `node`, or on a node that the
+    controller chooses.
     """
 
     name: Id
@@ -47,6 +49,10 @@ class VolumeUpdate(VolumeAsk):
 
 class VolumeDelete(VolumeAsk):
     """`volume.delete`: removes the volume and its data. No VM may hold it."""
+
+
+class VolumeFillAgain(VolumeAsk):
+    """`volume.fill`: copies the content again, after a failure or a cancel."""
 
 
 class VolumeAdopt(VolumeAsk):
@@ -108,6 +114,8 @@ class VolumeView(LenientModel):
     holder_name: str = ""
     held_since_ns: int = 0
     """Unix time at which that VM became the holder; 0 if there is none."""
+    fill_operation: str = ""
+    """The operation that copies its content; empty if there is none, or if it succeeded."""
     deleting: bool = False
     generation: int
     revision: int

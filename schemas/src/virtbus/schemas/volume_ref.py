@@ -19,11 +19,26 @@ class VolumeRef(LenientModel):
     name: Id
     size_bytes: int
     image: str = ""
-    """The image of its first content; empty: it begins empty."""
+    """The image of its first content; empty if the volume begins empty or is copied."""
     target: ImageTarget | None = None
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
+    copied: bool = False
+    """True: an operation makes the disk, and a VM waits for its end."""
 
     @property
     def folder(self) -> str:
         """Return the name of its folder on a host. Ids contain no dots, so it is unique."""
         return f"{self.namespace}.{self.name}.{self.uid}"
+
+
+class FillSource(LenientModel):
+    """The source of a copied volume: an image, another volume, or a disk of a VM on the node."""
+
+    image: str = ""
+    target: ImageTarget | None = None
+    """The meaning of the name `image` at the volume's create, if the bus had that name."""
+    volume: VolumeRef | None = None
+    vm: Uid | None = None
+    """The VM, with its `epoch` on the node, and its `disk`: the name of its volume in the spec."""
+    epoch: int = 0
+    disk: str = ""

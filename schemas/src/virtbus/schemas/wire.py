@@ -330,7 +330,7 @@ def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> D
 
 HASHED_WHEN_SET = frozenset(
     {
-        *("eviction_strategy", "placement", "start_strategy", "container_disk"),
+        *("eviction_strategy", "placement", "start_strategy", "container_disk", "protected"),
         *("cloud_init_config_drive", "files", "user_data_base64", "network_data_base64"),
         "image_pull_secret",
         "autoattach_graphics_device",

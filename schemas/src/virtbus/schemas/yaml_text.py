@@ -45,8 +45,8 @@ def read_yaml(text: str, *, max_values: int) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        said = ", ".join(filter(None, (error.context, error.problem)))
-        raise YamlError(f"{said}{where}", mark.line + 1 if mark else 0, str(error)) from None
+        reason = ", ".join(filter(None, (error.context, error.problem)))
+        raise YamlError(f"{reason}{where}", mark.line + 1 if mark else 0, str(error)) from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise YamlError(str(error).partition("\n")[0] or type(error).__name__) from None
     finally:

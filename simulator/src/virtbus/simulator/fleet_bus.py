@@ -15,8 +15,8 @@ EACH_TURN = 4
 class LoopTurns:
     """Lets only a few VMs begin or end in each turn of the loop.
 
-    Otherwise ten thousand VMs on a loop of hundreds of nodes would progress in lockstep: none would
-    finish before nearly all, and nodes would be too busy to send heartbeats.
+    Otherwise all of ten thousand VMs would progress at the same pace. The first would finish only
+    shortly before the last, and nodes would be too busy to send heartbeats.
     """
 
     def __init__(self) -> None:

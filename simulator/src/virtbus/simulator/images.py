@@ -7,12 +7,13 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageTarget, parse_image_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import (
-    ExportState,
     ExportWork,
+    FillWork,
     ForgottenImage,
     MadeDisk,
     VolumeRelease,
     VolumeReleased,
+    WorkState,
 )
 from virtbus.schemas.operation import ExportResult
 from virtbus.schemas.vm import VmRecord
@@ -31,6 +32,8 @@ class SimulatedImages:
         """The folders of volumes."""
         self._exports: dict[str, bool] = {}
         """By operation: True if the export is published."""
+        self._fills: set[str] = set()
+        """The operations of fills that have begun."""
 
     def pull(self, ref: str, target: ImageTarget | None = None) -> ImageInfo:
         """Add an image and return it; raise VirtbusError 400 for an invalid reference."""
@@ -58,6 +61,10 @@ class SimulatedImages:
 
     def make_disks(self, record: VmRecord) -> dict[str, MadeDisk]:
         """Add the images of a VM's disks; return the disks by volume name."""
+        for ref in record.volume_refs.values():
+            if ref.copied and ref.folder not in self._volumes:
+                message = f"the volume {ref.name} has no content yet"
+                raise VirtbusError(Code.UNAVAILABLE, "volume_not_filled", message, after_ms=500)
         made = {}
         for volume in record.spec.volumes:
             if not volume.is_iso:
@@ -77,18 +84,31 @@ class SimulatedImages:
         self._volumes.discard(want.ref.folder)
         return VolumeReleased(found=found)
 
-    def export(self, want: ExportWork) -> ExportState:
+    def export(self, want: ExportWork) -> WorkState:
         """Export a disk as an empty file, in two requests."""
         if want.do == "remove" or (want.do == "cancel" and not self._exports.get(want.id)):
             self._exports.pop(want.id, None)
-            return ExportState(state="none")
+            return WorkState(state="none")
         if want.id not in self._exports:
             self._exports[want.id] = False
-            return ExportState(state="working", step="convert")
+            return WorkState(state="working", step="convert")
         self._exports[want.id] = True
         digest = f"sha256:{hashlib.sha256().hexdigest()}"
         result = ExportResult(path=f"/{want.id}/disk.{want.format}", size_bytes=0, digest=digest)
-        return ExportState(state="done", result=result)
+        return WorkState(state="done", result=result)
+
+    def fill(self, want: FillWork) -> WorkState:
+        """Fill a volume, in two requests."""
+        if want.ref.folder in self._volumes:
+            return WorkState(state="done", virtual_size_bytes=want.ref.size_bytes)
+        if want.do == "cancel":
+            self._fills.discard(want.id)
+            return WorkState(state="none")
+        if want.id in self._fills:
+            self._volumes.add(want.ref.folder)
+            return self.fill(want)
+        self._fills.add(want.id)
+        return WorkState(state="working", step="copy")
 
     def release(self, uid: str) -> None:
         """Remove a VM's disks."""

@@ -24,6 +24,7 @@ from virtbus.schemas.node_rpc import (
     Arm,
     Ensure,
     ExportWork,
+    FillWork,
     ForgetImage,
     HeldImages,
     HeldResources,
@@ -52,7 +53,7 @@ from virtbus.schemas.wire import validate
 from virtbus.simulator.images import SimulatedImages
 
 REPORT_S = (0.5, 5.0)
-"""Intervals of reports: short at first, because the agent may not listen yet, then 5 s."""
+"""Intervals of reports: the first is short, because the agent possibly does not listen yet."""
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 DEFAULT = NetworkInfo(name="default", kind="builtin")
 Answer = tuple[type[Model], Callable[[Any], Model]]
@@ -89,6 +90,7 @@ class SimulatedNode:
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
             "export": (ExportWork, self.images.export),
+            "fill": (FillWork, self.images.fill),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "upload": (UploadImage, self.images.upload),

@@ -61,7 +61,7 @@ def refusal_of(error: Exception, subject: str) -> VirtbusError:
             return VirtbusError(
                 Code.UNAVAILABLE,
                 "bus_outcome_unknown",
-                "whether it happened is not known; repeat it with the same id",
+                "the outcome of the write is unknown; repeat the request with the same id",
                 retry=Retry.SAME_ID,
                 after_ms=500,
             )

@@ -177,7 +177,7 @@ class NatsLink:
                         msg = f"the bus at {self._servers[0]} is not trusted: {self.fault}"
                         raise DeniedError(msg)
                     if "authorization" in self.fault:
-                        msg = "the bus refuses these credentials: are they of this server?"
+                        msg = "the bus refuses these credentials: do they belong to this server?"
                         raise DeniedError(msg)
                     await asyncio.sleep(delay_s)
         except TimeoutError:

@@ -34,12 +34,12 @@ class CoreMessages:
     def connected(self) -> bool:
         return self._link.connected
 
-    def _said(self, subject: str, value: Any, message_id: str) -> bytes:
+    def _enveloped(self, subject: str, value: Any, message_id: str) -> bytes:
         at_ns = self.sources.time_ns()
         return envelope(subject, value, message_id=message_id, source=self._name, at_ns=at_ns)
 
     async def publish(self, subject: str, value: Any) -> None:
-        body = self._said(subject, value, self.sources.uuid7())
+        body = self._enveloped(subject, value, self.sources.uuid7())
         try:
             await self._link.send(subject, body, headers=headers_out())
         except BusError as error:

@@ -31,7 +31,7 @@ DEFAULT_TIMEOUT_MS = 30_000
 STOP_S = 1.0
 """Time that running requests have to finish when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
-"""Most bytes of requests that a service processes or queues at one time.
+"""Maximum bytes of requests that a service processes or queues at one time.
 
 Decoded requests take a few times as much memory.
 """
@@ -260,7 +260,7 @@ class EndpointServer:
         return None
 
     async def _failed(self, answers: Answers, error: Exception) -> str:
-        """Report a failure to the requester; return the text for the tally."""
+        """Report a failure to the requester; return the text for the endpoint's statistics."""
         refusal = refusal_of(error, self._endpoint.subject)
         await self._refuse(answers, refusal)
         return f"{refusal.code}: {refusal.reason}"
@@ -268,9 +268,9 @@ class EndpointServer:
     async def _refuse(self, answers: Answers, refusal: VirtbusError) -> None:
         """Send an error; if that fails, send a short internal error. Never raises."""
         brief = VirtbusError(Code.INTERNAL, "internal", "the refusal could not be sent")
-        for told in (refusal, brief):
+        for error_answer in (refusal, brief):
             try:
-                await answers.refuse(told)
+                await answers.refuse(error_answer)
             except UnavailableError as error:  # a requester without an answer repeats its request
                 log.debug("answer of %s lost: %s", self._endpoint.name, error)
             except Exception:

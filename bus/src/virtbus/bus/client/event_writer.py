@@ -1,8 +1,8 @@
-"""Stores events in the background, in order of emission, so that no request waits for it.
+"""Stores events in the background, in order of emission. No request waits for a stored event.
 
 The event stream takes messages of all nodes and drops a message id that it has seen. So the writer
-sends a random message id, which no other sender can have used. It makes the writer's own retries
-harmless. The event's own id is in its body; emitters and readers compare it.
+sends a random message id, which no other sender can have used. The writer's retries repeat that id,
+so they are harmless. Emitters and readers compare the event's own id, which is in its body.
 """
 
 import asyncio
@@ -20,8 +20,9 @@ from virtbus.bus.runtime.tasks import wait_for_event
 log = logging.getLogger(__name__)
 
 CAPACITY = 16_384
-"""Most queued events: about 16 MB, enough for a burst of 10,000 creates on two controllers."""
+"""Limit of the queue: about 16 MB, enough for a burst of 10,000 creates on two controllers."""
 AT_ONCE = 256
+"""Maximum number of events that are being stored at one time."""
 SAME_S = 600.0
 """Within this time, a process stores an event with the same subject and id only once."""
 REMEMBERED = 4096
@@ -79,17 +80,17 @@ class EventWriter:
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._told = RecentEvents()
+        self._recent = RecentEvents()
         self.dropped = 0
 
-    def add(self, fact: QueuedEvent) -> None:
+    def add(self, event: QueuedEvent) -> None:
         """Queue an event, unless it was emitted recently."""
-        if self._told.again(fact.subject, fact.message_id, asyncio.get_running_loop().time()):
+        if self._recent.again(event.subject, event.message_id, asyncio.get_running_loop().time()):
             return
         if len(self._queue) >= CAPACITY:
             self._queue.popleft()
             self._drop("the queue is full")
-        self._queue.append(fact)
+        self._queue.append(event)
         self._idle.clear()
         self._wake.set()
 
@@ -120,7 +121,7 @@ class EventWriter:
             if not self._under_way:
                 self._idle.set()
 
-    async def _store(self, fact: QueuedEvent) -> None:
+    async def _store(self, event: QueuedEvent) -> None:
         """Store one event, with retries; drop it if the bus refuses it.
 
         The stream drops a repeated `stored_id`, so a retry is harmless.
@@ -128,10 +129,10 @@ class EventWriter:
         for delay_s in delays(0.1, 5.0):
             try:
                 await self._records.store(
-                    fact.subject, fact.body, fact.headers, message_id=fact.stored_id
+                    event.subject, event.body, event.headers, message_id=event.stored_id
                 )
             except (UnavailableError, OutcomeUnknownError) as error:
-                log.debug("event %s not stored yet, will be retried: %s", fact.subject, error)
+                log.debug("event %s not stored yet, will be retried: %s", event.subject, error)
             except BusError as error:
                 self._drop(str(error))
                 return

@@ -7,8 +7,8 @@ harmless. Each piece states its position, so the receiver notices a lost piece.
 WINDOW_BYTES = 256 * 1024
 """A client's window of unread bytes: it allows 256 MB/s at 1 ms of round trip, 5 MB/s at 50 ms."""
 CHUNK_BYTES = 32 * 1024
-"""Most bytes in one message. It is far below NATS' 1 MB, so that other messages wait briefly."""
-SIGN_S = 10.0
+"""Maximum bytes in one message, far below NATS' 1 MB, so that other messages wait only briefly."""
+KEEP_ALIVE_S = 10.0
 """Each end sends a keep-alive at least this often."""
 SILENT_S = 30.0
 """An end that sends nothing for this long counts as gone."""
@@ -27,7 +27,7 @@ class FlowControl:
         self._limit = 0
         self._came = 0
         self._taken = 0
-        self._told = window
+        self._announced = window
 
     # --- sending -----------------------------------------------------------------------------
     def limited(self, upto: int) -> None:
@@ -53,8 +53,8 @@ class FlowControl:
     @property
     def upto(self) -> int:
         """Return the limit to announce to the other end."""
-        self._told = self._taken + self._window
-        return self._told
+        self._announced = self._taken + self._window
+        return self._announced
 
     def came(self, at: int, size: int, *, may_miss: bool = False) -> None:
         """Count a received piece. With `may_miss`, as for datagrams, earlier ones may be missing.
@@ -65,15 +65,15 @@ class FlowControl:
         if not size:
             return
         if at != self._came and not (may_miss and at > self._came):
-            msg = "bytes were lost on the way; open it again"
+            msg = "bytes were lost on the way; open the stream again"
             raise BrokenStreamError(msg)
         self._taken += at - self._came  # lost bytes occupy no window
         self._came = at + size
-        if self._came > self._told:
+        if self._came > self._announced:
             msg = "too many bytes came; the other end does not keep to its limit"
             raise BrokenStreamError(msg)
 
     def took(self, size: int) -> bool:
         """Count bytes that were read; return True if the new limit should be announced."""
         self._taken += size
-        return self._taken + self._window - self._told >= self._window // 2
+        return self._taken + self._window - self._announced >= self._window // 2

@@ -53,7 +53,7 @@ def _unserved(path: Path) -> str:
     """Return the reason if no process listens on the socket; empty if one does.
 
     It does not connect, because the service would log a peer that sends nothing. The kernel lists a
-    socket by the path of its bind; netd binds `wrapper.part` and then renames that.
+    socket by the path to which it was bound. netd binds `wrapper.part`, and then renames it.
     """
     for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines():
         fields = line.split()

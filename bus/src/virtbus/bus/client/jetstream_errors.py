@@ -21,8 +21,8 @@ _FULL = frozenset({10023, 10047, 10054, 10122})
 
 
 _IN_FLIGHT = frozenset({10158, 10164})
-"""The cluster has not committed this message id yet, or another write of its subject."""
-_NOBODY = "nobody answers for this stream: an election, or it does not exist"
+"""The cluster has not committed this message id yet, or another write of the same subject."""
+_NOBODY = "nobody answers for this stream: its servers elect a leader, or it does not exist"
 _ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
 
 

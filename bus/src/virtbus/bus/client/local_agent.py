@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FILE = "instance"
 LOOK_S = 0.1
-TOLD_AFTER_S = 5.0
+REPORT_AFTER_S = 5.0
 PROVE_S = 10.0
 SETTLES_S = 2.0
 """Longer than an agent takes between writing its instance key and its file."""
@@ -34,35 +34,35 @@ SETTLES_S = 2.0
 def word_in(run_dir: Path) -> Callable[[], str]:
     """Return a function that returns the text of the local agent's file; empty without a file."""
 
-    def said() -> str:
+    def read_file() -> str:
         try:
             return (run_dir / FILE).read_text(errors="replace")
         except OSError:
             return ""
 
-    return said
+    return read_file
 
 
 class LocalAgent:
     """Watches whether the agent of this host acts for the node."""
 
-    def __init__(self, bus: Bus, node: str, said: Callable[[], str]) -> None:
+    def __init__(self, bus: Bus, node: str, read_file: Callable[[], str]) -> None:
         self._bus = bus
         self._node = node
         self._key = node_instance(node)
-        self._said = said
+        self._read_file = read_file
 
     async def gate(self) -> None:
         """Return once the local agent holds the node; raise BusError if the key cannot be read.
 
-        After TOLD_AFTER_S it reports the service as started, because systemd's start timeout would
-        end a service that still waits for the agent.
+        After REPORT_AFTER_S it reports the service as started. Otherwise systemd's start timeout
+        would end a service that still waits for the agent.
         """
         loop = asyncio.get_running_loop()
-        begun_s, told = loop.time(), False
+        begun_s, reported = loop.time(), False
         while not await self._holds():
-            if not told and loop.time() - begun_s > TOLD_AFTER_S:
-                told = True
+            if not reported and loop.time() - begun_s > REPORT_AFTER_S:
+                reported = True
                 notify("READY=1\nSTATUS=waits for the agent of this host")
                 text = "waits for the agent of this host: it does not hold the node"
                 log.warning(text, extra={"code": "agent_awaited"})
@@ -114,7 +114,7 @@ class LocalAgent:
 
     def _word(self) -> list[str]:
         """Return the file's first line: `held` and the instance id, or `refused`; or no words."""
-        return self._said().partition("\n")[0].split()
+        return self._read_file().partition("\n")[0].split()
 
     async def _holder(self) -> str:
         """Return the instance id in the node's key; empty if the key is missing or unreadable.

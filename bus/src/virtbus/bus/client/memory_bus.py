@@ -109,7 +109,7 @@ class MemoryBus(CoreMessages):
         super().__init__(link or MemoryLink(server), name, sources)
         self.server = server
         self.faults: deque[Fault] = deque()
-        self._told = RecentEvents()
+        self._recent = RecentEvents()
 
     def disconnect(self) -> None:
         """Cut this connection: pending requests fail, and watches get no more entries."""
@@ -258,12 +258,12 @@ class MemoryBus(CoreMessages):
 
     # --- events ---------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
+        body = fact_body(subject, value, lambda one: self._enveloped(subject, one, message_id))
         stream = stream_of(subject)
         shelf = self.server.shelf(subject)
         kept = self.server.stored.setdefault(stream, [])
         known_as = stored_id(subject, message_id)
-        if self._told.again(subject, message_id, shelf.clock_ns() / 1e9):
+        if self._recent.again(subject, message_id, shelf.clock_ns() / 1e9):
             return
         number = kept[-1].sequence + 1 if kept else 1
         if shelf.message_ids.setdefault(known_as, number) != number:

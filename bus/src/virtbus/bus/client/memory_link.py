@@ -147,10 +147,10 @@ class MemoryLink:
         if len(body) > MAX_PAYLOAD_BYTES:
             msg = f"{len(body)} bytes are more than the bus takes ({MAX_PAYLOAD_BYTES})"
             raise FullError(msg)
-        said = dict(headers or {})
+        all_headers = dict(headers or {})
         if self.account:
-            said[REQUEST_INFO] = json.dumps({"acc": self.account})
-        if not self.server.route(Raw(subject, body, reply, said)) and reply:
+            all_headers[REQUEST_INFO] = json.dumps({"acc": self.account})
+        if not self.server.route(Raw(subject, body, reply, all_headers)) and reply:
             self.server.route(Raw(reply, headers={"Status": "503"}))
 
     async def ask(

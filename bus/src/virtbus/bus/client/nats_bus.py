@@ -77,7 +77,7 @@ class NatsBus(CoreMessages):
         return watching(self._link, source, f"{node}/{service}", gate)
 
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
+        body = fact_body(subject, value, lambda one: self._enveloped(subject, one, message_id))
         known_as = stored_id(subject, message_id)
         self._events.add(QueuedEvent(subject, body, message_id, headers_out(), known_as))
 

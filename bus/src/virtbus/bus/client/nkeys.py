@@ -36,7 +36,7 @@ def _key(seed: str) -> Ed25519PrivateKey:
 
 
 def new_seed() -> str:
-    """Return a new seed of a user, `SU…`. It is secret: it permits to log in as this user."""
+    """Return a new seed of a user, `SU…`. Keep it secret: its holder can log in as this user."""
     raw = Ed25519PrivateKey.generate().private_bytes_raw()
     return _text(bytes([_SEED | _USER >> 5, (_USER & 31) << 3]) + raw)
 

@@ -1,4 +1,6 @@
-"""Checks VM ownership: a bridge may touch only VMs that it created, people all VMs (ADR 0030).
+"""Checks VM ownership: bridges and container runtimes may touch only VMs that they created.
+
+People may touch all VMs (ADR 0030).
 
 The NATS server writes the requester's account into each request that crosses accounts, and replaces
 a forged header. A request without this header comes from the controllers' own account.
@@ -12,6 +14,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 REQUEST_INFO = "Nats-Request-Info"
 BRIDGE = "bridge"
 """The user name of the first bridge. Further bridges are `bridge-<cluster>`."""
+CRI = "cri-"
+"""The user name of a node's container runtime is this and the node's id (ADR 0059)."""
 _UNKNOWN = "unknown"
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 """The accounts, in lower case, whose users may touch every VM."""
@@ -35,6 +39,12 @@ def owner_of(account: str) -> str:
     return "" if name in _PEOPLE else name
 
 
+def node_of(account: str) -> str:
+    """Return the node to which this account is limited; empty if it may use all nodes."""
+    name = account.lower()
+    return name.removeprefix(CRI) if name.startswith(CRI) else ""
+
+
 def may_touch(account: str, owner: str) -> bool:
     """Return True if the account may see and change VMs of `owner`."""
     own = owner_of(account)
@@ -45,7 +55,7 @@ def check_owner(account: str, owner: str) -> None:
     """Raise VirtbusError 403 `not_owner` if `may_touch` is False."""
     if not may_touch(account, owner):
         message = (
-            f"the credentials of {owner_of(account)} open its own VMs only; this one is of "
+            f"the credentials of {owner_of(account)} may use only its own VMs; this VM belongs to "
             f"{owner or 'nobody in particular'}"
         )
         raise VirtbusError(Code.DENIED, "not_owner", message)

@@ -187,7 +187,9 @@ class RecordWorker(Generic[Ready]):
         """
         job = self._jobs.get(record.uid)
         if job is not None and _age(record) < _age(job.record):
-            error = VirtbusError(Code.CONFLICT, "stale_epoch", "a newer record is in work")
+            error = VirtbusError(
+                Code.CONFLICT, "stale_epoch", "the service already works on a newer record"
+            )
             return self._step.refusal(record, error)
         same = job is not None and _age(record) == _age(job.record)
         if job is not None and same and job.failed is not None and not job.for_good:

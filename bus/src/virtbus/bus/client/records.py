@@ -96,7 +96,7 @@ class _Sent:
 
 
 class Records:
-    """Reads and writes over one connection. `ports.Bus` documents methods without docstrings."""
+    """Reads and writes over one connection. `ports.Bus` documents methods without one here."""
 
     def __init__(self, link: Link, settings: BusSettings) -> None:
         self._link = link
@@ -146,7 +146,7 @@ class Records:
             except TimeoutError:
                 sent.before, failure = True, "no answer in time"
         if sent.before:
-            msg = f"{subject}: {failure}; it may have happened, repeat it with the same id"
+            msg = f"{subject}: {failure}; it may have had an effect, repeat it with the same id"
             raise OutcomeUnknownError(msg)
         msg = f"{subject}: {failure}"
         raise UnavailableError(msg)
@@ -286,7 +286,7 @@ class Records:
             )
         except (LinkLostError, TimeoutError) as error:
             if "Nats-Batch-Commit" in headers:
-                msg = f"the batch's end at {subject} was not answered; read, then decide"
+                msg = f"no answer to the end of the batch at {subject}; read the key first"
                 raise OutcomeUnknownError(msg) from error
             msg = f"the batch was not accepted at {subject}"
             raise UnavailableError(msg) from error

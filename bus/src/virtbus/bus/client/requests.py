@@ -46,11 +46,11 @@ def data_of(raw: Raw) -> Any:
             number = int(code) if _CODE.fullmatch(code) else 500
             body = {"code": number, "reason": "error", "message": text}
         try:
-            told = ErrorBody.model_validate(body)
+            error_body = ErrorBody.model_validate(body)
         except ValueError as error:  # includes pydantic's errors
             msg = "the service refused the request, but its error cannot be read"
             raise BusError(msg) from error
-        raise VirtbusError.of(told)
+        raise VirtbusError.of(error_body)
     return data
 
 

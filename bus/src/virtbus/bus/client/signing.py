@@ -44,20 +44,20 @@ class Signer:
         self._seed = seed
         self.id = hmac.digest(seed, b"virtbus key", "sha256").hex()[:8]
 
-    def sealed(self, node: str, uid: str, value: bytes) -> bytes:
+    def signed(self, node: str, uid: str, value: bytes) -> bytes:
         """Return the encoded record with a signature; replace a signature that it already has."""
         bare = unsigned(value)
         return _counted(bare, 1) + _FIELD + self._text(node, uid, bare).encode()
 
-    def made(self, record: VmRecord) -> bool:
+    def verifies(self, record: VmRecord) -> bool:
         """Return True if the record has a valid signature of this key."""
         bare = encode(record.model_copy(update={"signature": ""}))
         right = self._text(record.node, record.uid, bare)
         return hmac.compare_digest(record.signature.encode(errors="replace"), right.encode())
 
     def _text(self, node: str, uid: str, bare: bytes) -> str:
-        said = f"virtbus record\n{node}\n{uid}\n".encode() + bare
-        signature = base64.urlsafe_b64encode(hmac.digest(self._seed, said, "sha256"))
+        signed_bytes = f"virtbus record\n{node}\n{uid}\n".encode() + bare
+        signature = base64.urlsafe_b64encode(hmac.digest(self._seed, signed_bytes, "sha256"))
         return f"{self.id}:{signature.decode().rstrip('=')}"
 
 
@@ -150,7 +150,7 @@ class RecordKeys:
         found = set()
         for record in records:
             key = kept.get(record.signature.partition(":")[0])
-            if key is not None and key.signer.made(record):
+            if key is not None and key.signer.verifies(record):
                 found.add((record.node, record.uid))
         return found
 
@@ -183,7 +183,7 @@ class SigningBus:
         if not record or _TOMBSTONE in value[:64]:
             return value
         signer = await self.keys.signer()
-        return signer.sealed(tokens[2], tokens[3], value)
+        return signer.signed(tokens[2], tokens[3], value)
 
 
 def signing(bus: Bus) -> tuple[Bus, RecordKeys]:

@@ -20,16 +20,16 @@ def check_written(key: str, value: bytes) -> None:
         raise OversizeError(msg)
 
 
-def fact_body(subject: str, value: Any, said: Callable[[Any], bytes]) -> bytes:
-    """Encode an event by `said`; if it is too large, encode a smaller form of it."""
-    body = said(value)
+def fact_body(subject: str, value: Any, encode: Callable[[Any], bytes]) -> bytes:
+    """Encode an event by `encode`; if it is too large, encode a smaller form of it."""
+    body = encode(value)
     if len(body) <= LEAST_WRITTEN_BYTES or len(body) <= (most := bound_of(subject).written_bytes):
         return body
     from virtbus.schemas.fitting import smaller_forms
 
     size = len(body)
     for smaller in smaller_forms(value):
-        body = said(smaller)
+        body = encode(smaller)
         if len(body) <= most:
             break
     extra = {"code": "fact_cut"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from virtbus.bus.client.flow_control import (
     CHUNK_BYTES,
-    SIGN_S,
+    KEEP_ALIVE_S,
     SILENT_S,
     WINDOW_BYTES,
     BrokenStreamError,
@@ -34,7 +34,7 @@ INPUT_WINDOW_BYTES = 64 * 1024
 """A service's window of unread bytes per client. It is small because there are many clients."""
 MAX_DATAGRAMS = 256
 DETACHED = "detached"
-LEFT = "the service ended it; open it again"
+LEFT = "the service ended the stream; open it again"
 SILENT = "the other end went silent"
 _FIRST_ANSWER_S = 10.0
 
@@ -145,9 +145,9 @@ class ByteStream:
     async def _until_over(self) -> None:
         await self._over.wait()
 
-    async def _say(self, said: StreamData) -> None:
+    async def _say(self, piece: StreamData) -> None:
         try:
-            await self._tell(said)
+            await self._tell(piece)
         except BusError as error:
             self.end(str(error))
             raise StreamEndedError(self.closed) from error
@@ -157,22 +157,22 @@ class ByteStream:
             raise StreamEndedError(self.closed)
 
     # --- for the receiver of the other end's messages -------------------------------------------
-    def heard(self, said: StreamData) -> None:
+    def heard(self, piece: StreamData) -> None:
         """Process one message of the other end."""
         if self.closed:
             return
         try:
-            self._flow.came(said.at, len(said.data), may_miss=self._datagrams)
+            self._flow.came(piece.at, len(piece.data), may_miss=self._datagrams)
         except BrokenStreamError as error:
             self.end(str(error))
             return
-        self._flow.limited(said.upto)
-        if said.data:
-            self._keep(said.data)
-        if said.note:
-            self.noted(said.note)
-        self._no_more = self._no_more or said.eof
-        self.closed = said.closed
+        self._flow.limited(piece.upto)
+        if piece.data:
+            self._keep(piece.data)
+        if piece.note:
+            self.noted(piece.note)
+        self._no_more = self._no_more or piece.eof
+        self.closed = piece.closed
         if self.closed and not self._came:
             self._over.set()
         self._wake()
@@ -188,11 +188,11 @@ class ByteStream:
         else:
             self._came.append(bytearray(data))
 
-    async def give_signs(self) -> None:
-        """Send a keep-alive with the current limit every SIGN_S until the stream ends."""
+    async def send_keep_alives(self) -> None:
+        """Send a keep-alive with the current limit every KEEP_ALIVE_S until the stream ends."""
         with suppress(StreamEndedError):
             while True:
-                await asyncio.sleep(SIGN_S)
+                await asyncio.sleep(KEEP_ALIVE_S)
                 await self._say(StreamData(upto=self._flow.upto))
 
     def _wake(self) -> None:
@@ -238,7 +238,7 @@ async def accepting(
     async with bus.subscribe(subject) as messages, background() as tasks:
         await request.stream(StreamData(input_subject=subject, upto=flow.upto))
         tasks.start(_hear(messages, stream))
-        tasks.start(stream.give_signs())
+        tasks.start(stream.send_keep_alives())
         try:
             yield stream
         finally:
@@ -297,13 +297,13 @@ async def opening(
             msg = f"{subject}: no answer in {_FIRST_ANSWER_S:g} s"
             raise UnavailableError(msg) from None
 
-        async def tell(said: StreamData) -> None:
-            await bus.publish(first.input_subject, said)
+        async def tell(piece: StreamData) -> None:
+            await bus.publish(first.input_subject, piece)
 
         stream = ByteStream(tell, flow, datagrams=datagrams)
         stream.heard(first)
         tasks.start(_follow(answers, stream))
-        tasks.start(stream.give_signs())
+        tasks.start(stream.send_keep_alives())
         try:
             yield stream
         finally:

@@ -108,7 +108,7 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
             raise
 
 
-def told(
+def record_span(
     name: str,
     *,
     uid: str,
@@ -142,7 +142,7 @@ def _context(parent: str | None) -> "Context | None":
     return trace.set_span_in_context(trace.NonRecordingSpan(remote))
 
 
-def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
+def span_fields(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
     """Return a finished span as a dict with the fields of `schemas.events.Span`.
 
     It builds no model, because it runs for every span.
@@ -150,7 +150,7 @@ def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
     own = ended.get_span_context()
     attributes = {str(k): str(v) for k, v in (ended.attributes or {}).items() if k != UID}
     service = attributes.pop(SERVICE, service)
-    fact: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "trace_id": f"{own.trace_id:032x}" if own else "",
         "span_id": f"{own.span_id:016x}" if own else "",
         "parent_id": f"{ended.parent.span_id:016x}" if ended.parent else "",
@@ -163,8 +163,8 @@ def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
         "attributes": attributes,
     }
     if ended.status.description:
-        fact["message"] = ended.status.description
-    return fact
+        fields["message"] = ended.status.description
+    return fields
 
 
 class _Together:
@@ -175,9 +175,9 @@ class _Together:
         self._emit = emit
         self._pending: dict[str, list[dict[str, Any]]] = {}
 
-    def add(self, uid: str, fact: dict[str, Any]) -> None:
+    def add(self, uid: str, span: dict[str, Any]) -> None:
         waiting = self._pending.setdefault(uid, [])
-        waiting.append(fact)
+        waiting.append(span)
         if len(waiting) > 1:
             return
         try:
@@ -216,7 +216,7 @@ def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
         def on_end(self, span: "ReadableSpan") -> None:
             uid = str((span.attributes or {}).get(UID, ""))
             if uid:
-                together.add(uid, fact_of(span, service, node))
+                together.add(uid, span_fields(span, service, node))
 
         def shutdown(self) -> None:
             together.tell_all()

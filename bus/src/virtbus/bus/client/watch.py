@@ -229,8 +229,10 @@ class PullWatch:
                 elif not self._synced:
                     self._sync()
             case "408":
-                told = raw.headers.get("Nats-Pending-Messages", "")
-                self._left -= int(told) if told.isascii() and told.isdigit() else self._left
+                pending = raw.headers.get("Nats-Pending-Messages", "")
+                self._left -= (
+                    int(pending) if pending.isascii() and pending.isdigit() else self._left
+                )
                 if self._left <= BATCH // 2:
                     self._left = max(0, self._left)
                     await self._pull()

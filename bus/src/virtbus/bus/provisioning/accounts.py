@@ -86,15 +86,20 @@ def _streamed(subject: str) -> bool:
 
 
 def accounts(
-    nodes: Sequence[str], *, bridges: Sequence[str] = (), system: bool = False
+    nodes: Sequence[str],
+    *,
+    bridges: Sequence[str] = (),
+    cris: Sequence[str] = (),
+    system: bool = False,
 ) -> list[Account]:
-    """Return every account of a bus with these nodes and these further bridges.
+    """Return every account of a bus with these nodes, further bridges, and nodes with a CRI.
 
     `system` adds the user that may reload the servers' configuration.
     """
     control = Account(CONTROL_ACCOUNT, streams=True)
     clients: dict[str, Account] = {}
-    for role in (*permissions.fixed(), *(permissions.bridge(name) for name in bridges)):
+    more = (*map(permissions.bridge, bridges), *map(permissions.cri, cris))
+    for role in (*permissions.fixed(), *more):
         if role.account == CONTROL_ACCOUNT:
             control.users.append(role)
             continue

@@ -1,8 +1,8 @@
 """Copies the desired state of a bus to a backup file, and restores it.
 
 A backup has records, claims, volumes, image names, purge markers of deleted VMs, node specs and
-secrets. It also has the keys by which controllers sign records, and each node's host record. So a
-restored bus trusts its own records and no other host.
+secrets. It also has the keys by which controllers sign records, and each node's host record. So
+nodes trust the restored records, and no other host can take a node's name.
 
 It excludes observed state (statuses, liveness), join records, tombstones and events. Values are
 copied as bytes, so a backup depends on key names only.
@@ -27,6 +27,7 @@ from virtbus.schemas.subjects import (
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
     JOIN_KEY,
+    NETWORK_KEYS,
     SIGNING,
     VOLUME_KEYS,
     vm_anywhere,
@@ -37,7 +38,7 @@ QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
-_NAMED = (VOLUME_KEYS, IMAGE_NAME_KEYS)
+_NAMED = (VOLUME_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS)
 
 
 class BackupError(Exception):
@@ -72,7 +73,7 @@ class Restored:
     vms: list[str] = field(default_factory=list)
     """The uids of VMs that were written."""
     deleted: list[str] = field(default_factory=list)
-    """The uids that this bus has as deleted, of VMs, then volumes. They were not restored (I3)."""
+    """The uids of VMs, then of volumes, that this bus has deleted. They were not restored (I3)."""
 
 
 async def take(bus: Bus, *, secrets: bool = True) -> Backup:
@@ -100,7 +101,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
 
 
 async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
-    """Return the last message of each key; it includes changes made during the list."""
+    """Return the last message of each key, with changes made during the list."""
     found: dict[str, Entry] = {}
     synced = False
     async with bus.watch(keys) as watch:
@@ -126,8 +127,8 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
     act on them.
 
     Raises:
-        BackupError: the bus has other VMs, volumes or image names, or other versions of those of
-            the backup.
+        BackupError: the bus has VMs, volumes or image names that the backup lacks, or that
+            have another version there.
         BusError: the connection was lost, or a key changed meanwhile; repeat the call.
     """
     there = await _listed(bus, "$KV.vm.>")
@@ -180,9 +181,9 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
     ]
     if others:
         message = (
-            f"the bus has {len(others)} VM(s), volume(s) or image name(s) that the backup has not, "
-            f"the first is {_uid(others[0])}; restore only into an empty bus. To give a bus back "
-            "what it lost, while the hosts live: virtbus bus rebuild"
+            f"the bus has {len(others)} VM(s), volume(s) or image name(s) that the backup lacks, "
+            f"the first is {_uid(others[0])}; restore only into an empty bus. To restore "
+            "lost records from running hosts: virtbus bus rebuild"
         )
         raise BackupError(message)
 
@@ -225,7 +226,7 @@ def _entries(backup: Backup) -> Iterator[dict[str, str]]:
 def parse(file: Iterable[bytes], *, oldest: int = SCHEMA_VERSION) -> Backup:
     """Return a backup from the lines of its file.
 
-    `oldest` also admits a file of that older version; only `specs` can use it.
+    `oldest` is the oldest version of a file that is accepted. Only `specs` can use an older file.
 
     Raises:
         BackupError: the file is truncated, modified, or of another version.

@@ -16,7 +16,7 @@ from typing import Any
 from virtbus.bus.client import nkeys
 from virtbus.bus.errors import BusError
 from virtbus.bus.provisioning import certificate_authority, permissions
-from virtbus.bus.provisioning.accounts import accounts
+from virtbus.bus.provisioning.accounts import Account, accounts
 from virtbus.bus.provisioning.credentials import write_creds, write_secret
 from virtbus.bus.provisioning.permissions import Role
 from virtbus.bus.provisioning.server_config import ServerLogin, accounts_block
@@ -97,6 +97,8 @@ class BusPlan:
     nodes: list[str] = field(default_factory=list)
     bridges: list[str] = field(default_factory=list)
     """Kubernetes clusters with a bridge of their own, in addition to the user `bridge`."""
+    cris: list[str] = field(default_factory=list)
+    """Nodes whose container runtime (`virtbus-cri`) has a user."""
     keys: dict[str, str] = field(default_factory=dict)
     """The public nkey of each user."""
 
@@ -108,8 +110,12 @@ class BusPlan:
     @property
     def roles(self) -> list[Role]:
         """Return all users of the bus."""
-        listed = accounts(self.nodes, bridges=self.bridges, system=True)
-        return [role for account in listed for role in account.users]
+        return [role for account in self.accounts for role in account.users]
+
+    @property
+    def accounts(self) -> list[Account]:
+        """Return all accounts of the bus."""
+        return accounts(self.nodes, bridges=self.bridges, cris=self.cris, system=True)
 
 
 class BusDirectory:
@@ -173,8 +179,8 @@ class BusDirectory:
         if not file.exists():
             if user in plan.keys:
                 msg = (
-                    f"{file} is gone, and the bus knows its key: bring it back, or take the user"
-                    f" out of {self.base / PLAN} for a new key"
+                    f"{file} is missing, but the bus has its public key: restore it, or remove"
+                    f" the user from {self.base / PLAN} to get a new key"
                 )
                 raise BusError(msg)
             return nkeys.new_seed()
@@ -206,7 +212,7 @@ class BusDirectory:
         )
         changed += _changed(folder / "nats-server.conf", text)
         logins = {user: ServerLogin(nkey=key) for user, key in plan.keys.items()}
-        block = accounts_block(accounts(plan.nodes, bridges=plan.bridges, system=True), logins)
+        block = accounts_block(plan.accounts, logins)
         return changed + _changed(folder / "accounts.conf", block)
 
     def add_node(self, node: str) -> list[Path]:
@@ -221,6 +227,20 @@ class BusDirectory:
         plan = self.plan()
         if cluster not in plan.bridges:
             plan.bridges.append(cluster)
+        return self.write(plan)
+
+    def add_cri(self, node: str) -> list[Path]:
+        """Create account and credentials of a node's container runtime; return changed files.
+
+        Raises:
+            BusError: the bus has no such node.
+        """
+        plan = self.plan()
+        if node not in plan.nodes:
+            msg = f"{node} has no account here; `virtbus bus add-node {node}` gives it one"
+            raise BusError(msg)
+        if node not in plan.cris:
+            plan.cris.append(node)
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:
@@ -247,7 +267,7 @@ class BusDirectory:
             msg = f"{node} has no account here; `virtbus bus add-node {node}` gives it one"
             raise BusError(msg)
         self._withdraw(node)
-        users = [role.user for role in permissions.node_users(node)]
+        users = [role.user for role in permissions.users_on(node)]
         plan.keys = {user: key for user, key in plan.keys.items() if user not in users}
         _changed(self.base / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
         for user in users:
@@ -261,8 +281,9 @@ class BusDirectory:
         """
         plan = self.plan()
         self._withdraw(node)
-        gone = [role.user for role in permissions.node_users(node)]
+        gone = [role.user for role in permissions.users_on(node)]
         plan.nodes = [one for one in plan.nodes if one != node]
+        plan.cris = [one for one in plan.cris if one != node]
         changed = self.write(plan)
         for user in gone:
             self.creds(user).unlink(missing_ok=True)
@@ -305,16 +326,16 @@ def _unsafe(config: Path) -> Iterator[str]:
     except OSError as error:
         yield str(error)
         return
-    said = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
+    settings = {line.partition(":")[0].strip(): line for line in lines if ":" in line}
     for word in ("no_auth_user", "websocket", "mqtt", "leafnodes", "gateway"):
         if any(line.split("#")[0].strip().startswith(word) for line in lines):
-            yield f"{config}: {word} opens a way in that virtbus does not know"
-    monitor = said.get("http", "")
+            yield f"{config}: {word} allows a login that virtbus does not know"
+    monitor = settings.get("http", "")
     if monitor and "127.0.0.1" not in monitor:
         yield f"{config}: the monitoring port is not on 127.0.0.1 alone ({monitor.strip()})"
     for wanted in ("sync_interval: always", "include accounts.conf", "cert_file"):
         if not any(wanted in line.split("#")[0] for line in lines):
-            yield f"{config}: it does not say {wanted}"
+            yield f"{config}: {wanted} is missing"
 
 
 def _refused(nats_server: Path, config: Path) -> Iterator[str]:

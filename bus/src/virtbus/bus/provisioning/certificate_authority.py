@@ -120,7 +120,7 @@ def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> 
     try:
         own.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, x509.InvalidVersion, Exception):  # noqa: BLE001  any error: not of this CA
-        found.append(f"{file} is not of the CA {ca.with_suffix('.crt')}")
+        found.append(f"{file} was not issued by the CA {ca.with_suffix('.crt')}")
     left = own.not_valid_after_utc - _now()
     if left < datetime.timedelta(days=days_left):
         found.append(f"{file} ends on {own.not_valid_after_utc:%Y-%m-%d}")

@@ -51,7 +51,7 @@ async def reload_servers(settings: BusSettings) -> list[str]:
                 raw = await link.ask(f"$SYS.REQ.SERVER.{identity}.RELOAD", b"", timeout_s=RELOAD_S)
                 error = _read(raw.body).get("error")
                 if error:
-                    msg = f"{name} does not take its configuration: {error.get('description')}"
+                    msg = f"{name} rejects its configuration: {error.get('description')}"
                     raise BusError(msg)
         tasks.cancel()
     return sorted(found.values())

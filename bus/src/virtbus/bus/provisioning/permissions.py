@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from virtbus.bus.client.consumers import node_consumer
-from virtbus.bus.client.owners import BRIDGE
+from virtbus.bus.client.owners import BRIDGE, CRI
 from virtbus.bus.provisioning.stream_setup import WATCHING_SERVICES
 from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
 from virtbus.schemas.subjects import OPERATIONS, api, names_ask, node_instance
@@ -23,7 +23,7 @@ SYS = "sys"
 CONTROL_ACCOUNT = "CTL"
 SYSTEM_ACCOUNT = "SYS"
 
-READS = frozenset({"get", "list", "watch", "events", "status"})
+READS = frozenset({"get", "list", "offers", "watch", "events", "status"})
 """The API's verbs that change nothing. An observer may use only these."""
 SERVER_ANSWERS = "_R_.>"
 """The reply subjects of requests across accounts; the server generates them at random."""
@@ -31,7 +31,7 @@ ANSWER_HOURS = 24
 """Time within which a helper may answer a request; an image pull may take hours."""
 HELPER_FACTS = {
     "imaged": ("image.*", "disks.*", "trace.span"),
-    "netd": ("network.*", "trace.span"),
+    "netd": ("network.ready", "network.failed", "network.released", "trace.span"),
 }
 """The kinds of events that a node's helpers, imaged and netd, store (`schemas.events`)."""
 NODE_WATCHED = ("progress", "ready", "report")
@@ -153,6 +153,30 @@ def bridge(cluster: str = "") -> Role:
     )
 
 
+CRI_VERBS = {
+    "vm": ("create", "get", "watch", "update", "start", "stop", "delete"),
+    "image": ("pull",),
+    "node": ("get",),
+}
+"""API verbs of a node's container runtime, whose pods are VMs that it created."""
+
+
+def cri(node: str) -> Role:
+    """Return the user of a node's container runtime. `owners` limits it to its own VMs."""
+    user = f"{CRI}{node}"
+    inbox_prefix = f"_INBOX_{user}"
+    return Role(
+        user,
+        user.upper(),
+        inbox_prefix,
+        publish=(
+            *(api(resource, verb) for resource, verbs in CRI_VERBS.items() for verb in verbs),
+            RENEW,
+        ),
+        subscribe=(f"{inbox_prefix}.>",),
+    )
+
+
 def client() -> Role:
     """Return the user for people and the CLI: the API, consoles, guests, uploads, and all events.
 
@@ -175,7 +199,7 @@ def client() -> Role:
 
 
 def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each subject of a node's services that other accounts may call, and if it streams.
+    """Yield each subject of a node's services that other accounts may call, and True if it streams.
 
     `for_clients` leaves out the subjects that only controllers call. A stream, such as a console,
     has a second subject per session for input and keep-alives.
@@ -221,6 +245,11 @@ def node_account(node: str) -> str:
 def node_users(node: str) -> tuple[Role, ...]:
     """Return a node's users: its agent, and imaged and netd with fewer rights."""
     return (agent(node), helper(node, "imaged"), helper(node, "netd"))
+
+
+def users_on(node: str) -> tuple[Role, ...]:
+    """Return all users that a node may have: its services, and its container runtime."""
+    return (*node_users(node), cri(node))
 
 
 def agent(node: str) -> Role:

@@ -165,7 +165,7 @@ class Server:
         if node not in self._nodes:
             return
         self._nodes.remove(node)
-        gone = {role.user for role in permissions.node_users(node)}
+        gone = {role.user for role in permissions.users_on(node)}
         credentials.forget(self._files.passwords, gone)
         await self.rewrite()
         for user in gone:
@@ -193,7 +193,7 @@ class Server:
                 for user in before.keys() - self._known.keys():
                     await self._until(user, before[user], known=False)
         except TimeoutError:
-            raise BusError(self._why("nats-server did not take its configuration")) from None
+            raise BusError(self._why("nats-server rejected its configuration")) from None
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
         """Wait until the server accepts these credentials, or refuses them if not `known`."""
@@ -216,7 +216,7 @@ class Server:
 
     # --- files ----------------------------------------------------------------------------
     def _accounts(self) -> list[Account]:
-        return accounts(self._nodes)
+        return accounts(self._nodes, cris=self._nodes[:1])
 
     def _users(self) -> list[permissions.Role]:
         return [role for account in self._accounts() for role in account.users]

@@ -91,7 +91,7 @@ def _account(account: Account, logins: Mapping[str, ServerLogin]) -> str:
         if lines:
             parts += [f"    {name}: [", *lines, "    ]"]
     if account.renamed:
-        pairs = (f'      "{said}": "{meant}"' for said, meant in account.renamed.items())
+        pairs = (f'      "{old}": "{new}"' for old, new in account.renamed.items())
         parts += ["    mappings: {", *pairs, "    }"]
     return "\n".join([*parts, "  }"])
 

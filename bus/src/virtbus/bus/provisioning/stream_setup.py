@@ -57,7 +57,7 @@ _IN_MEMORY = {"mem_storage": True}
 """Storage of a node's consumers in a cluster. On disk, each delivery would be a synced write on
 three servers. If all three fail, positions are lost, but each new connection lists again anyway. A
 single server keeps consumers on disk, because it would lose memory consumers on restart."""
-_AT_BIRTH = frozenset(_NOT_SYNCED)
+_FIXED_AT_CREATION = frozenset(_NOT_SYNCED)
 """Fields that the server does not allow to change; an existing stream keeps its value."""
 
 
@@ -171,7 +171,7 @@ async def ensure(
         except DeniedError as error:
             if not may_lack:
                 raise
-            text = "%s is not as declared: %s; an admin does: virtbus bus declare"
+            text = "%s differs from its declaration: %s; run as admin: virtbus bus declare"
             log.warning(text, config["name"], error, extra={"code": "declaration_denied"})
 
 
@@ -223,7 +223,7 @@ async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:
         return
     present = info["config"]
     config = config | {"metadata": (present.get("metadata") or {}) | config["metadata"]}
-    config = {field: value for field, value in config.items() if field not in _AT_BIRTH}
+    config = {field: value for field, value in config.items() if field not in _FIXED_AT_CREATION}
     if all((present.get(field) or None) == (value or None) for field, value in config.items()):
         return
     try:

@@ -8,7 +8,8 @@ _TOKENS_AT_ONCE = 256
 _tokens: list[bytes] = []
 """The kernel's random bytes; each token is used once.
 
-A call of the kernel releases the interpreter's lock: 30 us if other threads are busy.
+Each call to the kernel releases the interpreter's lock. If other threads are busy, that takes 30
+us.
 """
 os.register_at_fork(after_in_child=_tokens.clear)
 

@@ -114,29 +114,29 @@ async def _parent_ended() -> None:
 def stop_signals() -> "Iterator[asyncio.Future[str]]":
     """Yield a future; the first SIGINT or SIGTERM sets the signal's name as its result."""
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[str] = loop.create_future()
+    signalled: asyncio.Future[str] = loop.create_future()
 
     def tell(name: str) -> None:
-        if not told.done():
-            told.set_result(name)
+        if not signalled.done():
+            signalled.set_result(name)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell, number.name)
     try:
-        yield told
+        yield signalled
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
 
-async def _until_told_to_stop() -> str:
-    with stop_signals() as told:
+async def _until_stop() -> str:
+    with stop_signals() as signalled:
         async with asyncio.TaskGroup() as group:
             parent = group.create_task(_parent_ended())
-            ends: set[asyncio.Future[Any]] = {told, parent}
+            ends: set[asyncio.Future[Any]] = {signalled, parent}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             parent.cancel()
-        return told.result() if told.done() else "the parent's end"
+        return signalled.result() if signalled.done() else "the parent's end"
 
 
 async def supervise(body: Callable[[], Awaitable[None]]) -> None:
@@ -145,7 +145,7 @@ async def supervise(body: Callable[[], Awaitable[None]]) -> None:
         work = group.create_task(_body(body))
         dog = group.create_task(_watchdog())
         fresh = group.create_task(_keep_fresh())
-        stop = group.create_task(_until_told_to_stop())
+        stop = group.create_task(_until_stop())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             log.info("stopping: %s", stop.result(), extra={"code": "stopping"})
@@ -173,7 +173,7 @@ def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
         Path(alive).unlink(missing_ok=True)  # of an earlier process
     _give_memory_back()
     # The 50,000 objects of imported modules are permanent. Without `freeze`, each full collection
-    # would scan them for 30 ms. A collection before it would find a thousand.
+    # would scan them for 30 ms. A collection before `freeze` would free only a thousand of them.
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     try:

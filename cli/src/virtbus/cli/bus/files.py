@@ -43,10 +43,10 @@ def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None
 
     taken = _with_bus(invocation, lambda bus: take(bus, secrets=not without_secrets))
     size = _write(file, taken)
-    told = {"file": str(file), "bytes": size, "vms": len(taken.records)}
-    told |= {"secrets": len(taken.secrets), "deleted": len(taken.marked)}
+    value = {"file": str(file), "bytes": size, "vms": len(taken.records)}
+    value |= {"secrets": len(taken.secrets), "deleted": len(taken.marked)}
     invocation.show(
-        told,
+        value,
         lambda: (
             f"{len(taken.records)} VM(s), {len(taken.secrets)} secret(s) in {units.size(size)}: "
             f"{file}"
@@ -60,7 +60,7 @@ def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None
     epilog=examples(
         """
         virtbus bus restore /var/backups/virtbus-2026-11-21
-        virtbus bus rebuild                  then: what the hosts know is newer
+        virtbus bus rebuild                  then: restore newer records from hosts
         """
     )
 )
@@ -78,11 +78,11 @@ def restore(invocation: Invocation, *, file: Path) -> None:
     with opened(file) as content:
         kept = parse(content)
         done = _with_bus(invocation, lambda bus: put_back(bus, kept))
-    told: dict[str, object] = {"vms": done.vms, "written": done.written, "present": done.present}
-    told["deleted"] = done.deleted
-    invocation.show(told, lambda: f"{len(done.vms)} VM(s) restored, {done.present} key(s) there")
+    value: dict[str, object] = {"vms": done.vms, "written": done.written, "present": done.present}
+    value["deleted"] = done.deleted
+    invocation.show(value, lambda: f"{len(done.vms)} VM(s) restored, {done.present} key(s) there")
     if done.deleted:
-        invocation.note(f"{len(done.deleted)} VM(s) were deleted on this bus and stay so")
+        invocation.note(f"{len(done.deleted)} VM(s) were deleted on this bus and stay deleted")
     invocation.note("now start all hosts, then: virtbus bus rebuild")
 
 

@@ -68,11 +68,11 @@ def command(
     with refusals():
         if prepared.exists:
             changed = prepared.write(prepared.plan())
-            told = {"url": prepared.plan().url, "changed": [str(path) for path in changed]}
-            invocation.show(told, lambda: written(changed))
+            value = {"url": prepared.plan().url, "changed": [str(path) for path in changed]}
+            invocation.show(value, lambda: written(changed))
             return
         if not hosts:
-            raise usage("a bus needs a name that hosts find it by", "add --host bus.example.org")
+            raise usage("a bus needs a name by which hosts reach it", "add --host bus.example.org")
         plan = BusPlan(
             parse_servers(hosts, int(servers)),
             nodes=[check_id(node) for node in nodes],
@@ -80,8 +80,8 @@ def command(
             **more,
         )
         changed = prepared.write(plan)
-    told = {"url": plan.url, "changed": [str(path) for path in changed]}
-    invocation.show(told, lambda: "\n".join([written(changed), *_next(prepared, plan)]))
+    value = {"url": plan.url, "changed": [str(path) for path in changed]}
+    invocation.show(value, lambda: "\n".join([written(changed), *_next(prepared, plan)]))
 
 
 def _next(prepared: BusDirectory, plan: BusPlan) -> list[str]:

@@ -1,4 +1,4 @@
-"""Implements `virtbus bus add-node`, `revoke-node`, `remove-node` and `add-bridge`."""
+"""Implements `virtbus bus add-node`, `revoke-node`, `remove-node`, `add-bridge`, `add-cri`."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ import click
 from virtbus.bus.errors import DeniedError, UnavailableError
 from virtbus.bus.provisioning.bus_directory import BusDirectory, BusPlan
 from virtbus.bus.provisioning.config_reload import reload_servers
-from virtbus.bus.provisioning.permissions import bridge
+from virtbus.bus.provisioning.permissions import bridge, cri
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.cli.bus.place import WAIT_S, answers, copy_hint, directory, knows, refusals, written
 from virtbus.cli.failures import unavailable
@@ -68,6 +68,22 @@ def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
     _added(invocation, prepared, {"bridge": cluster}, changed, [bridge(cluster).user])
 
 
+@click.command(epilog=examples("virtbus bus add-cri n1"))
+@click.argument("node")
+@directory
+@local
+def add_cri(invocation: Invocation, node: str, place: str) -> None:
+    """Create an account for the container runtime of a node that is a Kubernetes node, too.
+
+    It sees and changes only the VMs that it created: the VMs of the pods of its node.
+    """
+    prepared = BusDirectory(Path(place))
+    with refusals():
+        changed = prepared.add_cri(check_id(node))
+    start = f"on {node}: copy the file to /etc/virtbus/cri.creds, then start virtbus-cri"
+    _added(invocation, prepared, {"cri": node}, changed, [cri(node).user], start)
+
+
 def _added(
     invocation: Invocation,
     prepared: BusDirectory,
@@ -82,11 +98,11 @@ def _added(
         plan = prepared.plan()
         refusing = asyncio.run(knows(prepared, plan, users[0])) if reloaded else {}
     creds = [str(prepared.creds(user)) for user in users]
-    told: dict[str, Any] = {**what, "changed": [str(path) for path in changed]}
-    told |= {"credentials": creds, "reloaded": reloaded, "refusing": refusing}
+    value: dict[str, Any] = {**what, "changed": [str(path) for path in changed]}
+    value |= {"credentials": creds, "reloaded": reloaded, "refusing": refusing}
     lines = [written(changed), *(f"credentials: {path}" for path in creds), *more]
     lines += copy_hint(prepared, plan, list(refusing))
-    invocation.show(told, lambda: "\n".join(lines))
+    invocation.show(value, lambda: "\n".join(lines))
     _check_reloaded(reloaded)
     if refusing:
         raise unavailable(
@@ -155,11 +171,11 @@ def _end(
         reloaded = reload(prepared)
         plan = prepared.plan()
         taking = asyncio.run(_still_taking(prepared, plan, name)) if reloaded else []
-    told: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
-    told |= {"reloaded": reloaded, "still_taking": taking, "credentials": creds}
+    value: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
+    value |= {"reloaded": reloaded, "still_taking": taking, "credentials": creds}
     lines = [written(changed), *(f"credentials: {path}" for path in creds)]
     lines += copy_hint(prepared, plan, taking)
-    invocation.show(told, lambda: "\n".join(lines))
+    invocation.show(value, lambda: "\n".join(lines))
     _check_reloaded(reloaded)
     if taking:
         raise unavailable(
@@ -176,5 +192,5 @@ async def _still_taking(prepared: BusDirectory, plan: BusPlan, name: str) -> lis
     """
     if not prepared.withdrawn(name).exists():
         return []
-    told = await answers(prepared, plan, f"withdrawn-{name}")
-    return [server for server, error in told.items() if not isinstance(error, DeniedError)]
+    errors = await answers(prepared, plan, f"withdrawn-{name}")
+    return [server for server, error in errors.items() if not isinstance(error, DeniedError)]

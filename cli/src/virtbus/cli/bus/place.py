@@ -45,8 +45,8 @@ def written(changed: Sequence[Path]) -> str:
 
 async def knows(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, str]:
     """Return the reason of each server that does not accept a user; empty if all accept it."""
-    told = await answers(prepared, plan, user)
-    return {server: str(error) for server, error in told.items() if error is not None}
+    errors = await answers(prepared, plan, user)
+    return {server: str(error) for server, error in errors.items() if error is not None}
 
 
 async def answers(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, BusError | None]:

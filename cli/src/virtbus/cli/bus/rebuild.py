@@ -18,8 +18,8 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
 @click.command(
     epilog=examples(
         """
-        virtbus bus rebuild --dry-run        what the hosts know and the bus has not
-        virtbus bus rebuild                  write it back, and let the hosts go on
+        virtbus bus rebuild --dry-run        show what only the hosts have
+        virtbus bus rebuild                  write it back, and let the hosts continue
         virtbus bus rebuild --accept-unsigned n1
         virtbus bus rebuild -o json | jq '.vms[] | select(.step == "conflict")'
         """
@@ -66,7 +66,7 @@ def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...])
     if conflicts or apart:
         what = [f"{conflicts} VM(s) in conflict"] if conflicts else []
         what += [f"not following: {', '.join(apart)}"] if apart else []
-        hint = "settle what is named above, then repeat: virtbus bus rebuild"
+        hint = "resolve the problems above, then repeat: virtbus bus rebuild"
         raise CliError(Exit.REFUSED, "not_whole", "; ".join(what), hint=hint)
 
 

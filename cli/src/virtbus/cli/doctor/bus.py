@@ -30,7 +30,7 @@ def nats() -> CheckResult:
         return warn("bus", f"refuses {path}: {error}", "restart `virtbus up`: it writes a new one")
     version = connection.server.get("version", "?")
     connection.close()
-    return ok("bus", f"nats-server {version} runs and takes {found.source}")
+    return ok("bus", f"nats-server {version} runs and accepts {found.source}")
 
 
 def _port(path: Path) -> CheckResult:

@@ -91,9 +91,9 @@ def command(invocation: Invocation, state_dir: str | None) -> None:
     findings = [container.judged(_look(check)) for check in checks(place)]
     count = {level: sum(f.level == level for f in findings) for level in (OK, WARN, UNKNOWN, FAIL)}
     hidden = f"{count[UNKNOWN]} unknown, " if count[UNKNOWN] else ""
-    told = f"\n{count[OK]} ok, {count[WARN]} to look at, {hidden}{count[FAIL]} to mend"
+    summary = f"\n{count[OK]} ok, {count[WARN]} warnings, {hidden}{count[FAIL]} to repair"
     value = {"findings": [finding.as_map() for finding in findings], "count": count}
-    invocation.show(value, lambda: "\n".join([*(f.as_text() for f in findings), told]))
+    invocation.show(value, lambda: "\n".join([*(f.as_text() for f in findings), summary]))
     if count[FAIL]:
         names = ", ".join(f.name for f in findings if f.level == FAIL)
         raise CliError(Exit.REFUSED, "host_not_ready", f"not ready for VMs: {names}")

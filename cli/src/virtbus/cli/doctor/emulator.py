@@ -53,7 +53,7 @@ def kvm() -> CheckResult:
         return warn("kvm", f"/dev/kvm speaks version {version}, not {_KVM_API}: VMs run by TCG")
     return ok(
         "kvm",
-        f"makes VMs ({shown}); whether guests run, the nodeagent probes with a guest:"
+        f"makes VMs ({shown}); the nodeagent tests with a guest if they run:"
         " `virtbus node list`, ACCELERATORS",
     )
 

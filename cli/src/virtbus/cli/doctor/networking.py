@@ -67,7 +67,7 @@ def forward_policy() -> CheckResult:
     return warn(
         "forward policy",
         f"{', '.join(dropping)} drops forwarded packets (Docker does that):"
-        " guests may not reach the world",
+        " guests can be limited to this host",
         _ACCEPT_DOCKER if "DOCKER-USER" in text + rules else _ACCEPT,
     )
 
@@ -96,6 +96,6 @@ def namespaces() -> CheckResult:
     return warn(
         "/run/netns",
         "not a shared mount: other mount namespaces do not see it; that is"
-        " only a problem where libvirtd runs in one",
+        " only a problem if libvirtd runs in one of them",
         "mount --bind /run/netns /run/netns && mount --make-shared /run/netns",
     )

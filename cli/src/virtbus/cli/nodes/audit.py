@@ -44,7 +44,7 @@ def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
     open_ = sum(row[4] != "repaired" for row in rows)
     if open_:
         hint = "`virtbus node audit --repair` removes what REPAIR names; see --help for the rest"
-        raise CliError(Exit.REFUSED, "findings", f"{open_} finding(s) stand", hint=hint)
+        raise CliError(Exit.REFUSED, "findings", f"{open_} finding(s) remain", hint=hint)
 
 
 def _rows(answer: Mapping[str, Any]) -> list[tuple[str, ...]]:

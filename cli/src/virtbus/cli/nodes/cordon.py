@@ -30,7 +30,7 @@ def get(invocation: Invocation, *, name: str) -> None:
 @click.command(
     epilog=examples(
         """
-        virtbus node cordon n1               no new VM comes to n1; those there run on
+        virtbus node cordon n1               n1 gets no new VM; its VMs keep running
         virtbus node drain n1                and the VMs there leave
         virtbus node uncordon n1             as before
         """
@@ -87,8 +87,8 @@ def table(detail: Mapping[str, Any]) -> str:
         )
         text += output.safe(rival.get("why"))
     if more := node.get("unapproved"):
-        told = ", ".join(output.safe(one) for one in more)
-        text += f"\n\nattracts no VM until `virtbus node approve`: {told}"
+        names = ", ".join(output.safe(one) for one in more)
+        text += f"\n\nattracts no VM until `virtbus node approve`: {names}"
     vms = detail.get("vms") or []
     if not vms:
         return text

@@ -25,7 +25,7 @@ _STILL = 3
         virtbus node drain n1                          VMs that may leave go elsewhere
         virtbus node drain n1 --discard-local-disks    also those whose disks are only there
         virtbus node drain n1 --no-wait -o json
-        virtbus node uncordon n1                       end it; what has left does not come back
+        virtbus node uncordon n1                       end it; evacuated VMs do not return
         """
     )
 )
@@ -77,7 +77,7 @@ def _emptied(
     """
     steps = Steps(shown=invocation.for_eyes)
     seen: dict[str, Mapping[str, Any]] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     still, until_s = 0, time.monotonic() + timeout_s
     try:
         while True:
@@ -85,8 +85,8 @@ def _emptied(
             for uid in seen.keys() - there.keys():
                 steps.step("left", f"{_name(seen.pop(uid))} {_whereto(invocation, uid)}")
             for uid, vm in there.items():
-                if vm.get("evacuating") and uid not in told:
-                    told.add(uid)
+                if vm.get("evacuating") and uid not in reported:
+                    reported.add(uid)
                     steps.step("leaves", _name(vm))
             seen |= there
             going = [

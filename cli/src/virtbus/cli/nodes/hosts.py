@@ -40,7 +40,7 @@ def takeover(invocation: Invocation, *, name: str, confirm: str, instance: str |
 @click.command(
     epilog=examples(
         """
-        virtbus node get n1                  what it reports beyond what it was approved for
+        virtbus node get n1                  what it reports beyond the approved values
         virtbus node approve n1              all that it reports now
         virtbus node approve n1 --label zone=a --label gpu=a100
         """
@@ -130,7 +130,7 @@ def unfence(invocation: Invocation, *, name: str) -> None:
         virtbus node fence n1 --confirm "scrapped" --discard-local-disks
         virtbus node forget n1               once no VM is on it any more
         virtbus node forget n1 --lose-volume default/data-1
-        virtbus bus remove-node n1           and its credentials open nothing any more
+        virtbus bus remove-node n1           and its credentials are refused
         """
     )
 )

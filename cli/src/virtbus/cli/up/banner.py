@@ -36,7 +36,7 @@ def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
         "",
         f"Highly available while {len(urls) // 2 + 1} of {len(urls)} NATS servers run."
         if len(urls) > 1
-        else "Not highly available: one NATS server. VMs run on when it or a service ends.",
+        else "Not highly available: one NATS server. VMs keep running when it or a service ends.",
         f"Files: {place.state_dir}, {place.run_dir}; the server's log: {nats_log}",
         "Ctrl-C stops the services and leaves VMs running.",
     ]
@@ -49,7 +49,7 @@ def node_lines(place: Place) -> list[str]:
         + (" (simulated: no real VMs)" if place.simulate else "")
         + f", on the bus at {place.server}",
         "",
-        "Where the bus' client credentials are:  virtbus node list",
+        "Where a client has credentials of the bus:  virtbus node list",
         "",
         f"Files: {place.state_dir}, {place.run_dir}",
         "Ctrl-C stops the services and leaves VMs running.",

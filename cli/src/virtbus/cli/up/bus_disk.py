@@ -33,7 +33,7 @@ _FAILED = re.compile(
 )
 
 
-class Says(Protocol):
+class StatusPrinter(Protocol):
     """The part of `Terminal` that this module uses."""
 
     def say(self, text: str, level: str = "INFO") -> None: ...
@@ -46,7 +46,7 @@ class BusDisk:
         self,
         files: ServerFiles,
         admin: NatsBus,
-        terminal: Says,
+        terminal: StatusPrinter,
         restart: Callable[[], Awaitable[None]],
     ) -> None:
         self._files = files
@@ -60,7 +60,7 @@ class BusDisk:
         self._restarts = 0
         self._not_before_s = 0.0
         self._probed_s = self._told_s = float("-inf")
-        self._said = ""
+        self._state = ""
 
     async def keep(self) -> None:
         """Check the disk each second and act on it, until cancelled."""
@@ -76,7 +76,7 @@ class BusDisk:
         self._named |= self._heard()
         await self._try(room)
         stalled = sorted({*self._named, *self._stuck})
-        await self._tell(_said(room, stalled))
+        await self._tell(_state(room, stalled))
         now_s = asyncio.get_running_loop().time()
         match step(room, stalled=bool(stalled)):
             case DiskAction.RESTART if now_s >= self._not_before_s:
@@ -143,26 +143,26 @@ class BusDisk:
         if self._admin.connected and self._admin.generation == generation:
             self._stuck = stuck
 
-    async def _tell(self, told: BusStorage) -> None:
+    async def _tell(self, state: BusStorage) -> None:
         """Report the state to the controllers, and print it on the terminal if it changed."""
         now_s = asyncio.get_running_loop().time()
-        kind = "stalled" if told.stalled else "low" if told.low else ""
-        if kind != self._said:
+        kind = "stalled" if state.stalled else "low" if state.low else ""
+        if kind != self._state:
             level = {"stalled": "ERROR", "low": "WARNING"}.get(kind, "INFO")
-            self._terminal.say(told.message or "the bus stores again and has room", level)
+            self._terminal.say(state.message or "the bus stores again and has room", level)
         elif now_s - self._told_s < TELL_S:
             return
-        self._said, self._told_s = kind, now_s
-        await self._admin.publish(subjects.bus_storage(), told)
+        self._state, self._told_s = kind, now_s
+        await self._admin.publish(subjects.bus_storage(), state)
 
 
-def _said(room: Room, stalled: list[str]) -> BusStorage:
+def _state(room: Room, stalled: list[str]) -> BusStorage:
     free = format_bytes(room.free_bytes)
     message = ""
     if stalled:
         message = (
             f"the bus stores nothing (its disk has {free} free): free space on the host of the bus;"
-            " the server then restarts by itself; VMs run on; repeat with the same id"
+            " the server then restarts by itself; VMs keep running; repeat with the same id"
         )
     elif room.low:
         message = (

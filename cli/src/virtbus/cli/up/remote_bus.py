@@ -49,8 +49,8 @@ async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
             Exit.REFUSED,
             "denied",
             f"the bus at {place.server} refuses {place.node_creds}: {error}",
-            hint="is the file of this bus, and current? Write a new one on the host of the bus, "
-            "and copy it here",
+            hint="check that the file is current and of this bus; or make a new one on the host "
+            "of the bus, and copy it here",
         ) from error
     except BusError as error:
         raise CliError(

@@ -54,7 +54,7 @@ async def up(
     except VirtbusError as error:
         raise CliError(Exit.REFUSED, error.reason, str(error)) from error
     with only_one(place.state_dir), ExitStack() as stack:
-        told = stack.enter_context(stop_signals())
+        stop_signal = stack.enter_context(stop_signals())
         reader, writer = os.pipe()
         stack.callback(os.close, reader)
         # Open while this process lives. When it ends, the services read EOF and stop.
@@ -67,7 +67,7 @@ async def up(
                 Child(place, service, terminal, environ, parent_fd=reader)
                 for service in place.services
             ]
-            await _serve(place, keeper, children, terminal, told)
+            await _serve(place, keeper, children, terminal, stop_signal)
     terminal.say("stopped")
 
 
@@ -76,7 +76,7 @@ async def _serve(
     keeper: Keeper,
     children: list[Child],
     terminal: Terminal,
-    told: "asyncio.Future[str]",
+    stop_signal: "asyncio.Future[str]",
 ) -> None:
     async with asyncio.TaskGroup() as group:
         watching = [
@@ -85,7 +85,7 @@ async def _serve(
         ]
         for child in children:
             group.create_task(child.run())
-        why = await told
+        why = await stop_signal
         last = "" if place.runs == NODE_ONLY else ": services first, the bus last"
         terminal.say(f"stopping ({why}){last}")
         notify("STOPPING=1")
@@ -97,9 +97,9 @@ async def _serve(
     if place.runs == BUS_ONLY:
         return
     if count is None:
-        terminal.say("VMs of this node, if any, run on")
+        terminal.say("VMs of this node, if any, keep running")
     else:
-        terminal.say(f"{count} VM{'' if count == 1 else 's'} of this node run on")
+        terminal.say(f"{count} VM{'' if count == 1 else 's'} of this node keep running")
 
 
 async def _announce(place: Place, children: list[Child], terminal: Terminal) -> None:

@@ -31,7 +31,7 @@ def command(invocation: Invocation, *, name: str, namespace: str) -> None:
     """
     view = invocation.call("vm", "get", ref(name, namespace))
     if CLUSTER not in (view.get("labels") or {}):
-        message = f"{name} was not made by a Kubernetes cluster: there is nothing to take"
+        message = f"{name} was not made by a Kubernetes cluster: there is nothing to adopt"
         raise CliError(Exit.REFUSED, "not_orphaned", message)
     update = {
         "uid": view["uid"],

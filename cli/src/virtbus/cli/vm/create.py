@@ -55,7 +55,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     multiple=True,
     metavar="VOLUME[=DISK]",
     shell_complete=completion_sources.volumes,
-    help="A volume that the VM holds until it is deleted; repeatable.",
+    help="A volume that the VM holds until a detach or its delete; repeatable.",
 )
 @click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
 @click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")
@@ -82,6 +82,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     help="Port of the VM's host that leads to a port of the guest, such as 8080:80; repeatable.",
 )
 @click.option("--display", is_flag=True, help="A VGA display, for `vm vnc` and `vm screenshot`.")
+@click.option("--protected", is_flag=True, help="Refuse deletes until `vm update` clears this.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @click.option(
     "--uid", metavar="UUID", help=("A uid of your choice: the same command may then be repeated.")
@@ -151,6 +152,8 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     if flags["display"]:
         domain = wanted.setdefault("spec", {}).setdefault("domain", {})
         domain.setdefault("devices", {})["autoattach_graphics_device"] = True
+    if flags["protected"]:
+        wanted.setdefault("spec", {})["protected"] = True
     if flags["published"]:
         request.with_published(wanted, request.published(flags["published"]))
     wanted.setdefault("uid", uuid7())

@@ -45,8 +45,8 @@ def freeze(invocation: Invocation, *, name: str, timeout_s: int, namespace: str)
     """Freeze the file systems of the VM NAME's guest, by its QEMU guest agent.
 
     All data that its programs wrote is on disk then, and further writes wait. The guest is thawed
-    after the timeout, also if this command, the bus or an agent dies. On a frozen guest, it sets a
-    new deadline.
+    after the timeout, also if this command, the bus or an agent dies. If the guest is frozen
+    already, the command sets a new deadline.
     """
     press(invocation, "freeze", ref(name, namespace), timeout_s=timeout_s)
 

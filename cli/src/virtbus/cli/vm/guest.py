@@ -80,8 +80,8 @@ def _os(info: Info) -> str:
 
 def _users(info: Info) -> str:
     def since(user: Info) -> str:
-        told = time.gmtime(float(user.get("login_time_s") or 0))
-        return time.strftime("%Y-%m-%d %H:%M:%SZ", told)
+        login_time = time.gmtime(float(user.get("login_time_s") or 0))
+        return time.strftime("%Y-%m-%d %H:%M:%SZ", login_time)
 
     rows = ((user.get("name", ""), since(user)) for user in _items(info, "users"))
     return output.table(("USER", "SINCE"), rows)

@@ -12,7 +12,7 @@ from virtbus.cli.lazy import examples
 from virtbus.cli.vm import request
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.target import namespace_filter
-from virtbus.cli.wire.watch import Sees, WireWatch
+from virtbus.cli.wire.watch import WatchObserver, WireWatch
 
 _TICK_S = 1.0
 
@@ -63,7 +63,7 @@ def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:
         watch.tick()
 
 
-class _Lines(Sees):
+class _Lines(WatchObserver):
     """Prints a line for each VM that is new or has changed."""
 
     def __init__(self, invocation: Invocation) -> None:

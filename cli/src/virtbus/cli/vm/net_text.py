@@ -50,7 +50,7 @@ def _drawing(view: Map, nic: Map, status: Map) -> str:
     inside = ["guest", f"[{status.get('tap')}]", nic.get("bridge"), nic.get("link")]
     drawn = " -- ".join(map(str, inside))
     if nic.get("host_link"):
-        own = f"{nic['host_bridge']} ({view.get('gateway')})"
+        own = f"{nic['host_bridge']} ({status.get('gateway') or view.get('gateway')})"
         return f"{drawn} == {nic['host_link']} -- {own} -- host"
     return f"{drawn} == network {status.get('network')}"
 

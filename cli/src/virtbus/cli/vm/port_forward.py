@@ -70,7 +70,7 @@ def command(
     """Reach PORTs of the guest of the VM NAME from this computer.
 
     The bytes travel over the bus: no route to the node or the guest is needed. The node connects to
-    the guest, so the guest's firewall sees the node's address. Ctrl-C ends it.
+    the guest, so the guest's firewall sees the node's address. Ctrl-C ends the forwarding.
     """
     forwards = [Forward.parse(text) for text in ports]
     if stdio and (len(forwards) > 1 or forwards[0].protocol == "udp"):
@@ -110,19 +110,19 @@ async def _listen(
             except OSError as error:
                 raise taken(address, forward.local, error) from None
             here = f"{address}:{bound}"
-            said = {"local": here, "port": forward.port, "protocol": forward.protocol}
+            value = {"local": here, "port": forward.port, "protocol": forward.protocol}
             if invocation.for_eyes:
                 output.write(f"{here} -> {forward.port}/{forward.protocol} of the guest")
             else:
-                output.write(output.render(said, invocation.style))
+                output.write(output.render(value, invocation.style))
             sys.stdout.flush()
         await asyncio.Event().wait()
 
 
 def taken(address: str, port: int, error: OSError) -> CliError:
     """Return the error for a local port that cannot be bound."""
-    said = f"cannot listen on {address} port {port}: {error.strerror}"
-    return CliError(Exit.REFUSED, "local_port", said, hint="0 takes any free port")
+    message = f"cannot listen on {address} port {port}: {error.strerror}"
+    return CliError(Exit.REFUSED, "local_port", message, hint="0 takes any free port")
 
 
 def complain(text: str) -> None:

@@ -137,7 +137,7 @@ def start(
     epilog=examples(
         """
         virtbus vm stop web                  ask the guest, end it after its grace
-        virtbus vm stop web --grace 0        pull the plug
+        virtbus vm stop web --grace 0        end the guest at once
         virtbus vm start web                 and run it again
         """
     ),
@@ -164,8 +164,8 @@ def stop(
     "restart",
     epilog=examples(
         """
-        virtbus vm restart web               shut down, then start with its spec of now
-        virtbus vm restart web --grace 0     pull the plug first
+        virtbus vm restart web               shut down, then start with its current spec
+        virtbus vm restart web --grace 0     end the guest at once
         virtbus vm restart web --no-wait
         """
     ),

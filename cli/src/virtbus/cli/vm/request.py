@@ -9,7 +9,7 @@ from typing import Any
 from virtbus.cli.failures import usage
 
 MAX_VALUES = 20_000
-"""The most values in one message (`schemas/wire.py`)."""
+"""Maximum number of values in one message (`schemas/wire.py`)."""
 _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 
 

@@ -47,5 +47,5 @@ def command(invocation: Invocation, *, name: str, file: str | None, namespace: s
         path.write_bytes(picture)
     except OSError as error:
         raise CliError(Exit.REFUSED, "file", f"cannot write {path}: {error.strerror}") from None
-    told = {"file": str(path), "bytes": len(picture)}
-    invocation.show(told, lambda: f"{output.safe(str(path))}: {len(picture)} bytes")
+    value = {"file": str(path), "bytes": len(picture)}
+    invocation.show(value, lambda: f"{output.safe(str(path))}: {len(picture)} bytes")

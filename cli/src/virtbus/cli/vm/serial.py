@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from virtbus.bus.client.flow_control import (
-    SIGN_S,
+    KEEP_ALIVE_S,
     SILENT_S,
     WINDOW_BYTES,
     BrokenStreamError,
@@ -79,7 +79,7 @@ class SerialStream:
         """
         self._session.pump(_PUMP_S, also)
         now_s = time.monotonic()
-        if self.input_subject and now_s - self._present_s > SIGN_S:
+        if self.input_subject and now_s - self._present_s > KEEP_ALIVE_S:
             self._present_s = now_s
             self._say({"upto": self._flow.upto})
         if now_s - self._heard_s > SILENT_S:
@@ -110,8 +110,8 @@ class SerialStream:
         if self.input_subject and not self.closed:
             self._say({"closed": "detached"})
 
-    def _say(self, said: dict[str, Any]) -> None:
-        frame = bodies.envelope(self.input_subject, self._reply, None, said)
+    def _say(self, message: dict[str, Any]) -> None:
+        frame = bodies.envelope(self.input_subject, self._reply, None, message)
         self._session.publish(self.input_subject, bodies.to_msgpack(frame))
 
     def _lost(self) -> None:
@@ -128,23 +128,23 @@ class SerialStream:
         if isinstance(value, Mapping) and not self.closed:
             self._take(value)
 
-    def _take(self, said: Mapping[str, Any]) -> None:
+    def _take(self, message: Mapping[str, Any]) -> None:
         self._heard, self._heard_s = True, time.monotonic()
-        self.input_subject = str(said.get("input_subject") or self.input_subject)
-        data = bytes(said.get("data") or b"")
+        self.input_subject = str(message.get("input_subject") or self.input_subject)
+        data = bytes(message.get("data") or b"")
         try:
-            self._flow.came(int(said.get("at") or 0), len(data))
+            self._flow.came(int(message.get("at") or 0), len(data))
         except BrokenStreamError as error:
             self.closed = str(error)
             return
-        self._flow.limited(int(said.get("upto") or 0))
-        if said.get("note"):
-            self._note(str(said["note"]))
+        self._flow.limited(int(message.get("upto") or 0))
+        if message.get("note"):
+            self._note(str(message["note"]))
         if data:
             self._write(data)
             if self._flow.took(len(data)):
                 self._say({"upto": self._flow.upto})
-        self.closed = str(said.get("closed") or "")
+        self.closed = str(message.get("closed") or "")
 
 
 def owner() -> str:

@@ -11,7 +11,7 @@ from virtbus.cli.vm import view as views
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import Session
-from virtbus.cli.wire.watch import Sees, WireWatch
+from virtbus.cli.wire.watch import WatchObserver, WireWatch
 
 _TICK_S = 0.1
 _STOPPING = "domain.stopping"
@@ -25,7 +25,7 @@ The view is None if the VM does not exist or was deleted.
 """
 
 
-class WaitProgress(Sees):
+class WaitProgress(WatchObserver):
     """Follows one VM during a wait, and prints its steps."""
 
     def __init__(self, session: Session, uid: str, steps: Steps, label: str = "") -> None:
@@ -42,7 +42,7 @@ class WaitProgress(Sees):
 
     def listen(self) -> None:
         """Show events and progress as steps. Call it before the request, to miss no step."""
-        self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._fact)
+        self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._event)
         self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
 
     def stopping(self, view: Mapping[str, Any], grace_s: int | None) -> None:
@@ -139,7 +139,7 @@ class WaitProgress(Sees):
 
     # --- steps -------------------------------------------------------------------------------
 
-    def _fact(self, item: WireMessage) -> None:
+    def _event(self, item: WireMessage) -> None:
         fact = _map_of(item)
         kind = str(fact.get("kind") or ".".join(item.subject.split(".")[4:]))
         if kind == "trace.span":

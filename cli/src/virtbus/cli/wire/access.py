@@ -51,17 +51,17 @@ def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> A
     Raises:
         CliError: a file is unreadable or malformed, a URL is wrong, or no source names a bus.
     """
-    told_by = "--server" if server else "VIRTBUS_SERVER"
+    address_source = "--server" if server else "VIRTBUS_SERVER"
     server = server or environ.get("VIRTBUS_SERVER", "")
     named = creds or environ.get("VIRTBUS_CREDS", "")
     path = Path(named) if named else default_creds(environ)
     if server and not named:
         addresses = parse_url(server)
         if addresses[0].user:
-            return Access(addresses, source=told_by, address_source=told_by)
+            return Access(addresses, source=address_source, address_source=address_source)
     if not named and not _exists(path):
         if server:
-            return Access(parse_url(server), source=told_by, address_source=told_by)
+            return Access(parse_url(server), source=address_source, address_source=address_source)
         raise unavailable(
             f"no bus is known here: {path} does not exist",
             "start one with `virtbus up`, or name one with --server and --creds",
@@ -75,7 +75,7 @@ def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> A
         nkey_seed=str(fields.get("nkey_seed") or ""),
         ca=str(fields.get("ca") or ""),
         source=str(path),
-        address_source=told_by if server else str(path),
+        address_source=address_source if server else str(path),
     )
 
 

@@ -18,7 +18,7 @@ every 5 s, so two were lost."""
 RETRY_S = 0.5
 
 
-class Sees:
+class WatchObserver:
     """The callbacks of a watch; override as needed."""
 
     def vm(self, view: Mapping[str, Any]) -> None:
@@ -37,10 +37,10 @@ class Sees:
 class WireWatch:
     """One `vm.watch`; call `tick` at least every second while pumping the session."""
 
-    def __init__(self, session: Session, query: Mapping[str, Any], sees: Sees) -> None:
+    def __init__(self, session: Session, query: Mapping[str, Any], observer: WatchObserver) -> None:
         self._session = session
         self._query = dict(query)
-        self._sees = sees
+        self._observer = observer
         self._reply = ""
         self._renew_subject = ""
         self._renewed = self._heard = self._asked = 0.0
@@ -51,7 +51,7 @@ class WireWatch:
         """Request the watch, which starts with a full list."""
         if self._reply:
             self._session.forget(self._reply)
-            self._sees.restarted()
+            self._observer.restarted()
         self._reply = self._session.inbox(self._receive)
         self._renew_subject = ""
         self._broken = False
@@ -97,13 +97,13 @@ class WireWatch:
 
     def _tell(self, reply: Mapping[str, Any]) -> None:
         if reply.get("resync"):
-            self._sees.restarted()
+            self._observer.restarted()
         for view in reply.get("items") or ():
-            self._sees.vm(view)
+            self._observer.vm(view)
         if reply.get("change"):
-            self._sees.vm(reply["change"])
+            self._observer.vm(reply["change"])
         if reply.get("gone"):
-            self._sees.gone(str(reply["gone"]))
+            self._observer.gone(str(reply["gone"]))
         if reply.get("synced"):
             self._renew()
-            self._sees.synced()
+            self._observer.synced()

@@ -28,8 +28,11 @@ from virtbus.controller.edge.informers import Informers
 from virtbus.controller.edge.leader_tasks import Duty, LeaderTasks
 from virtbus.controller.edge.lease import LeaderTerm, Leases
 from virtbus.controller.edge.names_api import NamesApi
+from virtbus.controller.edge.network_api import NetworkApi, NetworkLimits
+from virtbus.controller.edge.network_removals import NetworkRemovals
 from virtbus.controller.edge.node_monitor import NodeMonitor
 from virtbus.controller.edge.operation_api import OperationApi, OperationLimits
+from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_sweep import OperationSweep
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
@@ -40,6 +43,7 @@ from virtbus.controller.edge.vm_commands import VmCommands
 from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.volume_api import VolumeApi
 from virtbus.controller.edge.volume_attachments import VolumeAttachments
+from virtbus.controller.edge.volume_fills import VolumeFills
 from virtbus.controller.edge.volume_removals import VolumeRemovals
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
@@ -59,6 +63,7 @@ READS_AT_ONCE = {
     ("node", "list"): 8,
     ("image", "list"): 4,
     ("network", "list"): 8,
+    ("network", "offers"): 8,
     ("volume", "list"): 8,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
@@ -68,7 +73,7 @@ READS_AT_ONCE = {
 WATCHES_BEGUN_AT_ONCE = 16
 """Limit of watches whose first list is being sent. Each needs a task and a page, and lists are sent
 in turns anyway."""
-READS = frozenset({"get", "list", "events", "status", "pull", "quarantine"}) | {
+READS = frozenset({"get", "list", "offers", "events", "status", "pull", "quarantine"}) | {
     *("reset", "soft-reboot", "freeze", "thaw")
 }
 """Verbs that do not go through the storage guard: they only read, or send requests to nodes.
@@ -107,12 +112,14 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
+        self._fills = self._volume_fills(events)
         self._volumes = VolumeApi(
             bus,
             self._fleet,
             events,
             self._storage,
             Quota(settings.volumes_per_namespace, settings.volumes_in_all),
+            self._fills,
         )
         self._image_names = ImageNameApi(
             bus,
@@ -121,9 +128,8 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
-        self._operations = self._operation_api(events)
+        self._operations, self._networks = self._operation_api(events), self._network_api(events)
         self._power = VmPower(self._vms, self._fleet)
-        self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
         self._endings = Finalizer(bus, self._fleet, events)
@@ -135,14 +141,28 @@ class ControllerService:
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._removals = VolumeRemovals(bus, self._fleet, events)
-        self._feeds.listeners += [self._placing.wake, self._removals.wake]
+        self._feeds.listeners += [self._placing.wake, self._removals.wake, self._fills.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
+
+    @property
+    def _operation_quota(self) -> Quota:
+        settings = self._settings
+        return Quota(settings.operations_per_namespace, settings.operations_in_all)
+
+    def _volume_fills(self, events: FleetEvents) -> VolumeFills:
+        room = OperationRoom(self._fleet, self._storage, self._operation_quota)
+        return VolumeFills(self._bus, self._fleet, events, room, self._vms)
 
     def _operation_api(self, events: FleetEvents) -> OperationApi:
         """Return the handlers of requests about operations."""
-        all_, each = self._settings.operations_in_all, self._settings.operations_per_namespace
-        limits = OperationLimits(Quota(each, all_), self._settings.operation_keep_s)
+        limits = OperationLimits(self._operation_quota, self._settings.operation_keep_s)
         return OperationApi(self._bus, self._fleet, events, self._storage, limits, self._vms)
+
+    def _network_api(self, events: FleetEvents) -> NetworkApi:
+        """Return the handlers of requests about networks."""
+        all_, each = self._settings.networks_in_all, self._settings.networks_per_namespace
+        limits = NetworkLimits(Quota(each, all_), self._settings.client_subnets)
+        return NetworkApi(self._bus, self._fleet, events, self._storage, limits)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
@@ -152,12 +172,16 @@ class ControllerService:
             interval_s=settings.sweep_interval_s,
             grace_s=settings.orphan_grace_s,
         )
+        networks = NetworkRemovals(bus, fleet, events)
+        self._feeds.listeners.append(networks.wake)
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
             Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
             self._removals.run,
+            networks.run,
+            self._fills.run,
             HoldSweep(bus, fleet, events).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
             Overtaken(bus, fleet).run,
@@ -209,9 +233,10 @@ class ControllerService:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
-        power, commands, volumes = self._power, self._commands, self._volumes
+        power, volumes = self._power, self._volumes
+        commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
-        names = self._image_names
+        names, networks = self._image_names, self._networks
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -247,6 +272,7 @@ class ControllerService:
             ("volume", "list"): volumes.list,
             ("volume", "update"): volumes.update,
             ("volume", "delete"): volumes.delete,
+            ("volume", "fill"): volumes.fill,
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,
@@ -259,7 +285,12 @@ class ControllerService:
             ("operation", "list"): operations.list,
             ("operation", "cancel"): operations.cancel,
             ("operation", "delete"): operations.delete,
-            ("network", "list"): about.networks,
+            ("network", "create"): networks.create,
+            ("network", "get"): networks.get,
+            ("network", "list"): networks.list,
+            ("network", "update"): networks.update,
+            ("network", "delete"): networks.delete,
+            ("network", "offers"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,
             ("node", "audit"): self._audits.audit,

@@ -1,5 +1,6 @@
 """The controller's settings."""
 
+from ipaddress import IPv4Network
 from typing import ClassVar
 
 from pydantic import Field
@@ -23,38 +24,56 @@ class Settings(ServiceSettings):
     watches_at_once: int = Field(
         1000,
         ge=1,
-        description="client watches served at once; one account has three quarters at most",
+        description="maximum number of client watches; one account gets at most three quarters",
     )
 
     volumes_per_namespace: int = Field(
         1000,
         ge=1,
-        description="volumes of a namespace at most; creates at the same moment may exceed it by "
+        description="maximum number of volumes of a namespace; concurrent creates may exceed it by "
         "a few",
     )
     volumes_in_all: int = Field(
-        20_000, ge=1, description="volumes of all namespaces at most, as volumes_per_namespace"
+        20_000,
+        ge=1,
+        description="maximum number of volumes of all namespaces; may be exceeded, too",
     )
 
     image_names_per_namespace: int = Field(
         1000,
         ge=1,
-        description="image names of a namespace, or of the whole fleet, at most; as "
+        description="maximum number of image names of a namespace, or of the whole fleet; as "
         "volumes_per_namespace",
     )
     image_names_in_all: int = Field(
-        10_000, ge=1, description="image names on the bus at most, as volumes_per_namespace"
+        10_000, ge=1, description="maximum number of image names on the bus; may be exceeded, too"
+    )
+    networks_per_namespace: int = Field(
+        100,
+        ge=1,
+        description="network objects of a namespace, or of all namespaces together, at most; as "
+        "volumes_per_namespace",
+    )
+    networks_in_all: int = Field(
+        2000, ge=1, description="network objects on the bus at most, as volumes_per_namespace"
+    )
+    client_subnets: tuple[IPv4Network, ...] = Field(
+        (),
+        description=(
+            "networks from which clients may choose the subnets of nat and routed networks; "
+            "empty: only the credentials admin make such networks"
+        ),
     )
     operations_per_namespace: int = Field(
         100,
         ge=1,
-        description="operations of a namespace at most, those that ended within operation_keep_s "
-        "included",
+        description="maximum number of operations of a namespace, including those that "
+        "ended within operation_keep_s",
     )
     operations_in_all: int = Field(
         10_000,
         ge=1,
-        description="operations of all namespaces at most, as operations_per_namespace",
+        description="maximum number of operations of all namespaces, as operations_per_namespace",
     )
     operation_keep_s: float = Field(
         86_400.0,
@@ -68,8 +87,8 @@ class Settings(ServiceSettings):
         (),
         max_length=64,
         description=(
-            "argv that turns a Down node off for sure, {node} being its id; exit code 0 is "
-            "taken as proof, and its VMs may then start elsewhere; empty: only people fence"
+            "command and arguments that turn a Down node off; {node} is its id; exit code 0 is "
+            "proof that the node is off, and its VMs may start elsewhere; empty: only people fence"
         ),
     )
     fence_timeout_s: float = Field(
@@ -94,8 +113,8 @@ class Settings(ServiceSettings):
     names_open_to: dict[str, tuple[str, ...]] = Field(
         {},
         description=(
-            "access to names of VMs: a namespace to the others whose guests may resolve the names "
-            "of its VMs, or to `*` for all; the same on every controller"
+            "by namespace of VMs: the other namespaces whose guests may resolve the names "
+            "of its VMs, or `*` for all; the same on every controller"
         ),
     )
 

@@ -56,7 +56,7 @@ class Contents:
     def _more(
         self, flight: Flight, key: str, which: str
     ) -> contextlib.AbstractAsyncContextManager[PartialDownload]:
-        """Open a further part for the same image; it cannot resume."""
+        """Open another part for the same image. A pull cannot resume in it."""
         return open_part(self._store, self._threads, f"{key}\n{which}", lambda: flight.abandoned)
 
     def _judged(self, part: PartialDownload) -> Foreign | None:
@@ -66,7 +66,7 @@ class Contents:
         return foreign
 
     async def inspect(self, part: PartialDownload) -> ImageHeader:
-        """Return the header of an image; the errors of `core.header` and `core.clusters`."""
+        """Return the header of an image; raises the errors of `core.header` and `core.clusters`."""
         head, tail = await self._threads.run(part.head_and_tail)
         header = inspect(head, tail, part.offset, self._limits.max_virtual_bytes)
         if header.format is ImageFormat.QCOW2:

@@ -1,6 +1,6 @@
 """Locks the disks of VMs and the volumes of a node, so that one task at a time works on each."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
@@ -13,7 +13,13 @@ class DiskLocks(KeyedLock):
     @asynccontextmanager
     async def held(self, uid: str, *volumes: VolumeRef) -> AsyncIterator[None]:
         """Hold the locks of a VM and of its volumes, in the order in which `Disks.ensure` does."""
+        async with self.of(uid), self.volumes(volumes):
+            yield
+
+    @asynccontextmanager
+    async def volumes(self, volumes: Iterable[VolumeRef]) -> AsyncIterator[None]:
+        """Hold the locks of volumes, by folder; the lock of their VM comes before."""
         async with AsyncExitStack() as stack:
-            for key in (uid, *sorted({ref.folder for ref in volumes})):
-                await stack.enter_async_context(self.of(key))
+            for folder in sorted({ref.folder for ref in volumes}):
+                await stack.enter_async_context(self.of(folder))
             yield

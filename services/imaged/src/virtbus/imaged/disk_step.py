@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from virtbus.bus.client.record_worker import Ensured
 from virtbus.imaged.core.disk_requests import brings_secret, refs_of
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import ImageReady
@@ -19,8 +20,9 @@ class DiskStep:
     first_retry_s = 1.0
     interrupts = True
 
-    def __init__(self, disks: Disks, reporter: DiskReporter) -> None:
+    def __init__(self, disks: Disks, waits: FillWaits, reporter: DiskReporter) -> None:
         self._disks = disks
+        self.waits = waits
         self._reporter = reporter
         self.refs: dict[str, frozenset[str]] = {}
         """By uid: the image references in the VM's record on the bus."""
@@ -35,7 +37,8 @@ class DiskStep:
         self.refs.pop(uid, None)
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
-        """Ensure every disk of the record; errors as `Disks.ensure`."""
+        """Ensure every disk of the record, after the copies into its volumes; errors as `Disks`."""
+        await self.waits.wait(record)
         done = await self._disks.ensure(record, self._reporter.listener(record), logins)
         return Ensured(done.ready, {"digest": done.ready.digest} if done.made else None)
 

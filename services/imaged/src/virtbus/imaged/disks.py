@@ -12,8 +12,10 @@ from virtbus.bus.runtime.recent import Recent
 from virtbus.imaged.core import expiry, overlay
 from virtbus.imaged.core.disk_requests import (
     DiskRequest,
+    made_disk,
     mismatch,
     overlay_size,
+    refuse_unfilled,
     released,
     stale,
     wanted_disks,
@@ -154,10 +156,7 @@ class Disks:
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
         """Run `_ensure_many`, but not during the release of one of the volumes."""
-        folders = {disk.ref.folder for disk in wanted if disk.ref is not None}
-        async with contextlib.AsyncExitStack() as stack:
-            for folder in sorted(folders):
-                await stack.enter_async_context(self.locks.of(folder))
+        async with self.locks.volumes(disk.ref for disk in wanted if disk.ref is not None):
             return await self._threads.run(self._ensure_many, record, wanted, images)
 
     def _cached(self, disk: DiskRequest) -> ImageInfo | None:
@@ -188,7 +187,7 @@ class Disks:
                 digest = self._base_of(disk, found)
                 if disk.ref is not None and not missing:
                     found = self._checked_volume(record, disk.ref, found)
-                made[disk.volume] = _Found(_made_disk(found, digest), digest, missing)
+                made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
         return made
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
@@ -211,6 +210,9 @@ class Disks:
         self._volumes.note(note)
 
     def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
+        if disk.ref is not None:
+            self.refuse_released(disk.ref)
+            refuse_unfilled(disk.ref)
         if image is None:
             made = Overlay(disk.size_bytes or 0)
         else:
@@ -220,8 +222,6 @@ class Disks:
             made.virtual_size_bytes, made.backing_path, image.format if image else None
         )
         if disk.ref is not None:  # a volume with data and without its record would be nobody's
-            if self._released.get(disk.ref.folder, 0):
-                raise released(f"the volume {disk.ref.name} was deleted; read the record again")
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
         files.make(folder, name, layout, made)
@@ -274,8 +274,13 @@ class Disks:
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image
             return await self._threads.run(self._volumes.remove, ref.folder)
 
+    def refuse_released(self, ref: VolumeRef) -> None:
+        """Raise 409 `released` if the volume was removed since the start of imaged."""
+        if self._released.get(ref.folder, 0):
+            raise released(f"the volume {ref.name} was deleted; read the record again")
+
     async def held_volumes(self, after: str) -> HeldResources:
-        """Return a page of the volumes on the host, with folders above `after`."""
+        """Return a page of the volumes on the host, with folders greater than `after`."""
         return await self._threads.run(self._volumes.page, after)
 
     # --- quarantine --------------------------------------------------------------------------
@@ -386,11 +391,3 @@ class Disks:
         if epoch < self._epochs.get(uid, 0):
             raise stale(epoch, self._epochs[uid])
         self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))
-
-
-def _made_disk(found: Overlay, digest: str) -> MadeDisk:
-    return MadeDisk(
-        virtual_size_bytes=found.virtual_size_bytes,
-        digest=digest,
-        image_format=ImageFormat(found.backing_format) if digest else None,
-    )

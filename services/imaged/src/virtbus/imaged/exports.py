@@ -1,15 +1,15 @@
-"""Exports disks to files, one job for each operation; each request may be repeated (ADR 0048)."""
+"""Exports disks to files; each request may be repeated (ADR 0048)."""
 
 import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Protocol
 
 from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
@@ -18,18 +18,16 @@ from virtbus.imaged.edge.export_files import PACKED, PART, ExportFiles
 from virtbus.imaged.edge.export_part import ExportPart
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
-from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.imaged.opened_disks import opened_disk
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat, ExportResult
 
 log = logging.getLogger(__name__)
 
-EXPORTS_AT_ONCE = 2
-"""Conversions at a time: each takes one CPU and the disk's bandwidth."""
 KEEP_S = 25 * 3600.0
-"""Age at which exports are removed. The operation is removed after a day, and with it the file; so
-this concerns only files of operations that the node never heard of again."""
+"""Age at which exports are removed. An operation and its file are removed after a day. So this
+removes only the files of operations whose removal the node did not see."""
 EXPIRE_S = 600.0
 CONVERT, PACK, PUBLISH = (step.name for step in STEPS["export"])
 
@@ -44,18 +42,8 @@ class Converter(Protocol):
         format_: ExportFormat,
         limits: TransferLimits,
         look: Callable[[], Awaitable[None]],
+        into: tuple[str, ...] = (),
     ) -> None: ...
-
-
-@dataclass
-class _Job:
-    """The work on one export; `error` is its failure, which the next request gets."""
-
-    step: str = ""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    error: VirtbusError | None = None
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,55 +61,39 @@ class ExportParts:
 class Exports:
     """The exports of a node. While a disk is exported, nothing makes, grows or removes it."""
 
-    def __init__(
-        self, group: asyncio.TaskGroup, parts: ExportParts, converter: Converter = convert
-    ) -> None:
-        self._group = group
+    def __init__(self, jobs: DiskJobs, parts: ExportParts, converter: Converter = convert) -> None:
+        self._jobs = jobs
         self._parts = parts
         self._volumes = VolumeFolders(parts.files.root)
         self._convert = converter
-        self._jobs: dict[str, _Job] = {}
-        self._slots = asyncio.Semaphore(EXPORTS_AT_ONCE)
 
     # --- requests ---------------------------------------------------------------------------
-    async def do(self, want: ExportWork) -> ExportState:
+    async def do(self, want: ExportWork) -> WorkState:
         """Ensure, cancel or remove an export; see `ExportWork`.
 
         Raises:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 404 `disk_missing`; 409 `disk_in_use`, `disk_damaged`, `disk_mismatch`,
-                `disk_unreadable`; 422 `export_failed`, `sandbox_unavailable`; 503 `disk_full`,
+                `disk_unreadable`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`,
                 `store_error`.
         """
         if want.do == "ensure":
             return await self._ensure(want)
-        job = self._jobs.pop(want.id, None)
-        if job is not None and job.task is not None:
-            job.task.cancel()
-            await asyncio.wait({job.task})
+        await self._jobs.end(want.id)
         found = await self._published(want.id)
         if found is not None and want.do == "cancel":
-            return ExportState(state="done", result=found)
+            return WorkState(state="done", result=found)
         await self._parts.threads.run(self._parts.exports.remove, want.id)
-        return ExportState(state="none")
+        return WorkState(state="none")
 
-    async def _ensure(self, want: ExportWork) -> ExportState:
+    async def _ensure(self, want: ExportWork) -> WorkState:
         job = self._jobs.get(want.id)
         if job is None and (found := await self._published(want.id)) is not None:
-            return ExportState(state="done", result=found)
+            return WorkState(state="done", result=found)
         job = self._jobs.get(want.id)
         if job is None:
-            job = self._jobs[want.id] = _Job()
-            job.task = self._group.create_task(self._run(want, job))
-        elif job.error is not None:
-            del self._jobs[want.id]
-            raise job.error
-        return ExportState(
-            state="working",
-            step=job.step,
-            done_bytes=job.done_bytes,
-            total_bytes=job.total_bytes,
-        )
+            job = self._jobs.begin(want.id, want.uid, lambda job: self._run(want, job))
+        return job.state
 
     async def _published(self, export: str) -> ExportResult | None:
         return await self._parts.threads.run(self._parts.exports.published, export)
@@ -131,7 +103,7 @@ class Exports:
         while True:
             try:
                 old = await self._parts.threads.run(
-                    self._parts.exports.expire, KEEP_S, frozenset(self._jobs)
+                    self._parts.exports.expire, KEEP_S, self._jobs.ids
                 )
             except (OSError, VirtbusError) as error:
                 log.warning("old exports remain: %s", error, extra={"code": "store_error"})
@@ -141,23 +113,13 @@ class Exports:
             await asyncio.sleep(EXPIRE_S)
 
     # --- the job ----------------------------------------------------------------------------
-    async def _run(self, want: ExportWork, job: _Job) -> None:
+    async def _run(self, want: ExportWork, job: Job) -> None:
         volumes = () if want.ref is None else (want.ref,)
-        try:
-            async with self._slots, self._parts.locks.held(want.uid, *volumes):
-                await self._export(want, job)
-        except VirtbusError as error:
-            job.error = error
-            extra = {"code": error.reason, "uid": want.uid}
-            log.warning("export %s failed: %s", want.id, error, extra=extra)
-        except Exception:  # boundary: one export's fault must not end the service
-            log.exception("an export failed", extra={"code": "internal", "uid": want.uid})
-            job.error = VirtbusError(Code.INTERNAL, "internal", "it failed; see imaged's log")
-        else:
-            self._jobs.pop(want.id, None)
-            log.info("exported %s", want.id, extra={"code": "exported", "uid": want.uid})
+        async with self._jobs.slots, self._parts.locks.held(want.uid, *volumes):
+            await self._export(want, job)
+        log.info("exported %s", want.id, extra={"code": "exported", "uid": want.uid})
 
-    async def _export(self, want: ExportWork, job: _Job) -> None:
+    async def _export(self, want: ExportWork, job: Job) -> None:
         threads, files = self._parts.threads, self._parts.exports
         name, published = PART, False
         with ExitStack() as stack:
@@ -178,15 +140,15 @@ class Exports:
                 if not published and await self._published(want.id) is None:
                     await threads.run(files.remove, want.id)
 
-    async def _write(self, want: ExportWork, job: _Job, part: ExportPart) -> None:
+    async def _write(self, want: ExportWork, job: Job, part: ExportPart) -> None:
         threads, files = self._parts.threads, self._parts.exports
         job.step = CONVERT
         with await threads.run(self._opened, want) as source:
             job.total_bytes = source.used_bytes
-            await threads.run(files.check_room, job.total_bytes)
+            await threads.run(files.space.check_room, job.total_bytes)
 
             async def look() -> None:
-                await threads.run(files.check_room, 0)
+                await threads.run(files.space.check_room, 0)
                 job.done_bytes = min(await threads.run(lambda: part.written_bytes), job.total_bytes)
 
             await self._convert(source, part.descriptor, want.format, self._parts.limits, look)
@@ -197,7 +159,7 @@ class Exports:
         with into.packed() as packed:
             while data := await threads.run(whole.read, at):
                 await threads.run(packed.write, data)
-                await threads.run(self._parts.exports.check_room, 0)
+                await threads.run(self._parts.exports.space.check_room, 0)
                 at += len(data)
 
     async def _described(self, want: ExportWork, part: ExportPart) -> ExportResult:
@@ -213,19 +175,7 @@ class Exports:
 
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, want: ExportWork) -> OpenedSource:
-        """Open the disk and its image; errors as `do`. The disk keeps its image in the store."""
-        files: DiskFolders = self._parts.files if want.ref is None else self._volumes
-        folder, name = (want.uid, want.disk or "") if want.ref is None else (want.ref.folder, DISK)
-        found = files.read(folder, name)
-        if found is None:
-            message = "the disk does not exist on this node; a first start of its VM makes it"
-            raise VirtbusError(Code.NOT_FOUND, "disk_missing", message)
-        image = Path(found.backing_path) if found.backing_path else None
-        if image is not None and (
-            image.parent != self._parts.store.data_dir
-            or found.backing_format not in set(ImageFormat)
-        ):
-            message = "the disk rests on a file outside the image store; it is not read"
-            raise VirtbusError(Code.CONFLICT, "disk_mismatch", message)
-        path = files.path(folder, name)
-        return OpenedSource(path, image, found.virtual_size_bytes, found.backing_format)
+        """Open the disk and its image; errors as `opened_disk`."""
+        if want.ref is not None:
+            return opened_disk(self._volumes, want.ref.folder, DISK, self._parts.store)
+        return opened_disk(self._parts.files, want.uid, want.disk or "", self._parts.store)

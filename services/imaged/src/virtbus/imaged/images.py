@@ -353,16 +353,10 @@ def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> 
 
     A pinned reference has its own link, so that it never changes the plain name's.
     """
-    return NameLink(
-        name=source.name,
-        digest=image.digest,
-        format=image.format,
-        size_bytes=image.size_bytes,
-        virtual_size_bytes=image.virtual_size_bytes,
-        url=url,
-        etag=fetched.validators.etag,
-        last_modified=fetched.validators.last_modified,
-        fetched=fetched.digest if fetched.digest != image.digest else "",
+    link = NameLink.of(source.name, image, fetched.digest)
+    version = fetched.validators
+    return link.model_copy(
+        update={"url": url, "etag": version.etag, "last_modified": version.last_modified}
     )
 
 

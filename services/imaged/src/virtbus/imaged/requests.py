@@ -9,6 +9,8 @@ from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.exports import Exports
+from virtbus.imaged.fill_waits import FillWaits
+from virtbus.imaged.fills import Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
@@ -18,8 +20,8 @@ from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, seale
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import (
     Ensure,
-    ExportState,
     ExportWork,
+    FillWork,
     ForgetImage,
     ForgottenImage,
     HeldImages,
@@ -32,6 +34,7 @@ from virtbus.schemas.node_rpc import (
     ReleaseReply,
     VolumeRelease,
     VolumeReleased,
+    WorkState,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
 from virtbus.schemas.wire import invalid, valid_uid, validate
@@ -47,10 +50,12 @@ Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Transfers between clients and the node's disk."""
+    """Long work on the node's disk."""
 
     uploads: Uploads
     exports: Exports
+    fills: Fills
+    waits: FillWaits
 
 
 class Requests:
@@ -74,12 +79,17 @@ class Requests:
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
-        """Make a VM's disks and return them; 503 `image_pulling` if they are not ready in time."""
+        """Make a VM's disks and return them.
+
+        Raises:
+            VirtbusError: 503 `image_pulling` or `volume_not_filled`: they are not ready in time.
+        """
         want = validate(Ensure, request.data)
         try:
             async with asyncio.timeout(_left_s(request)):
                 return await self._work.ensure(want.record, want.image_pull)
         except TimeoutError:
+            self._transfers.waits.refuse_waiting(want.record.uid)
             raise VirtbusError(
                 Code.UNAVAILABLE,
                 "image_pulling",
@@ -108,9 +118,13 @@ class Requests:
             log.info("volume removed", extra={"code": "volume_released", "uid": ref.uid})
         return VolumeReleased(found=found)
 
-    async def export(self, request: Request) -> ExportState:
+    async def export(self, request: Request) -> WorkState:
         """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
         return await self._transfers.exports.do(validate(ExportWork, request.data))
+
+    async def fill(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a copy into a volume; the answer does not wait for its end."""
+        return await self._transfers.fills.do(validate(FillWork, request.data))
 
     async def quarantine(self, request: Request) -> Quarantine:
         """List, get, restore or purge entries of the quarantine. Each may be repeated."""

@@ -13,11 +13,13 @@ from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.core.expiry import ExpiryLimits
+from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.disk_step import DiskStep
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
@@ -25,7 +27,10 @@ from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.local_files import LocalFiles
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
+from virtbus.imaged.edge.volume_files import VolumeFolders
 from virtbus.imaged.exports import ExportParts, Exports
+from virtbus.imaged.fill_waits import FillWaits
+from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
@@ -40,7 +45,7 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
-VERBS |= {"volume-release": 64, "export": 64}
+VERBS |= {"volume-release": 64, "export": 64, "fill": 64}
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -119,7 +124,7 @@ class Imaged:
         now_ns = self._bus.sources.time_ns
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
         reporter = DiskReporter(self._bus, self._settings.node)
-        step = DiskStep(disks, reporter)
+        step = DiskStep(disks, FillWaits(VolumeFolders(files.root), threads), reporter)
         work = RecordWorker(group, step, reporter, self._span)
 
         def wanted() -> frozenset[str] | None:
@@ -133,9 +138,7 @@ class Imaged:
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
-        transfers = Transfers(
-            self._uploads(group, store, names, images), self._exports(group, disks, store, files)
-        )
+        transfers = self._transfers(group, (disks, images, names), store, files, step.waits)
         self._requests = Requests(group, work, disks, images, transfers, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
@@ -163,16 +166,25 @@ class Imaged:
             changed=self._images_changed,
         )
 
-    def _exports(
-        self, group: asyncio.TaskGroup, disks: Disks, store: ImageStore, files: DiskFolders
-    ) -> Exports:
-        """Return the exports of the node; old ones expire."""
-        exported = ExportFiles(files.root, self._settings.space)
-        limits = self._settings.limits
-        parts = ExportParts(disks.locks, store, files, exported, self._threads, limits)
-        exports = Exports(group, parts)
+    def _transfers(
+        self,
+        group: asyncio.TaskGroup,
+        parts: tuple[Disks, Images, AliasFiles],
+        store: ImageStore,
+        files: DiskFolders,
+        waits: FillWaits,
+    ) -> Transfers:
+        """Return the long work of the node; old exports expire."""
+        disks, images, names = parts
+        jobs, limits, space = DiskJobs(group), self._settings.limits, self._settings.space
+        exported = ExportFiles(files.root, space)
+        of_exports = ExportParts(disks.locks, store, files, exported, self._threads, limits)
+        exports = Exports(jobs, of_exports)
         group.create_task(exports.expire_forever())
-        return exports
+        volumes, room = VolumeFolders(files.root), DiskSpace(files.root, space)
+        of_fills = FillParts(disks, images, store, files, volumes, room, self._threads, limits)
+        uploads = self._uploads(group, store, names, images)
+        return Transfers(uploads, exports, Fills(jobs, of_fills, waits.tell), waits)
 
     def _registries(self) -> Registries:
         return Registries(

@@ -72,7 +72,10 @@ class Settings(ServiceSettings):
         ),
     )
     max_pulls: int = Field(
-        4, ge=1, le=64, description="images fetched, and received, at once; SHA-256 needs CPU"
+        4,
+        ge=1,
+        le=64,
+        description="number of images that are fetched or received at once; SHA-256 needs CPU",
     )
     max_uploads: int = Field(
         64,

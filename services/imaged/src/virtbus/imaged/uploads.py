@@ -118,7 +118,7 @@ class Uploads:
         return await self._answered(upload, want, wait_s)
 
     def _refuse_failed(self, want: UploadImage, key: str) -> None:
-        """Repeat the error that ended an upload for its last requests; a first one begins again."""
+        """Raise the error that ended an upload for its late requests; a new client begins again."""
         if want.data or want.at == want.size_bytes:
             if key in self._failed:
                 raise self._failed[key]
@@ -286,15 +286,8 @@ class Uploads:
             await self._link(want, owner, image)
 
     async def _link(self, want: UploadImage, owner: str, image: ImageInfo) -> None:
-        link = NameLink(
-            name=want.name,
-            digest=image.digest,
-            format=image.format,
-            size_bytes=image.size_bytes,
-            virtual_size_bytes=image.virtual_size_bytes,
-            fetched=want.digest if want.digest != image.digest else "",
-            uploaded_by=owner,
-        )
+        link = NameLink.of(want.name, image, want.digest)
+        link = link.model_copy(update={"uploaded_by": owner})
         with self._store.lease(image.digest):
             await self._threads.run(self._store.write_link, link)
         log.info(

@@ -9,10 +9,12 @@ from virtbus.bus.client.local_agent import serve_with_agent
 from virtbus.bus.runtime import process
 from virtbus.bus.runtime.settings import load
 from virtbus.netd.builder import HostPorts
+from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.published_ports import PublishedPorts
@@ -28,17 +30,20 @@ def host_ports(settings: Settings) -> HostPorts:
     bridge = HostBridge(
         settings.bridge, settings.subnet, state / "host.json", settings.state_dir, settings.reach()
     )
+    cni = Cni(
+        settings.cni_conf_dir,
+        settings.cni_bin_dirs,
+        plugin_timeout_s=settings.cni_timeout_s,
+        openings=settings.network_namespaces,
+        allowed=settings.cni_plugins_allowed,
+    )
     return HostPorts(
+        attachers=Attachers(HostBridges(bridge, settings.node), cni),
         namespaces=Namespaces(settings.netns_dir),
         bridge=bridge,
         ports=PublishedPorts(bridge),
         files=AttachmentStore(state / "vms"),
-        cni=Cni(
-            settings.cni_conf_dir,
-            settings.cni_bin_dirs,
-            plugin_timeout_s=settings.cni_timeout_s,
-            openings=settings.network_namespaces,
-        ),
+        cni=cni,
         dhcp=DhcpServer(),
         emulators=QemuProcesses(settings.emulator),
         resolver=Resolver(

@@ -13,13 +13,11 @@ from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.netd.builder import Builder, HostPorts
 from virtbus.netd.core import names
 from virtbus.netd.core.address_assignment import (
-    addresses_of,
     carried_over,
     check_macs,
     refusal,
-    settled,
 )
-from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
 from virtbus.netd.core.finding import NetworkFinding, mended
@@ -35,7 +33,7 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 BUILDS_AT_ONCE = 8
-"""Most networks that are built at once. More would only wait for the kernel's rtnl lock."""
+"""Maximum networks that are built at once. More would only wait for the kernel's rtnl lock."""
 
 Begun = Callable[[NetReady], Awaitable[None]]
 
@@ -138,13 +136,8 @@ class Attachments:
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
         others = list(self._other_nics(plan.uid))
-        cni = {nic.network for nic in plan.nics if nic.kind is NicKind.CNI}
-        attachment = settled(
-            carried_over(plan, known, self._builder.insistent),
-            self._doors.bridge.gateway,
-            addresses_of(others),
-            {network: self._doors.cni.load(network, plan.namespace) for network in cni},
-        )
+        wanted = carried_over(plan, known, self._builder.insistent)
+        attachment = self._doors.attachers.plan(wanted, others)
         check_macs(attachment, others)
         entry = self._entries[plan.uid] = NetworkEntry(attachment, NetPhase.BEGUN)
         try:
@@ -174,8 +167,9 @@ class Attachments:
             check_macs(entry.attachment, self._other_nics(attachment.uid))
         else:
             await self._builder.built_in(attachment)
-        if self._bridge_seen != self._doors.bridge.times_made:
-            self._bridge_seen = self._doors.bridge.times_made
+        times_made = self._doors.attachers.bridges.times_made()
+        if self._bridge_seen != times_made:
+            self._bridge_seen = times_made
             await self.replug()  # the new bridge lacks the links of other VMs
 
     async def _abandon(self, entry: NetworkEntry) -> None:
@@ -264,14 +258,13 @@ class Attachments:
         if self._late_links:
             self.untidy.set()
         async with self._host_side:
-            if self._doors.bridge.made and not self.built_in():
-                await in_thread(self._doors.bridge.remove)
+            await in_thread(lambda: self._doors.attachers.detach(self.nics()))
 
     async def replug(self) -> None:
         """Attach every host link again, after the bridge was deleted and made again."""
-        nics = [nic for each in self.ready() for nic in each.nics if nic.kind is NicKind.BRIDGE]
+        nics = [nic for each in self.ready() for nic in each.nics]
         if nics:
-            await in_thread(lambda: self._builder.links.replug(nics))
+            await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
     async def compare(self) -> list[NetworkFinding]:
         """Check and repair each network on the host; return a finding for each incomplete one."""
@@ -317,6 +310,7 @@ class Attachments:
         """
         self._doors.files.prepare()
         await in_thread(self._doors.bridge.check_owner)
+        self._doors.attachers.bridges.recover()
         self._doors.namespaces.prepare()
         self._entries = {each.uid: NetworkEntry(each) for each in self._doors.files.all()}
         for name in self._doors.namespaces.names():
@@ -384,9 +378,9 @@ class Attachments:
         """Return the networks whose phase is ready."""
         return [each.attachment for each in self._entries.values() if each.phase is NetPhase.READY]
 
-    def built_in(self) -> bool:
-        """Return True while a VM here has an interface on the built-in network."""
-        return any(nic.kind is NicKind.BRIDGE for nic in self._other_nics(""))
+    def nics(self) -> list[Nic]:
+        """Return the interfaces of all networks."""
+        return list(self._other_nics(""))
 
     def links_known(self) -> set[str]:
         """Return host ends that a VM needs, or that the kernel is about to free."""

@@ -10,6 +10,7 @@ from virtbus.netd.core import cni as cni_values
 from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_mac, replaced
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
+from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
@@ -41,6 +42,7 @@ class HostPorts:
     emulators: QemuProcesses
     resolver: Resolver
     ports: PublishedPorts
+    attachers: Attachers
 
 
 class Builder:
@@ -52,7 +54,7 @@ class Builder:
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._site = site
-        self.links = GuestLinks(doors.namespaces, doors.bridge)
+        self.links = GuestLinks(doors.namespaces, doors.attachers)
         self.insistent: set[str] = set()
         """CNI networks whose plugins choose the MAC. They are attached before a VM starts, never
         during its start."""
@@ -217,7 +219,8 @@ class Builder:
         result = done.result or {}
         try:
             nic = cni_values.settled(nic, result)
-        finally:  # DEL needs the result: it finds its rules by the address, which the link loses
+        finally:
+            # DEL needs the result: plugins find their rules by the address, which the link loses.
             attachment = replaced(attachment, nic)
             keep(attachment)
         link = await in_thread(lambda: self.links.take_address_off(attachment, nic))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.recent import Recent
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.names import NameAnswer, NameAsk
@@ -26,7 +27,7 @@ SILENT_S = 5.0
 """Time after a failed question in which no other is asked, so that guests need not wait for it."""
 ASKED_AT_ONCE = 64
 KEPT = 4096
-"""Most stored answers that a VM exists; its absence is stored apart, so it displaces none."""
+"""Maximum stored answers that a VM exists. Answers that none exists are stored separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class FleetNames:
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
         self._subject = subjects.names_ask(node)
-        self._found: dict[Lookup, tuple[float, NameAnswer]] = {}
-        self._absent: dict[Lookup, tuple[float, NameAnswer]] = {}
+        self._found: Recent[Lookup, tuple[float, NameAnswer]] = Recent(KEPT)
+        self._absent: Recent[Lookup, tuple[float, NameAnswer]] = Recent(KEPT)
         self._asked: dict[Lookup, asyncio.Future[NameAnswer | None]] = {}
         self._silent_until_s = -math.inf
 
@@ -102,7 +103,4 @@ class FleetNames:
     def _keep(self, want: Lookup, answer: NameAnswer, now_s: float) -> None:
         self._found.pop(want, None)
         self._absent.pop(want, None)
-        kept = self._found if answer.found else self._absent
-        kept[want] = (now_s, answer)
-        if len(kept) > KEPT:
-            del kept[next(iter(kept))]
+        (self._found if answer.found else self._absent)[want] = (now_s, answer)

@@ -8,7 +8,7 @@ from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.netd.core.reach import MAX_ADDRESSES, usable
 from virtbus.netd.edge.bus_servers import server_addresses
-from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.resolver import Resolver
 from virtbus.netd.settings import Settings
@@ -26,8 +26,8 @@ LOOK_S = 60.0
 class ForbiddenAddresses:
     """Closes the addresses in the node's `_hosts` key, and those of the bus servers."""
 
-    def __init__(self, bridge: HostBridge, settings: Settings, resolver: Resolver) -> None:
-        self._bridge = bridge
+    def __init__(self, bridges: HostBridges, settings: Settings, resolver: Resolver) -> None:
+        self._bridges = bridges
         self._settings = settings
         self._resolver = resolver
         self._hosts: tuple[str, ...] = ()
@@ -65,6 +65,6 @@ class ForbiddenAddresses:
     def _apply(self) -> None:
         """Resolve the servers' names, and update nftables if an address changed. Blocks."""
         addresses = [*self._hosts, *server_addresses(self._settings.bus())]
-        hosts = usable(addresses, self._bridge.gateway.network)
+        hosts = usable(addresses, self._bridges.built_in.gateway.network)
         reach = self._settings.reach(self._resolver.addresses)
-        self._bridge.close(replace(reach, hosts=hosts))
+        self._bridges.set_reach(replace(reach, hosts=hosts))

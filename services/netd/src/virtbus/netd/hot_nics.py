@@ -11,15 +11,14 @@ from functools import partial
 
 from virtbus.netd.builder import Builder, HostPorts, Keep
 from virtbus.netd.core.address_assignment import (
-    addresses_of,
     check_macs,
     refusal,
     replaced,
-    settled,
 )
-from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.hotplug import differs, grown, not_attached, of_name
 from virtbus.netd.edge import hot_taps
+from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.network_entry import NetworkEntry
 from virtbus.schemas.errors import VirtbusError
@@ -105,13 +104,9 @@ class HotNics:
         nic = nic.model_copy(update={"pending": True})
         if nic.cni is not None:
             return nic
-        conflists = {}
-        if nic.kind is NicKind.CNI:
-            conflists = {nic.network: self._doors.cni.load(nic.network, attachment.namespace)}
         own = [each for each in attachment.nics if each.index != nic.index]
-        taken = addresses_of([*others, *own])
         alone = attachment.with_nics((nic,))
-        return settled(alone, self._doors.bridge.gateway, taken, conflists).nics[0]
+        return self._doors.attachers.plan(alone, [*others, *own]).nics[0]
 
     async def _join(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
         """Move the tap, which QEMU has open, to the VM's network."""
@@ -139,7 +134,7 @@ class HotNics:
         if gone.leaving:
             rest = attachment.with_nics(each for each in attachment.nics if each != gone)
         else:
-            ours = gone.kind is NicKind.BRIDGE
+            ours = is_bridged(gone)
             bare = {"cni": None, "addresses": gone.addresses if ours else ()}
             rest = replaced(attachment, gone.model_copy(update=bare))
         if gone.publish:

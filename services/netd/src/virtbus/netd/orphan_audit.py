@@ -9,8 +9,9 @@ from functools import partial
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core import names
-from virtbus.netd.core.attachment import Attachment, NicKind
+from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.edge.guest_links import GuestLinks
+from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import VirtbusError
@@ -25,7 +26,8 @@ class OrphanAudit:
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._doors = doors
         self._attachments = attachments
-        self.links = GuestLinks(doors.namespaces, doors.bridge)
+        self.links = GuestLinks(doors.namespaces, doors.attachers)
+        self._bridges = doors.attachers.bridges
 
     async def held(self) -> dict[str, tuple[str, ...]]:
         """Return all network resources by uid: those of known VMs, and orphans."""
@@ -72,8 +74,9 @@ class OrphanAudit:
             return
         for name in await in_thread(self._former):
             await in_thread(partial(self._doors.bridge.remove_former, name))
-        if not self._attachments.built_in():
-            await in_thread(self._doors.bridge.remove)
+        for bridge, needed in self._bridges.needed(self._attachments.nics()):
+            if not needed:
+                await in_thread(partial(self._bridges.remove, bridge))
 
     async def of_vm(self, attachment: Attachment) -> tuple[list[str], set[str]]:
         """Return messages about missing parts of a VM's network and of the host's side of it.
@@ -83,10 +86,10 @@ class OrphanAudit:
         found, held = await self._of(attachment), set[str]()
         if self._doors.namespaces.exists(attachment.netns):
             held = await in_thread(lambda: self.links.held(attachment))
-        if any(nic.kind is NicKind.BRIDGE for nic in attachment.nics):
-            found += await in_thread(partial(self._doors.bridge.faults, needed=True))
-            if await in_thread(lambda: self._doors.ports.is_missing(attachment.uid)):
-                found.append("the published ports of this host: gone")
+        for bridge in {self._bridges.of(nic) for nic in attachment.nics if is_bridged(nic)}:
+            found += await in_thread(partial(bridge.faults, needed=True))
+        if await in_thread(lambda: self._doors.ports.is_missing(attachment.uid)):
+            found.append("the published ports of this host: gone")
         return found, held
 
     # --- inspect ---------------------------------------------------------------------------------
@@ -103,29 +106,31 @@ class OrphanAudit:
 
     def _stray_links(self) -> list[tuple[str, str]]:
         with Netlink() as host:
-            ports = self._doors.bridge.ports(host)
+            ports = self._bridges.ports(host)
         known = self._attachments.links_known()
         return [(uid, f"link {name}") for name, uid in ports.items() if uid and name not in known]
 
     def _former(self) -> list[str]:
         with Netlink() as host:
-            return self._doors.bridge.former(host)
+            return self._bridges.built_in.former(host, self._bridges.names())
 
     def _of_host(self) -> list[str]:
         faults = [f"bridge {name}: of earlier settings" for name in self._former()]
-        needed = self._attachments.built_in()
-        if needed or not self._attachments.untidy.is_set():  # if untidy, netd is about to remove it
-            faults += self._doors.bridge.faults(needed=needed)
+        nics = self._attachments.nics()
+        for bridge, needed in self._bridges.needed(nics):
+            # if untidy, netd is about to remove it
+            if needed or not self._attachments.untidy.is_set():
+                faults += bridge.faults(needed=needed)
         return faults
 
     async def _of(self, attachment: Attachment) -> list[str]:
         if not self._doors.namespaces.exists(attachment.netns):
             return [f"{attachment.netns}: gone"]
-        plugged = [nic for nic in attachment.nics if nic.kind is NicKind.BRIDGE]
+        attachers = self._doors.attachers
         try:
             return [
                 *await in_thread(lambda: self.links.faults(attachment)),
-                *await in_thread(lambda: self.links.unplugged(plugged)),
+                *await in_thread(lambda: attachers.verify(attachment.nics)),
             ]
         except (VirtbusError, OSError) as error:
             return [str(error)]

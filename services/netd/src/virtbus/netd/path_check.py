@@ -4,6 +4,7 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.paths import RESTART, faults_of, paths_of, states_of
+from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.schemas.network_path import NetworkAsk, NetworkView, PathFault
@@ -33,7 +34,7 @@ class PathCheck:
             subnet=str(bridge.gateway.network),
             gateway=str(bridge.gateway.ip),
             zone=self._doors.resolver.domain,
-            interfaces=paths_of(attachment, bridge.name),
+            interfaces=paths_of(attachment, self._bridges(attachment)),
         )
         if not want.check:
             return view
@@ -41,6 +42,11 @@ class PathCheck:
         if ready.error is not None:
             faults.insert(0, PathFault(what=ready.error.message, next_step=RESTART))
         return view.model_copy(update={"faults": tuple(faults)})
+
+    def _bridges(self, attachment: Attachment) -> dict[str, str]:
+        """Return the host's bridge of each interface that has one, by the interface's name."""
+        bridges = self._doors.attachers.bridges
+        return {nic.name: bridges.of(nic).name for nic in attachment.nics if is_bridged(nic)}
 
     async def _faults(self, attachment: Attachment, *, runs: bool) -> list[PathFault]:
         joined = attachment.joined

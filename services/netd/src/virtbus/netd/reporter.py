@@ -59,7 +59,7 @@ class NetworkReporter(StepReporter):
         if done.traceparent is None or not done.entered_ns:
             return
         offset_ns = self._bus.sources.time_ns() - time.monotonic_ns()
-        tracing.told(
+        tracing.record_span(
             "virtbus fetch descriptors",
             uid=done.uid,
             parent=done.traceparent,

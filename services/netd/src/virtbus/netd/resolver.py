@@ -14,8 +14,8 @@ from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.dns_message import BadQueryError, DnsQuery
 from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
 from virtbus.netd.core.query_limits import QueryLimits
-from virtbus.netd.core.reach import is_host
-from virtbus.netd.core.zone import Address, Meaning, ReverseName, VmName, Zone, ZoneName
+from virtbus.netd.core.reach import Address, is_host
+from virtbus.netd.core.zone import Meaning, ReverseName, VmName, Zone, ZoneName
 from virtbus.netd.edge.dns_forwarder import Forwarder
 from virtbus.netd.edge.dns_server import DnsGuest, DnsServer
 from virtbus.netd.edge.host_servers import HostServers
@@ -31,7 +31,7 @@ class Resolver:
     def __init__(
         self, gateway: IPv4Interface, domain: str, servers: HostServers, node: str
     ) -> None:
-        """`domain` is that of VMs; if it is empty, guests get no resolver."""
+        """`domain` is the domain of VMs' names; if it is empty, guests get no resolver."""
         self._gateway = gateway.ip
         self._zone = Zone(domain, gateway.network)
         self._node = node

@@ -27,6 +27,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import NetworkInfo
+from virtbus.schemas.network_object import BUILT_IN
 from virtbus.schemas.network_path import NetworkAsk, NetworkView
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
@@ -71,7 +72,7 @@ class Netd:
         self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
-        self._reach = ForbiddenAddresses(self._ports.bridge, settings, ports.resolver)
+        self._reach = ForbiddenAddresses(ports.attachers.bridges, settings, ports.resolver)
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -214,9 +215,7 @@ class Netd:
     # --- reports -----------------------------------------------------------------------------
     async def _state(self) -> ServiceReport:
         state = NodeState.RECOVERING if self._attachments.recovering else NodeState.READY
-        default = NetworkInfo(
-            name="default", kind="bridge", subnet=str(self._settings.subnet.network)
-        )
+        default = NetworkInfo(name=BUILT_IN, kind="nat", subnet=str(self._settings.subnet.network))
         others = [
             NetworkInfo(
                 name=name,
@@ -230,7 +229,8 @@ class Netd:
             service="netd",
             state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
             networks=(default, *others),
-            addresses=await in_thread(self._ports.bridge.addresses),
+            cni_plugins=self._settings.cni_plugins_allowed,
+            addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
 
     async def _tidy(self) -> None:

@@ -10,8 +10,7 @@ from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.domain_names import is_domain
 from virtbus.netd.core.reach import ReachRules
-
-RESOLV_CONF = Path("/etc/resolv.conf")
+from virtbus.netd.edge.host_servers import RESOLV_CONF, host_dns
 
 
 class Settings(ServiceSettings):
@@ -40,6 +39,14 @@ class Settings(ServiceSettings):
     cni_bin_dirs: tuple[Path, ...] = Field(
         (Path("/usr/lib/cni"), Path("/opt/cni/bin")), description="CNI plugins, first match is used"
     )
+    cni_plugins_allowed: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description=(
+            "CNI plugins, also those for addresses, that the conflist in a network object may run "
+            "on this node; the node's own conflists may run any"
+        ),
+    )
     cni_timeout_s: float = Field(
         30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
     )
@@ -54,8 +61,8 @@ class Settings(ServiceSettings):
     dns: tuple[IPv4Address, ...] = Field(
         (),
         description=(
-            "DNS servers for all other names; empty: those of /etc/resolv.conf, and those on "
-            "loopback only for the gateway"
+            "DNS servers for all other names; empty: those of /etc/resolv.conf; only the gateway "
+            "asks those on loopback"
         ),
     )
     domain: str = Field(
@@ -71,7 +78,8 @@ class Settings(ServiceSettings):
     )
     ntp: tuple[IPv4Address, ...] = Field((), max_length=8, description="NTP servers of guests")
     guests_may_reach: tuple[IPv4Network, ...] = Field(
-        (), description="networks of hosts that guests of `default` may reach anyway"
+        (),
+        description="networks that guests of `default` may reach, even if hosts are in them",
     )
     guests_may_not_reach: tuple[IPv4Network, ...] = Field(
         (),
@@ -83,7 +91,7 @@ class Settings(ServiceSettings):
     network_namespaces: dict[str, tuple[str, ...]] = Field(
         {},
         description=(
-            "access to CNI networks: a network's name to namespaces, or to `*` for all; a "
+            "by CNI network: the namespaces whose VMs may use it, or `*` for all; a "
             "network without an entry is closed to everybody"
         ),
     )
@@ -147,22 +155,3 @@ class Settings(ServiceSettings):
             search=self.search,
             lease_s=self.lease_s,
         )
-
-
-def host_dns(path: Path) -> tuple[IPv4Address, ...]:
-    """Return up to 3 IPv4 name servers of a resolv.conf, without those on loopback."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return ()
-    found = []
-    for line in lines:
-        words = line.split()
-        if len(words) >= 2 and words[0] == "nameserver":
-            try:
-                address = IPv4Address(words[1])
-            except ValueError:
-                continue
-            if not address.is_loopback:
-                found.append(address)
-    return tuple(found[:3])

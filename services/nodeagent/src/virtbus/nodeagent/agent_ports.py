@@ -52,4 +52,4 @@ class AgentPorts:
     gate: Gate | None = None
     """Awaited before each list of records. Raises if this agent no longer acts for the node."""
     freezes: Freezes = field(default_factory=NoFreezes)
-    """Default: the guests are simulated."""
+    """The default is for simulated guests."""

@@ -74,7 +74,7 @@ class Assignments:
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._promised: dict[str, int] = {}
-        """Memory in bytes, by uid: each create needs the sum, and records are slow to read."""
+        """Memory in bytes that each VM needs, by uid, so that a create need not read records."""
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
             "adopt": lambda _, record: self._adopt(record),
             "reject": self._reject,
@@ -123,7 +123,7 @@ class Assignments:
         elif uid == subjects.JOIN_KEY:
             self.join.take(entry)
         elif uid == subjects.NODE_SPEC_KEY:
-            self._take_wish(entry)
+            self._take_node_spec(entry)
         elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
             return  # keys for controllers and netd
         elif entry.kind is EntryKind.PURGE:
@@ -133,7 +133,7 @@ class Assignments:
             if isinstance(record, VmRecord):
                 self._take_record(uid, record)
 
-    def _take_wish(self, entry: Entry) -> None:
+    def _take_node_spec(self, entry: Entry) -> None:
         """Handle the desired state of this node. A fenced node starts nothing."""
         self._node_spec.take(entry)
         if self.join.trusted:
@@ -266,7 +266,7 @@ class Assignments:
         self.group.create_task(self._live(actor))
 
     def _cannot_take(self, record: VmRecord) -> str:
-        """Return why this node refuses a new VM, which a controller placed by an old cache.
+        """Return why this node refuses a new VM, which a controller placed with an outdated cache.
 
         Empty if the node takes the VM.
         """

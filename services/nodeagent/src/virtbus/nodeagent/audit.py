@@ -46,10 +46,10 @@ KINDS = {"netd": "network", "imaged": "disk"}
 REPAIRS = {
     "domain": "undefine it",
     "network": "netd releases it",
-    "disk": "to the quarantine, where it was written to",
+    "disk": "move it to the quarantine if it was written to",
     "file": "remove it",
     "status": "purge it",
-    "fault": "netd puts it right",
+    "fault": "netd repairs it",
 }
 
 

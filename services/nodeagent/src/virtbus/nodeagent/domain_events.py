@@ -22,7 +22,9 @@ HEALTH_INTERVAL_S = 5.0
 BLIND_AFTER_S = 2.0
 """A restart of libvirtd takes less time, and guests keep running meanwhile."""
 AGAIN_S = 1.0
-NO_ROOM = "its disk's host has no room (or fails): free space there; the guest continues by itself"
+NO_ROOM = (
+    "the disk of its host is full or failing: free space there; the guest then continues by itself"
+)
 BLIND = "libvirt does not answer, so nobody knows which guests run: {error}"
 CHANGES: dict[DomainChange, MachineEvent] = {
     DomainChange.STARTED: "started",
@@ -109,7 +111,11 @@ class DomainEvents:
         try:
             domains = {d.uid: d for d in await self._hypervisor.list_domains()}
         except VirtbusError as error:
-            log.warning("compared later: %s", error, extra={"code": error.reason})
+            log.warning(
+                "comparison with libvirt failed, repeated later: %s",
+                error,
+                extra={"code": error.reason},
+            )
             self._cannot_see(str(error))
             return False
         for uid, guest in list(self._guests.items()):
@@ -158,5 +164,5 @@ class DomainEvents:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             if not self._hypervisor.healthy:
                 break
-        message = "too many libvirt calls never came back; the agent restarts"
+        message = "too many libvirt calls did not return; the agent restarts"
         raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)

@@ -15,6 +15,7 @@ from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.fitting import fitted_bytes
+from virtbus.schemas.network_object import BUILT_IN
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.node_rpc import ServiceReport
 from virtbus.schemas.version import VERSION
@@ -55,7 +56,7 @@ class Heartbeat:
         self._images = ImageReport(bus, settings.node)
 
     def blind(self, why: str) -> None:
-        """Report that libvirt does not answer, with the reason; empty: it answers again."""
+        """Report the reason why libvirt does not answer; empty if libvirt answers again."""
         if self._blind != why:
             self._blind = why
             self._wake.set()
@@ -112,14 +113,14 @@ class Heartbeat:
         except BusError as error:
             log.info("heartbeat: %s", error, extra={"code": "heartbeat_late"})
 
-    def _said(self) -> tuple[NodeState, str]:
+    def _state(self) -> tuple[NodeState, str]:
         if self._blind and self.state is not NodeState.LEFT:
             return NodeState.RECOVERING, self._blind
         return self.state, self._message
 
     def _services(self) -> dict[str, ServiceState]:
         now_s = asyncio.get_running_loop().time()
-        state, message = self._said()
+        state, message = self._state()
         services = {"agent": ServiceState(state=state, version=VERSION, message=message)}
         for name in SERVICES:
             service_report = self._reports.get(name)
@@ -145,7 +146,7 @@ class Heartbeat:
             node=settings.node,
             hostname=host.hostname,
             instance=self._instance,
-            state=self._said()[0],
+            state=self._state()[0],
             cpus=host.cpus,
             memory_bytes=host.memory_bytes,
             disk_bytes=host.disk_bytes,
@@ -158,6 +159,10 @@ class Heartbeat:
             network_namespaces={
                 network.name: network.namespaces for network in networks if network.namespaces
             },
+            guest_subnet=next((one.subnet for one in networks if one.name == BUILT_IN), ""),
+            cni_plugins=tuple(
+                plugin for report in self._reports.values() for plugin in report.cni_plugins
+            ),
             addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),
@@ -178,4 +183,5 @@ class Heartbeat:
 
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
     """Return the parts of a report whose change triggers a heartbeat at once."""
-    return report.state.state, report.networks, report.quarantined_bytes, report.addresses
+    own = report.networks, report.cni_plugins, report.addresses
+    return report.state.state, own, report.quarantined_bytes

@@ -27,7 +27,7 @@ RENEW_S = 60.0
 """The interval of renewals, each a synced write. The key is also verified before each list."""
 LOOK_S = 1.0
 REFUSED_LOOK_S = 5.0
-WAIT_TOLD_S = 20.0
+WAIT_REPORTED_S = 20.0
 """Seconds before a wait is reported. After a reboot, it is normal to wait 15 s for a heartbeat."""
 RIVAL_TTL_S = 60.0
 QUIET_S = 5.0
@@ -196,7 +196,7 @@ class Ownership:
         """Report a refusal to the log, systemd, local services, and controllers."""
         now_s = asyncio.get_running_loop().time()
         self._refused_s = now_s if self._refused_s is None else self._refused_s
-        if step is InstanceAction.WAIT and now_s - self._refused_s < WAIT_TOLD_S:
+        if step is InstanceAction.WAIT and now_s - self._refused_s < WAIT_REPORTED_S:
             return
         if why != self._reported_why:
             self._reported_why = why

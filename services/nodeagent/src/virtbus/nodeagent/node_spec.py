@@ -84,7 +84,7 @@ class NodeSpecFollower:
         self._listed = False
 
     def take(self, entry: Entry) -> None:
-        """Read the bus' value. An unreadable one leaves the last value, above all a fence.
+        """Read the bus' value. An unreadable value changes nothing, so a fence stays.
 
         Raises:
             VirtbusError: the value is unreadable.
@@ -104,5 +104,5 @@ class NodeSpecFollower:
             self._node_spec = None
 
     def keep(self) -> None:
-        """Write the value to disk, from where a rebuilt bus gets it. Only for the joined bus."""
+        """Write the value of the joined bus to disk, so that a rebuilt bus can get it from here."""
         self._files.set_node_spec(self._node_spec)

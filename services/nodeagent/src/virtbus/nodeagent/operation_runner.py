@@ -18,7 +18,7 @@ from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import ExportState, ExportWork
+from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation
 from virtbus.schemas.wire import validate
@@ -96,12 +96,12 @@ class OperationRunner:
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            await wait_for_event(self._wake, ROUND_S if self._open() else None)
+            await wait_for_event(self._wake, ROUND_S if self._has_work() else None)
             self._wake.clear()
             if self._ready():
                 await self.round()
 
-    def _open(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._purged) or bool(self._due())
 
     def _due(self) -> list[_Held]:
@@ -163,12 +163,15 @@ class OperationRunner:
             return
         await self._write(op, self._after(status, state, verdict.ends))
 
-    def _after(self, status: OperationStatus, state: ExportState, why: str) -> OperationStatus:
+    def _after(self, status: OperationStatus, state: WorkState, why: str) -> OperationStatus:
         """Return the status after imaged's answer; `why` is the reason for a cancel."""
         now_ns = self._bus.sources.time_ns()
         if state.state == "done":
-            size = state.result.size_bytes if state.result is not None else 0
+            size = status.total_bytes
+            if state.result is not None:
+                size = state.result.size_bytes
             done = {"step": "", "done_bytes": size, "total_bytes": size}
+            done["virtual_size_bytes"] = state.virtual_size_bytes
             return status.after("succeed", now_ns, result=state.result, **done)
         if state.state == "none":
             return status.after("cancel", now_ns, step="", message=why)
@@ -184,11 +187,16 @@ class OperationRunner:
         if await self._statuses.write(op, status) and status.ended:
             self._wake.set()  # for the next operation of this VM or volume
 
-    async def _ask(self, op: OperationRecord, do: str) -> ExportState:
-        fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
-        work = ExportWork.model_validate(fields | {"disk": op.disk or None})
-        subject = subjects.rpc(self._node, "imaged", "export")
-        return validate(ExportState, await self._bus.request(subject, work, timeout_s=ASK_S))
+    async def _ask(self, op: OperationRecord, do: str) -> WorkState:
+        subject = subjects.rpc(self._node, "imaged", op.kind)
+        work: FillWork | ExportWork
+        if op.kind == "fill":
+            fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
+            work = FillWork.model_validate(fields)
+        else:
+            fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
+            work = ExportWork.model_validate(fields | {"disk": op.disk or None})
+        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:
         """Remove the file of an operation that was deleted. If this fails, the file expires."""

@@ -78,7 +78,9 @@ class OperationStatuses:
             ConflictError: a controller ended the operation meanwhile.
             BusError: it was not stored, or the outcome is unknown.
         """
-        seen = self._seen[op.id]
+        seen = self._seen.get(op.id)
+        if seen is None:
+            return False  # it was forgotten meanwhile: the next round reads the status again
         now_s = asyncio.get_running_loop().time()
         progress = {"done_bytes": status.done_bytes, "total_bytes": status.total_bytes}
         same = status == seen.status.model_copy(update=progress)

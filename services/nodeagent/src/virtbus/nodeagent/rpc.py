@@ -19,7 +19,7 @@ from virtbus.schemas.node_rpc import HeldResources, Inspect
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
 
-ASKED_AT_ONCE = 200
+REQUESTS_AT_ONCE = 200
 NETD_S = 3.0
 """Time limit of a request to netd."""
 
@@ -70,7 +70,7 @@ class AgentRpc:
                 f"agent-{verb}",
                 subjects.rpc(self._node, "agent", verb),
                 handler,
-                limit=ASKED_AT_ONCE,
+                limit=REQUESTS_AT_ONCE,
                 backlog=0,
             )
             for verb, handler in handlers.items()

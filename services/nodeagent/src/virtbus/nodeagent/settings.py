@@ -66,8 +66,8 @@ class Settings(ServiceSettings):
     fast_start: bool = Field(
         False,
         description=(
-            "benchmarks only: skip libvirt's CPU queries (qemu:del, see ADR 0007); a saved "
-            "domain may not be restorable"
+            "benchmarks only: skip libvirt's CPU queries (qemu:del, see ADR 0007); it is "
+            "possible that a saved domain cannot be restored"
         ),
     )
 

@@ -139,7 +139,9 @@ class Streams:
 
     def _real_guests(self) -> GuestStreams:
         if self._guests is None:
-            message = f"the guests of node {self._node} are simulated: there is nothing to connect"
+            message = (
+                f"the guests of node {self._node} are simulated: there is nothing to connect to"
+            )
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
         return self._guests
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from virtbus.documents import (
     asyncapi,
+    data_fates,
     disk_buses,
     kubevirt_fields,
     kubevirt_states,
@@ -21,7 +22,9 @@ from virtbus.documents.wire import FOLDER, editions, golden, json_schema, models
 ROOT = Path(__file__).parents[5]
 COMMAND = "python -m virtbus.documents"
 
-HANDWRITTEN = frozenset({"faults.md", "glossary.md", "hostile-inputs.md", "invariants.md"})
+HANDWRITTEN = frozenset(
+    {"cri.md", "faults.md", "glossary.md", "hostile-inputs.md", "invariants.md"}
+)
 """Reference pages that people write."""
 
 
@@ -55,6 +58,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": states.page(),
         "models.md": reference.model_pages(),
         "settings.md": reference.settings(),
+        "data-fates.md": data_fates.page(),
         "disk-buses.md": disk_buses.page(),
         "kubevirt-fields.md": kubevirt_fields.page(),
         "kubevirt-states.md": kubevirt_states.page(),

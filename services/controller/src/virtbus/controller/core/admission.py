@@ -79,7 +79,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
     spec = checked_spec(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)
-    said = canonical(spec)
+    encoded = canonical(spec)
     return AdmittedVm(
         uid=uid,
         namespace=create.namespace,
@@ -87,8 +87,8 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         labels=dict(create.labels),
         annotations=dict(create.annotations),
         spec=public,
-        spec_hash=hashlib.sha256(said).hexdigest(),
-        spec_bytes=len(said),
+        spec_hash=hashlib.sha256(encoded).hexdigest(),
+        spec_bytes=len(encoded),
         secrets=secrets,
         powered=starts_by_itself(spec.run_strategy),
         warnings=tuple(unknown),
@@ -222,7 +222,7 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
 def _with_root(
     data: Mapping[str, Any], volumes: list[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the volumes with that of the shorthand `image`, at the end: paths keep their index."""
+    """Return the volumes, then that of the shorthand `image`, so that paths keep their index."""
     return [*volumes, {"name": ROOT}] if data.get("image") else volumes
 
 
@@ -294,7 +294,7 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
 
 
 def _ignition(spec: Mapping[str, Any]) -> list[Detail]:
-    """Only a record has an `ignition` without its configuration."""
+    """Report an `ignition` without its configuration, which only a record may have."""
     given = spec.get("ignition")
     if given is None or _map(given).get("config") is not None:
         return []

@@ -5,7 +5,8 @@ A create considers every node. It reads these sums, because a scan of 10,000 VMs
 
 from dataclasses import dataclass, field, replace
 
-from virtbus.controller.core.placement import Candidate, memory_of
+from virtbus.controller.core.demand import memory_of
+from virtbus.controller.core.placement import Candidate
 from virtbus.schemas.vm import VmRecord
 
 

@@ -6,7 +6,7 @@ VMs and their secrets by false labels or a false size (ADR 0031).
 
 from collections.abc import Iterator
 
-from virtbus.controller.core.placement import HOSTNAME
+from virtbus.controller.core.demand import HOSTNAME
 from virtbus.schemas.hosts import Approved, HostRecord
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.quantity import format_bytes

@@ -11,7 +11,7 @@ from virtbus.controller.core.secret_inputs import secret_paths
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import Tombstone, VmRecord
 
-SECRETS_DIFFER = "its secret part is another"
+SECRETS_DIFFER = "its secret inputs differ"
 
 
 class UidState(StrEnum):
@@ -111,7 +111,7 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
     if last.spec != wanted.spec:
         before, after = (one.spec.model_dump(mode="json") for one in (last, wanted))
         found = [
-            Detail(path=path, message="is another") for path in changed_paths(before, after, "spec")
+            Detail(path=path, message="differs") for path in changed_paths(before, after, "spec")
         ]
     if last.sec_digest != wanted.sec_digest:
         found += [Detail(path=path, message=SECRETS_DIFFER) for path in secret_paths(wanted.spec)]
@@ -148,7 +148,7 @@ def uid_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusE
     If that VM has the wanted name, the details list its differences from the request.
     """
     if isinstance(holder, VmRecord) and bears(holder, wanted.namespace, wanted.name):
-        message = f"uid {wanted.uid} is {wanted.name} already, and not as asked for here"
+        message = f"uid {wanted.uid} is {wanted.name} already, and differs from this request"
         details = differences(holder, wanted)
         return VirtbusError(Code.CONFLICT, "uid_taken", message, details=details)
     message = f"uid {wanted.uid} belongs to another VM; leave uid out to get a new one"

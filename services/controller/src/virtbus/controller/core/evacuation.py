@@ -3,14 +3,15 @@
 from collections.abc import Iterable
 
 from virtbus.controller.core.allocations import takes_room, with_vm
-from virtbus.controller.core.placement import Candidate, demand_of, place
+from virtbus.controller.core.demand import demand_of
+from virtbus.controller.core.placement import Candidate, place
 from virtbus.schemas.node import Fence
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord
 from virtbus.schemas.vm_status import VmStatus
 
 STAYS: dict[EvictionStrategy, str] = {
     EvictionStrategy.EXTERNAL: (
-        "its eviction strategy is External: whoever runs it moves it (`virtbus vm move`)"
+        "its eviction strategy is External: an external controller moves it (`virtbus vm move`)"
     ),
     EvictionStrategy.LIVE_MIGRATE: (
         "its eviction strategy is LiveMigrate, and no running guest can be moved yet; "
@@ -87,8 +88,8 @@ def up(record: VmRecord, status: VmStatus | None) -> bool:
     A status of an earlier epoch or power epoch does not count.
     """
     asked = record.epoch, record.power_epoch
-    told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
-    return record.powered and (told is None or not told.ended)
+    current = status if status is not None and (status.epoch, status.power_epoch) == asked else None
+    return record.powered and (current is None or not current.ended)
 
 
 def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:
@@ -129,7 +130,12 @@ class EvacuationTargets:
         that node, or with `home` its own.
         """
         goal = (record.node, record.evacuation_target, home)
-        like = (demand_of(record.spec), takes_room(record), record.reserved, *goal)
+        like = (
+            demand_of(record.spec, record.network_targets),
+            takes_room(record),
+            record.reserved,
+            *goal,
+        )
         if like in self._hopeless:
             return "", self._hopeless[like]
         node, why = self._found(record, home=home)
@@ -144,9 +150,11 @@ class EvacuationTargets:
         if record.evacuation_target is not None:
             others = [c for c in others if c.record.node == record.evacuation_target]
         how = {"powered": takes_room(record), "strict": record.reserved}
-        placement = place(record.spec, others, **how)
+        targets = record.network_targets
+        placement = place(record.spec, others, targets=targets, **how)
         if not placement.nodes and home and record.node in self._nodes:
-            placement = place(record.spec, [self._nodes[record.node]], **how)
+            own = [self._nodes[record.node]]
+            placement = place(record.spec, own, targets=targets, **how)
         if placement.nodes:
             return placement.nodes[0], ""
         refused = dict(placement.refused)

@@ -1,6 +1,7 @@
 """Makes the record of an export from a VM or a volume, or refuses it (ADR 0048)."""
 
 from virtbus.controller.core.volume_changes import has_data
+from virtbus.controller.core.volume_fills import refuse_unfilled
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -11,8 +12,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import invalid
 
-AT_REST = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
-"""States of a VM whose disk may be exported. One that is stopping is waited for."""
+OFF_STATES = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
+"""States of a VM whose disk may be exported. The export waits for a VM that is stopping."""
 
 
 def refuse_unclear(want: OperationExport) -> None:
@@ -20,7 +21,7 @@ def refuse_unclear(want: OperationExport) -> None:
     if (want.vm is None) == (want.volume is None):
         raise invalid((Detail(path="vm", message="give either vm or volume"),))
     if want.disk is not None and want.vm is None:
-        raise invalid((Detail(path="disk", message="is of a vm; a volume has only one"),))
+        raise invalid((Detail(path="disk", message="is for a vm; a volume has only one disk"),))
 
 
 def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, object]:
@@ -34,8 +35,8 @@ def of_vm(want: OperationExport, vm: VmRecord, state: VmState) -> dict[str, obje
     if vm.node == UNPLACED:
         message = f"{vm.name} has no node yet, so it has no disk"
         raise VirtbusError(Code.CONFLICT, "unplaced", message)
-    if state not in AT_REST:
-        message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then export it"
+    if state not in OFF_STATES:
+        message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then repeat"
         raise VirtbusError(Code.CONFLICT, "vm_runs", message)
     disk = _disk(want, vm)
     return {
@@ -65,7 +66,8 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
     """Return the fields of an export of a volume.
 
     Raises:
-        VirtbusError: 409 `deleting`, `volume_lost`, `volume_empty`, `volume_in_use`.
+        VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_empty`,
+            `volume_in_use`.
     """
     name = record.name
     if record.deleting:
@@ -73,6 +75,7 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
     if record.lost:
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message)
+    refuse_unfilled(record)
     if not has_data(record):
         message = f"no VM has used the volume {name}, so it has no data"
         raise VirtbusError(Code.CONFLICT, "volume_empty", message)
@@ -91,7 +94,7 @@ def of_volume(record: VolumeRecord) -> dict[str, object]:
 
 def refuse_other(there: OperationRecord, wanted: OperationRecord) -> None:
     """Raise 409 if the operation that has the id is another one."""
-    same = {"uid", "resource", "disk", "format", "kind"}
+    same = {"uid", "resource", "disk", "format", "kind", "source"}
     if there.model_dump(include=same) != wanted.model_dump(include=same):
-        message = f"the id {wanted.id} is another operation; leave it out to get a new one"
+        message = f"the id {wanted.id} belongs to another operation; leave it out to get a new one"
         raise VirtbusError(Code.CONFLICT, "id_taken", message)

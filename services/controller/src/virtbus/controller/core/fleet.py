@@ -7,9 +7,10 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from virtbus.controller.core.allocations import NOTHING, Allocations, takes_room
+from virtbus.controller.core.allocations import NOTHING, Allocations
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
+from virtbus.controller.core.networks import Networks
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
@@ -22,23 +23,17 @@ from virtbus.controller.core.nodes import (
     state_of,
 )
 from virtbus.controller.core.operations import Operations
-from virtbus.controller.core.placement import (
-    CPU_OVERCOMMIT,
-    Candidate,
-    demand_of,
-    kind_of,
-    why_unplaced,
-)
+from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of, why_unplaced
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
-from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key, refuse_foreign
-from virtbus.controller.core.volume_placement import Wait, known_home, place_near
+from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key
+from virtbus.controller.core.volume_placement import Wait, place_waiting, wait_of
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
-from virtbus.schemas.records import as_stored, plain_stored, read_stored
+from virtbus.schemas.records import as_stored, plain_stored, read_stored, refuse_foreign
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
@@ -73,6 +68,7 @@ class Fleet:
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
     volumes: Volumes = field(default_factory=Volumes)
+    networks: Networks = field(default_factory=Networks)
     operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""
@@ -274,9 +270,9 @@ class Fleet:
         if node == UNPLACED:
             return NodeState.READY
         seen = self.nodes.get(node)
-        said = seen.record.state if seen else NodeState.RECOVERING
+        reported = seen.record.state if seen else NodeState.RECOVERING
         draining = node in self.node_specs and self.node_spec_of(node).draining is not None
-        return state_of(NodeSignals(said, self.silence_s(node, now_s), draining, self.braked))
+        return state_of(NodeSignals(reported, self.silence_s(node, now_s), draining, self.braked))
 
     def silent(self, node: str, now_s: float) -> bool:
         """Return True if the node gets no VMs and the states of its VMs are unknown."""
@@ -337,18 +333,15 @@ class Fleet:
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
-        """Return why an unplaced VM waits for a node. The text is cached by demand for 1 s."""
-        needs = takes_room(record)
-        home = known_home(record, self.volumes)
-        demand = (demand_of(record.spec), needs, record.reserved, home)
-        reason = self._reasons.get(demand)
+        """Return why an unplaced VM waits for a node. The text is cached by its needs for 1 s."""
+        wait = wait_of(record, self.volumes)
+        reason = self._reasons.get(wait)
         if reason is None or now_s - reason[0] > REASON_FRESH_S:
             if len(self._reasons) > REASONS_KEPT:
                 self._reasons.clear()
-            there, how = self.candidates(now_s), {"powered": needs, "strict": record.reserved}
-            refused = place_near(record.spec, there, home, **how).refused
+            refused = place_waiting(record, wait, self.candidates(now_s)).refused
             refused = {**refused, **dict.fromkeys(self.unheard_nodes(), "is silent")}
-            reason = self._reasons[demand] = (now_s, why_unplaced(refused))
+            reason = self._reasons[wait] = (now_s, why_unplaced(refused))
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:

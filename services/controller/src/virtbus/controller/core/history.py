@@ -32,12 +32,12 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
     """
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, want.after
-    told: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     for message in stored:
         one, shown = _read(message)
-        if one in told or (message.subject.endswith(SPAN) and not want.spans):
+        if one in seen or (message.subject.endswith(SPAN) and not want.spans):
             shown = []
-        told.add(one)
+        seen.add(one)
         made = [fitting(item, as_json=as_json) for item in shown]
         size_bytes = sum(size for _, size in made)
         if size_bytes > ITEM_BYTES:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from virtbus.controller.core.approval import beyond, offered
-from virtbus.controller.core.vm_keys import refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.hosts import HostRecord, Instance
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.records import refuse_foreign
 from virtbus.schemas.wire import read
 
 RIVAL_FRESH_S = 20.0

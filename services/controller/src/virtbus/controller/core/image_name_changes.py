@@ -6,13 +6,13 @@ from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.image_name import FLEET, ImageNameRecord
 from virtbus.schemas.image_name_api import ImageNameAsk, ImageNameSet, ImageNameView
 
-_ADMINS = frozenset({"", "ctl"})
+ADMINS = frozenset({"", "ctl"})
 """The accounts, in lower case, that may change the names of the whole fleet."""
 
 
 def refuse_fleet(want: ImageNameAsk, account: str) -> None:
     """Raise 403 if the account may not change the names of this namespace."""
-    if want.namespace == FLEET and account.lower() not in _ADMINS:
+    if want.namespace == FLEET and account.lower() not in ADMINS:
         message = (
             f"the name {want.name} of the whole fleet needs the credentials admin; use a namespace"
         )
@@ -22,7 +22,7 @@ def refuse_fleet(want: ImageNameAsk, account: str) -> None:
 def changed(
     there: StoredImageName | None, want: ImageNameSet, new: ImageNameRecord
 ) -> ImageNameRecord:
-    """Return the record after a request; `new` is that of a new name.
+    """Return the record after a request; `new` is the record if the name does not exist.
 
     Raises:
         VirtbusError: 409 `stale_revision`.

@@ -7,11 +7,10 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from virtbus.controller.core.named_records import NamedRecords
-from virtbus.controller.core.vm_keys import refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeImages
-from virtbus.schemas.records import read_image_name, read_stored
+from virtbus.schemas.records import read_image_name, read_stored, refuse_foreign
 from virtbus.schemas.wire import encode
 
 

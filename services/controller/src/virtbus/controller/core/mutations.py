@@ -10,16 +10,17 @@ from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.vm import VmRecord, VmSpec, Volume
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import spec_hash
 
-RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, ImageNameRecord)
+RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, ImageNameRecord, NetworkRecord)
 
 LIVE = frozenset(
     {
         *("spec.run_strategy", "spec.start_strategy", "spec.node_selector"),
-        *("spec.termination_grace_s", "spec.eviction_strategy"),
+        *("spec.termination_grace_s", "spec.eviction_strategy", "spec.protected"),
     }
 )
 """Fields that take effect at once, while the guest runs."""
@@ -218,7 +219,17 @@ def remembered(requests: tuple[str, ...], request_id: str) -> tuple[str, ...]:
 
 
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
-    """Return the record after a delete request; a repeat may only shorten the grace."""
+    """Return the record after a delete request; a repeat may only shorten the grace.
+
+    Raises:
+        VirtbusError: 409 `protected`: an update must clear that first.
+    """
+    if record.spec.protected and not record.deleting:
+        message = (
+            f"{record.name} is protected; `virtbus vm update {record.name} --no-protected "
+            f"-n {record.namespace}` clears that"
+        )
+        raise VirtbusError(Code.CONFLICT, "protected", message)
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
     if record.deleting and (default_s if grace_s is None else grace_s) >= before_s:

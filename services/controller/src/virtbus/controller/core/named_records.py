@@ -8,7 +8,7 @@ from virtbus.controller.core.vm_keys import NamedT, Stored
 
 
 class NamedRecords(Generic[NamedT]):
-    """The records by key. The cache may lag; each decision is then a CAS write or another read."""
+    """The records by key. The cache may lag, so each decision needs a CAS write or a new read."""
 
     def __init__(
         self, read: Callable[[str, bytes], NamedT], key_of: Callable[[NamedT], str]

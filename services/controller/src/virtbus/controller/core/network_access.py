@@ -1,27 +1,31 @@
-"""Checks that a VM's namespace may use the VM's networks, by what nodes offer."""
+"""Checks that a VM's namespace may use the networks of the VM, as nodes offer them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.network_object import BUILT_IN
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import VmSpec
 
-BUILT_IN, EVERY = "default", "*"
+EVERY = "*"
 
 
-def check_networks(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord]) -> None:
+def check_networks(
+    spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord], targets: Targets = NO_TARGETS
+) -> None:
     """Raise 403 if nodes offer a network of the spec, but no node opens it to the namespace."""
-    wanted = [network.network for network in spec.networks]
-    if all(name == BUILT_IN for name in wanted):
+    wanted = _wanted(spec, targets)
+    if not wanted:
         return
-    closed = set(_closed(set(wanted), namespace, list(nodes)))
+    closed = set(_closed(set(wanted.values()), namespace, list(nodes)))
     details = tuple(
         Detail(
-            path=f"spec.networks[{index}].network",
+            path=path,
             message=f"{name!r} is not open to the namespace {namespace!r}",
             hint="its operator opens it in the setting network_namespaces of the nodes' netd",
         )
-        for index, name in enumerate(wanted)
+        for path, name in wanted.items()
         if name in closed
     )
     if details:
@@ -29,8 +33,56 @@ def check_networks(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord]) ->
         raise VirtbusError(Code.DENIED, "network_closed", message, details=details)
 
 
+def refuse_unknown(
+    spec: VmSpec, nodes: Iterable[NodeRecord], targets: Targets, unheard: Sequence[str]
+) -> None:
+    """Refuse networks that are neither objects nor offered by a node.
+
+    Raises:
+        VirtbusError: 404 `network_unknown` with the fields; 503 if nodes that have VMs, `unheard`,
+            or all nodes, did not report yet.
+    """
+    there = list(nodes)
+    offered = set[str]().union(*(node.networks for node in there))
+    details = tuple(
+        Detail(
+            path=path,
+            message=f"there is no network {name!r}",
+            hint="`virtbus network list` shows what there is; `virtbus network create` makes one",
+        )
+        for path, name in _wanted(spec, targets).items()
+        if name not in offered
+    )
+    if not details:
+        return
+    message = f"{details[0].path}: {details[0].message}"
+    if there and not unheard:
+        message = f"{message}; {details[0].hint}"
+        raise VirtbusError(Code.NOT_FOUND, "network_unknown", message, details=details)
+    silent = ", ".join(unheard) or "no node"
+    message = f"{message} of the nodes that are known ({silent} did not report yet); repeat later"
+    raise VirtbusError(
+        Code.UNAVAILABLE, "networks_unheard", message, details=details, after_ms=2000
+    )
+
+
+def _wanted(spec: VmSpec, targets: Targets) -> dict[str, str]:
+    """Return the networks that a node itself has to offer, by field, without `default`."""
+    wanted = {
+        f"spec.networks[{index}].network": _offered(network.network, targets)
+        for index, network in enumerate(spec.networks)
+    }
+    return {path: name for path, name in wanted.items() if name not in {"", BUILT_IN}}
+
+
+def _offered(name: str, targets: Targets) -> str:
+    """Return the network that a node itself has to offer; empty if the object needs none."""
+    target = targets.get(name)
+    return name if target is None else target.spec.conflist or ""
+
+
 def _closed(names: set[str], namespace: str, nodes: list[NodeRecord]) -> Iterator[str]:
-    for name in names - {BUILT_IN}:
+    for name in names:
         offers = [node for node in nodes if name in node.networks]
         opened = (set(node.network_namespaces.get(name, ())) for node in offers)
         if offers and not any(allowed & {namespace, EVERY} for allowed in opened):

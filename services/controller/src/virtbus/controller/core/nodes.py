@@ -39,7 +39,7 @@ class NodeSeen(NamedTuple):
 class NodeSignals(NamedTuple):
     """The inputs of the state table."""
 
-    said: NodeState
+    reported: NodeState
     """The state in the node's last heartbeat."""
     silence_s: float
     """Time without a message while the bus was reachable."""
@@ -48,11 +48,11 @@ class NodeSignals(NamedTuple):
 
 
 ROWS: tuple[tuple[NodeState, Callable[[NodeSignals], bool]], ...] = (
-    (NodeState.LEFT, lambda one: one.said is NodeState.LEFT),
+    (NodeState.LEFT, lambda one: one.reported is NodeState.LEFT),
     (NodeState.DOWN, lambda one: one.silence_s > DOWN_AFTER_S and not one.braked),
     (NodeState.SUSPECT, lambda one: one.silence_s > SUSPECT_AFTER_S),
-    (NodeState.RECOVERING, lambda one: one.said is NodeState.RECOVERING),
-    (NodeState.DRAINING, lambda one: one.draining or one.said is NodeState.DRAINING),
+    (NodeState.RECOVERING, lambda one: one.reported is NodeState.RECOVERING),
+    (NodeState.DRAINING, lambda one: one.draining or one.reported is NodeState.DRAINING),
     (NodeState.READY, lambda _: True),
 )
 """The first matching row decides. A brake keeps silent nodes at Suspect, without any action."""
@@ -70,7 +70,7 @@ WHY_UNKNOWN: dict[NodeState, str] = {
     "before the node is fenced",
     NodeState.RECOVERING: "the agent of {node} has not yet compared its guests with their records; "
     "`virtbus node get {node}` says why",
-    NodeState.LEFT: "the agent of {node} was stopped; the guest runs on unwatched",
+    NodeState.LEFT: "the agent of {node} was stopped; the guest keeps running unobserved",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class OrphanGrace:
-    """The time of the first sight of each orphan. A new revision of its key starts it again."""
+    """The time at which each orphan was first seen. A new revision of its key starts it again."""
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int], float] = {}

@@ -10,6 +10,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from virtbus.controller.core.demand import (
+    HOSTNAME,
+    OVERLAY_BYTES,
+    Demand,
+    demand_of,
+)
+from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeRecord, NodeState
@@ -22,15 +29,8 @@ CPU_OVERCOMMIT = 8.0
 none; memory is not shared."""
 MEMORY_RESERVE_BYTES = 512 * 1024**2
 """Reserved for the host: libvirtd, the services and page tables of the guests."""
-QEMU_OVERHEAD_BYTES = 48 * 1024**2
-"""Overhead per VM in addition to the guest's memory (measured: PSS 31.5 MiB for a 32 MiB guest)."""
-OVERLAY_BYTES = 64 * 1024**2
-"""Disk space that counts for a new disk. Overlays are thin, and a small guest's first boot writes
-less. Later growth of a disk shows in the node's free bytes."""
 
-HOSTNAME = "kubernetes.io/hostname"
-"""Every node has this label, with its name as the value (as in Kubernetes)."""
-NODES_TOLD = 8
+NODES_SHOWN = 8
 """Maximum number of reasons in a VM's message; `virtbus node list` shows the rest."""
 
 
@@ -128,42 +128,6 @@ class Placement:
         return (min(self.fit)[2],) if self.fit else ()
 
 
-class Demand(NamedTuple):
-    """The part of a spec that decides which nodes can take it; equal for similar VMs."""
-
-    vcpus: int
-    memory_bytes: int
-    disk_bytes: int
-    accelerator: str
-    networks: frozenset[str]
-    labels: frozenset[tuple[str, str]]
-    host: str = ""
-
-
-def demand_of(spec: VmSpec) -> Demand:
-    """Return the demand of a VM."""
-    return Demand(
-        spec.domain.cpu.vcpus,
-        memory_of(spec),
-        disk_of(spec),
-        spec.domain.accelerator,
-        frozenset(network.network for network in spec.networks),
-        frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
-        spec.node_selector.get(HOSTNAME, ""),
-    )
-
-
-def memory_of(spec: VmSpec) -> int:
-    """Return the memory that a VM uses on a host."""
-    return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
-
-
-def disk_of(spec: VmSpec) -> int:
-    """Return the disk space that a VM uses on a host at first."""
-    sizes = [v.empty_disk.capacity if v.empty_disk else OVERLAY_BYTES for v in spec.volumes]
-    return sum(min(size, OVERLAY_BYTES) for size in sizes)
-
-
 def _open(_want: Demand, node: Candidate) -> str | None:
     return node.cordoned or None
 
@@ -186,6 +150,8 @@ def _labels(want: Demand, node: Candidate) -> str | None:
 
 
 def _host(want: Demand, node: Candidate) -> str | None:
+    if want.networks.nodes is not None and node.record.node not in want.networks.nodes:
+        return "has no subnet of its networks"
     own = node.record.labels.get(HOSTNAME, node.record.node)
     return f"is not {want.host}" if want.host and own != want.host else None
 
@@ -198,8 +164,11 @@ def _accelerator(want: Demand, node: Candidate) -> str | None:
 
 
 def _networks(want: Demand, node: Candidate) -> str | None:
-    missing = sorted(want.networks.difference(node.record.networks))
-    return f"has no network named {', '.join(missing)}" if missing else None
+    missing = sorted(want.networks.offered.difference(node.record.networks))
+    if missing:
+        return f"has no network named {', '.join(missing)}"
+    forbidden = sorted(want.networks.plugins.difference(node.record.cni_plugins))
+    return f"does not allow the CNI plugin {', '.join(forbidden)}" if forbidden else None
 
 
 def _vcpus(want: Demand, node: Candidate) -> str | None:
@@ -262,14 +231,14 @@ def _locality(spec: VmSpec, node: Candidate) -> float:
     return here / len(refs) if refs else 0.0
 
 
-def _hands(_spec: VmSpec, node: Candidate) -> float:
+def _ready_share(_spec: VmSpec, node: Candidate) -> float:
     """Return the share of the node's services that are ready, 0.0-1.0."""
     states = [service.state for service in node.record.services.values()]
     return sum(state is NodeState.READY for state in states) / len(states) if states else 1.0
 
 
 SCORES_OF_KIND: tuple[tuple[float, Callable[[VmSpec, Candidate], float]], ...] = (
-    (2.0, _hands),
+    (2.0, _ready_share),
     (0.5, _locality),
 )
 SPREAD = 1.0
@@ -302,24 +271,31 @@ def _room(want: Demand, node: Candidate, *, powered: bool, disk: bool = True) ->
     return _vcpus(want, there) or _memory(want, there) or (_disk(want, node) if disk else None)
 
 
-def never(spec: VmSpec, node: Candidate, *, strict: bool = False) -> str | None:
+def never(
+    spec: VmSpec, node: Candidate, *, strict: bool = False, targets: Targets = NO_TARGETS
+) -> str | None:
     """Return why the node could not take the VM even if it were empty and ready, or None."""
     node = (node.made_strict if strict else replace(node, strict=False)).emptied
     netd = node.record.services.get("netd")
     checks: tuple[Filter, ...] = (_host, _labels, _accelerator, _vcpus, _memory)
     if netd is None or netd.state is NodeState.READY:  # otherwise its networks are unknown
         checks = (*checks, _networks)
-    want = demand_of(spec)
+    want = demand_of(spec, targets)
     return next((why for check in checks if (why := check(want, node))), None)
 
 
 def place(
-    spec: VmSpec, nodes: Sequence[Candidate], *, powered: bool = True, strict: bool = False
+    spec: VmSpec,
+    nodes: Sequence[Candidate],
+    *,
+    powered: bool = True,
+    strict: bool = False,
+    targets: Targets = NO_TARGETS,
 ) -> Placement:
     """Return the nodes that can take the VM with their ranks, and the reasons of the others."""
-    want = demand_of(spec)
+    want = demand_of(spec, targets)
     asked_vcpus, asked_memory_bytes, asked_disk_bytes = want[:3]
-    anywhere = powered and not want.host
+    anywhere = powered and not want.host and want.networks.nodes is None
     refused: dict[str, str] = {}
     fit: dict[bytes | str, list[Rank]] = {}
     verdicts: dict[bytes | str, _Verdict] = {}
@@ -366,16 +342,21 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
     """Return one sentence that says why a VM waits for a node."""
     if not refused:
         return "no node has joined; start one with `virtbus up`"
-    told = [f"{node} {why}" for node, why in sorted(refused.items())]
-    more = f"; and {len(told) - NODES_TOLD} more" if len(told) > NODES_TOLD else ""
-    return f"no node can take it now: {'; '.join(told[:NODES_TOLD])}{more}"
+    reasons = [f"{node} {why}" for node, why in sorted(refused.items())]
+    more = f"; and {len(reasons) - NODES_SHOWN} more" if len(reasons) > NODES_SHOWN else ""
+    return f"no node can take it now: {'; '.join(reasons[:NODES_SHOWN])}{more}"
 
 
 def impossible(
-    spec: VmSpec, nodes: Sequence[Candidate], *, strict: bool = False
+    spec: VmSpec,
+    nodes: Sequence[Candidate],
+    *,
+    strict: bool = False,
+    targets: Targets = NO_TARGETS,
 ) -> VirtbusError | None:
     """Return 422 with each node's reason if none could ever take the VM; None if one could."""
-    refused = {node.record.node: why for node in nodes if (why := never(spec, node, strict=strict))}
+    reasons = {n.record.node: never(spec, n, strict=strict, targets=targets) for n in nodes}
+    refused = {node: why for node, why in reasons.items() if why}
     if not refused or len(refused) < len(nodes):
         return None
     return VirtbusError(

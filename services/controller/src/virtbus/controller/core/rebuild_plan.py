@@ -185,7 +185,7 @@ def _unheld(record: VmRecord, was_released: bool, unheard: Sequence[str]) -> Reb
     """Return the step for a record of the bus that no host has."""
     if not was_released:
         return Rebuilt(RebuildAction.KEEP, record)
-    if record.evacuating:  # only another node says that it was released, and unsigned
+    if record.evacuating:  # only another node reports the release, and without a signature
         why = "it left its node, and another host says that it was deleted there"
         return Rebuilt(RebuildAction.CONFLICT, record, f"{why}: vm delete, or repeat")
     if unheard:

@@ -7,7 +7,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.records import of_operation
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import IMAGE_NAMES, IMAGES_KEY, JOIN_KEY, NODE_SPEC_KEY, VOLUMES
+from virtbus.schemas.subjects import (
+    IMAGE_NAMES,
+    IMAGES_KEY,
+    JOIN_KEY,
+    NETWORKS,
+    NODE_SPEC_KEY,
+    VOLUMES,
+)
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.vm_status import Condition, VmView
 
@@ -15,17 +22,18 @@ CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
 _NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
-_PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name"}
+_PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name", NETWORKS: "network"}
 
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
     "the VM",
-    "status": "its node writes it again with the VM's next change; where the VM is gone, `virtbus "
+    "status": "its node writes it again with the VM's next change; if the VM is gone, `virtbus "
     "vm delete {uid}` removes it",
     "name claim": "`virtbus vm delete NAME` frees the name",
-    "volume": "`virtbus volume delete NAME` frees the name; data that this controller never knew "
-    "stays on its node",
+    "volume": "`virtbus volume delete NAME` frees the name; data that this controller does not "
+    "know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
+    "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
 }
@@ -120,17 +128,17 @@ class Damaged:
     def alarms(self) -> tuple[str, ...]:
         """Return a sentence for each of the first NAMED_IN_ALARM values, and one for the rest."""
         found = sorted(self)
-        told = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
-        more = len(told) - NAMED_IN_ALARM
+        texts = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
+        more = len(texts) - NAMED_IN_ALARM
         rest = [f"{more} more values on the bus cannot be read: dead letters name them"]
-        return tuple(told[:NAMED_IN_ALARM] + (rest if more > 0 else []))
+        return tuple(texts[:NAMED_IN_ALARM] + (rest if more > 0 else []))
 
     def shown(self, view: VmView) -> VmView:
         """Return the view with a condition for each unreadable value of the VM."""
         if not self._found:
             return view
         found = [one for one in self.of(view.uid) if one.kind != "status" or _own(one, view)]
-        return view.model_copy(update={"conditions": view.conditions + _told(found)})
+        return view.model_copy(update={"conditions": view.conditions + _conditions(found)})
 
 
 def _own(found: Unreadable, view: VmView) -> bool:
@@ -138,7 +146,7 @@ def _own(found: Unreadable, view: VmView) -> bool:
     return found.key.split(".")[2] == view.node
 
 
-def _told(found: Iterable[Unreadable]) -> tuple[Condition, ...]:
+def _conditions(found: Iterable[Unreadable]) -> tuple[Condition, ...]:
     return tuple(
         Condition(
             type=CONDITION,

@@ -1,14 +1,15 @@
-"""Decodes values of the bucket `vm`: records, claims, node states, volumes, image names."""
+"""Decodes values of the bucket `vm`: records, claims, node states, named objects."""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import (
     of_operation,
     read_image_name,
+    read_network,
     read_record,
     read_stored,
     read_volume,
@@ -18,6 +19,7 @@ from virtbus.schemas.subjects import (
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
     JOIN_KEY,
+    NETWORK_KEYS,
     NODE_SPEC_KEY,
     RESERVED,
     VOLUME_KEYS,
@@ -25,12 +27,14 @@ from virtbus.schemas.subjects import (
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | VolumeRecord | ImageNameRecord
+NamedRecord = VolumeRecord | ImageNameRecord | NetworkRecord
+VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | NamedRecord
 
 
-_BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], VolumeRecord | ImageNameRecord]], ...] = (
+_BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
     (VOLUME_KEYS, read_volume),
     (IMAGE_NAME_KEYS, read_image_name),
+    (NETWORK_KEYS, read_network),
 )
 
 
@@ -68,6 +72,7 @@ class Stored(NamedTuple, Generic[NamedT]):
 
 StoredVolume = Stored[VolumeRecord]
 StoredImageName = Stored[ImageNameRecord]
+StoredNetwork = Stored[NetworkRecord]
 
 
 class StoredClaim(NamedTuple):
@@ -98,10 +103,3 @@ def read_vm_key(key: str, value: bytes) -> VmKey | None:
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
         return read_stored(NameClaim, key, value)
     return read_record(key, value)
-
-
-def refuse_foreign(key: str, own: str | bool) -> None:
-    """Raise 400 if `own`, the key that a value names, is not the `key` that stores it (BUS-04)."""
-    if key != own:
-        message = f"the value at {key} belongs to another key"
-        raise VirtbusError(Code.INVALID, "foreign_record", message)

@@ -28,7 +28,7 @@ def answer(
 ) -> NameAnswer:
     """Return the first VM of `uids` that a guest of `namespace` may know and that has `address`.
 
-    Without `address`, any of the VM's addresses will do, and none.
+    Without `address`, the VM may have any addresses, or none.
     """
     for uid in uids:
         held = fleet.vms.get(uid)

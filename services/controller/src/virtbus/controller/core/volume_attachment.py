@@ -24,7 +24,7 @@ def attached(
     """Return the record with the volume as the content of `disk`; unchanged if it has the volume.
 
     Raises:
-        VirtbusError: 400 the disk is not possible; 403 the volume has another owner; 409 as
+        VirtbusError: 400 the disk is invalid; 403 the volume has another owner; 409 as
             `refuse_up`, or the VM has a disk of that name.
     """
     ref = ref_of(volume)
@@ -67,7 +67,7 @@ def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) ->
 
 
 def disks_of(record: VmRecord, ref: VolumeRef) -> set[str]:
-    """Return the names of the VM's disks that are the volume, at any size."""
+    """Return the names of the VM's disks whose content is the volume; sizes may differ."""
     return {name for name, one in record.volume_refs.items() if one.folder == ref.folder}
 
 

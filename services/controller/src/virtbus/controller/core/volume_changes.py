@@ -1,54 +1,26 @@
 """Decides about creates, changes and deletes of volumes, and shows volumes (ADR 0045)."""
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 
+from virtbus.controller.core import named_creates
 from virtbus.controller.core.mutations import changed_paths
+from virtbus.controller.core.named_creates import CreateStep
 from virtbus.controller.core.unreadable import Unreadable
 from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_holds import fill_of, plain_spec
 from virtbus.schemas.bounds import VOLUME_ACCEPTED_BYTES
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import DISK_MIN
-from virtbus.schemas.volume import VolumeRecord, VolumeSpec, VolumeState
+from virtbus.schemas.volume import FillState, VolumeRecord, VolumeSpec, VolumeState
 from virtbus.schemas.volume_api import VolumeAsk, VolumeUpdate, VolumeView
 from virtbus.schemas.volume_ref import VolumeRef
-from virtbus.schemas.wire import encode, invalid, validate
-
-
-class CreateStep(Enum):
-    """The next step of a create, by the last message of its key."""
-
-    PUT = "put"
-    """The name is free; write at the revision that was read."""
-    SAME = "same"
-    """The volume exists, unchanged."""
+from virtbus.schemas.wire import encode, invalid
 
 
 def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) -> CreateStep:
-    """Return the next step of a create.
-
-    `there` is the volume that has the name, `ended` the uid in a purge marker, or empty.
-
-    Raises:
-        VirtbusError: 409 another volume has the name, or it is not as requested, or it is being
-            deleted; 410 the uid was deleted.
-    """
-    if there is None:
-        if ended == wanted.uid:
-            message = f"uid {wanted.uid} was deleted; create the volume under a new uid"
-            raise VirtbusError(Code.GONE, "deleted", message)
-        return CreateStep.PUT
-    refuse_deleting(there)
-    if there.uid != wanted.uid:
-        message = (
-            f"the name {there.name} is taken in namespace {there.namespace} by the volume "
-            f"{there.uid}; choose another, or delete that volume first"
-        )
-        raise VirtbusError(Code.CONFLICT, "name_taken", message)
-    if details := _differences(there, wanted):
-        message = f"uid {there.uid} is {there.name} already, and not as asked for here"
-        raise VirtbusError(Code.CONFLICT, "uid_taken", message, details=details)
-    return CreateStep.SAME
+    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    differences = _differences(there, wanted) if there is not None else ()
+    return named_creates.create_step(there, ended, wanted, "volume", differences)
 
 
 def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
@@ -65,10 +37,12 @@ def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
 
 def _differences(there: VolumeRecord, wanted: VolumeRecord) -> tuple[Detail, ...]:
     before, after = (one.spec.model_dump(mode="json") for one in (there, wanted))
+    if not wanted.spec.size:  # that of the source, which is known by now
+        after["size"] = before["size"]
     paths = [*changed_paths(before, after, "spec")]
     if wanted.node not in {"", there.node}:
         paths.append("node")
-    return tuple(Detail(path=path, message="is another") for path in paths)
+    return tuple(Detail(path=path, message="differs") for path in paths)
 
 
 def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
@@ -132,9 +106,9 @@ def _in_use(record: VolumeRecord) -> VirtbusError:
 def mended(
     want: VolumeAsk, known: VolumeRecord | None, users: Sequence[str], uid: str
 ) -> VolumeRecord:
-    """Return the volume as deleted, in place of a record that cannot be read.
+    """Return a record of the volume that is being deleted, in place of an unreadable record.
 
-    `known` is its last readable record, if any. Without one, `uid` is given to it, and its data
+    `known` is its last readable record, if any. Without one, the volume gets `uid`, and its data
     stays on its node. `users` are the uids of VMs that name it.
 
     Raises:
@@ -145,6 +119,13 @@ def mended(
         raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
     if known is not None:
         refuse_other(want, known)
+        if known.holder:
+            message = (
+                f"VM {known.holder} held {want.name}, whose record cannot be read; once no guest "
+                f"of that VM runs: `virtbus volume detach {want.name} -n {want.namespace} --gone "
+                f"{known.holder}`"
+            )
+            raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
         return deleting(known)
     return VolumeRecord(
         uid=want.uid or uid,
@@ -157,19 +138,19 @@ def mended(
 
 
 def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
-    """Return a volume whose data is on `node`, by the node's copy of what it is.
+    """Return a volume whose data is on `node`, from the node's copy of its reference.
 
     Raises:
-        VirtbusError: 400 the copy is not possible as a volume.
+        VirtbusError: 400 the copy does not describe a valid volume.
     """
-    plain = {"size": ref.size_bytes, "source": {"image": ref.image or None}}
     return VolumeRecord(
         uid=ref.uid,
         namespace=ref.namespace,
         name=ref.name,
-        spec=validate(VolumeSpec, plain),
+        spec=plain_spec(ref),
         node=node,
         bound=True,
+        fill=fill_of(ref),
         target=ref.target,
         created_ns=now_ns,
     )
@@ -182,9 +163,7 @@ def has_data(record: VolumeRecord) -> bool:
 
 def refuse_deleting(record: VolumeRecord) -> None:
     """Raise 409 while the volume is being deleted."""
-    if record.deleting:
-        message = f"{record.name} is being deleted; repeat after volume.deleted"
-        raise VirtbusError(Code.CONFLICT, "deleting", message)
+    named_creates.refuse_deleting(record, "volume")
 
 
 def refuse_large(record: VolumeRecord) -> None:
@@ -200,9 +179,7 @@ def refuse_large(record: VolumeRecord) -> None:
 
 def refuse_other(want: VolumeAsk, record: VolumeRecord) -> None:
     """Raise 409 if the volume of the requested name has another uid than the requested one."""
-    if want.uid is not None and want.uid != record.uid:
-        message = f"{record.name} is the volume {record.uid}, not {want.uid}; leave uid out"
-        raise VirtbusError(Code.CONFLICT, "not_its_uid", message)
+    named_creates.refuse_other(want.uid, record, "volume")
 
 
 def not_found(want: VolumeAsk) -> VirtbusError:
@@ -220,6 +197,9 @@ def state_of(record: VolumeRecord) -> VolumeState:
         return VolumeState.DELETING
     if record.lost:
         return VolumeState.LOST
+    if record.fill is not None and record.fill.state is not FillState.FILLED:
+        failed = record.fill.state is FillState.FAILED
+        return VolumeState.FILL_FAILED if failed else VolumeState.FILLING
     if record.holder:
         return VolumeState.IN_USE
     return VolumeState.BOUND if record.bound else VolumeState.AVAILABLE
@@ -253,8 +233,15 @@ def shown(held: StoredVolume, holder_name: str, message: str = "") -> VolumeView
         holder=record.holder,
         holder_name=holder_name,
         held_since_ns=record.held_since_ns,
+        fill_operation=_open_fill(record),
         deleting=record.deleting,
         generation=record.generation,
         revision=held.revision,
         created_ns=record.created_ns,
     )
+
+
+def _open_fill(record: VolumeRecord) -> str:
+    """Return the operation of a fill that has not succeeded."""
+    fill = record.fill
+    return "" if fill is None or fill.state is FillState.FILLED else fill.operation

@@ -3,9 +3,10 @@
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.vm import VmRecord, VmSpec
-from virtbus.schemas.volume import VolumeRecord, VolumeSource, VolumeSpec
+from virtbus.schemas.vm import DISK_MIN, VmRecord, VmSpec
+from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord, VolumeSpec
 from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.wire import validate
 
 
 def wanted_volumes(spec: VmSpec) -> dict[str, str]:
@@ -20,9 +21,31 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
         namespace=record.namespace,
         name=record.name,
         size_bytes=record.spec.size,
-        image=record.spec.source.image or "",
-        target=record.target,
+        image="" if record.fill is not None else record.spec.source.image or "",
+        target=None if record.fill is not None else record.target,
+        copied=record.fill is not None,
     )
+
+
+def _is_same(now: VolumeRef, ref: VolumeRef) -> bool:
+    """Return True if a volume is as a VM's record describes it.
+
+    A copy may have got its size after that record was made.
+    """
+    return now == ref or (
+        not ref.size_bytes and now == ref.model_copy(update={"size_bytes": now.size_bytes})
+    )
+
+
+def fill_of(ref: VolumeRef) -> VolumeFill | None:
+    """Return the fill of a volume that only its VM's record or its node describes."""
+    return VolumeFill(state=FillState.FILLED) if ref.copied else None
+
+
+def plain_spec(ref: VolumeRef) -> VolumeSpec:
+    """Return the specification of a volume from its reference; a copy's source is unknown."""
+    size = max(ref.size_bytes, DISK_MIN) if ref.copied else ref.size_bytes
+    return validate(VolumeSpec, {"size": size, "source": {"image": ref.image or None}})
 
 
 def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
@@ -34,7 +57,8 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
         uid=ref.uid,
         namespace=ref.namespace,
         name=ref.name,
-        spec=VolumeSpec(size=ref.size_bytes, source=VolumeSource(image=ref.image or None)),
+        spec=plain_spec(ref),
+        fill=fill_of(ref),
         node="" if vm.node == UNPLACED else vm.node,
         bound=vm.node != UNPLACED,
         holder=vm.uid,
@@ -89,7 +113,7 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
             503 `contended` it changed after the VM's record was made.
     """
     record = refuse_hold(there, ref.name, ref.namespace, vm.uid)
-    if ref_of(record) != ref:
+    if not _is_same(ref_of(record), ref):
         message = f"the volume {ref.name} has changed meanwhile; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
     since_ns = record.held_since_ns if record.holder else now_ns

@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from virtbus.controller.core.placement import Candidate, Demand, Placement, place
+from virtbus.controller.core.allocations import takes_room
+from virtbus.controller.core.demand import Demand, demand_of
+from virtbus.controller.core.network_demand import NO_TARGETS, Targets
+from virtbus.controller.core.placement import Candidate, Placement, place
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
@@ -17,16 +20,22 @@ class Home(NamedTuple):
     volume: str
 
 
-Wait = tuple[Demand, bool, bool, Home | None]
-"""The place that a waiting VM needs: demand, needs capacity, strict, and its volumes' node."""
+class Wait(NamedTuple):
+    """The place that a waiting VM needs. VMs with equal ones fit on the same nodes."""
+
+    demand: Demand
+    powered: bool
+    """It needs capacity now."""
+    strict: bool
+    home: Home | None
 
 
 def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
     """Return the node of the volumes, None if they have none yet; 409 if there are two nodes."""
     homes = {one.node: Home(one.node, one.name) for one in volumes if one.node}
     if len(homes) > 1:
-        told = ", ".join(f"{one.volume} on {one.node}" for one in homes.values())
-        message = f"no node has all of its volumes: {told}; use volumes of one node"
+        placed = ", ".join(f"{one.volume} on {one.node}" for one in homes.values())
+        message = f"no node has all of its volumes: {placed}; use volumes of one node"
         details = tuple(
             Detail(path=f"volume/{one.volume}", message=f"is on {one.node}")
             for one in homes.values()
@@ -35,7 +44,20 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
     return next(iter(homes.values()), None)
 
 
-def known_home(record: VmRecord, volumes: Volumes) -> Home | None:
+def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
+    """Return the place that a VM needs; its volumes' node is by the cache."""
+    home = _known_home(record, volumes)
+    demand = demand_of(record.spec, record.network_targets)
+    return Wait(demand, takes_room(record), record.reserved, home)
+
+
+def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> Placement:
+    """Return the placement of a waiting VM as `place_near`."""
+    how = {"powered": wait.powered, "strict": wait.strict}
+    return place_near(record.spec, nodes, wait.home, targets=record.network_targets, **how)
+
+
+def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
     """Return the node of a VM's volumes by the cache; None if they have none yet."""
     for ref in record.volume_refs.values():
         held = volumes.get(ref.namespace, ref.name)
@@ -56,13 +78,14 @@ def place_near(
     *,
     powered: bool = True,
     strict: bool = False,
+    targets: Targets = NO_TARGETS,
 ) -> Placement:
     """Return the placement of a VM as `place`, on the node of its volumes only."""
-    found = place(spec, near(nodes, home), powered=powered, strict=strict)
+    found = place(spec, near(nodes, home), powered=powered, strict=strict, targets=targets)
     if home is None:
         return found
     why = f"does not have the volume {home.volume}, which is on {home.node}"
     refused = {one.record.node: why for one in nodes if one.record.node != home.node}
     if len(refused) == len(nodes):
-        refused[home.node] = f"has the volume {home.volume}, and is not there"
+        refused[home.node] = f"has the volume {home.volume}, and is not available"
     return Placement(found.fit, {**refused, **found.refused})

@@ -6,16 +6,18 @@ from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.subjects import volume_record
-from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume import FillState, VolumeRecord
 
 
 class Volumes(NamedRecords[VolumeRecord]):
-    """The volumes by key, also by uid, and those that are being deleted."""
+    """The volumes by key, also by uid, and those that are being deleted or filled."""
 
     def __init__(self) -> None:
         super().__init__(read_volume, lambda one: volume_record(one.namespace, one.name))
         self.deleting: set[str] = set()
         """The keys of volumes that are being deleted."""
+        self.filling: set[str] = set()
+        """The keys of volumes whose content is being copied."""
         self._keys: dict[str, str] = {}
         """By uid: the key of the volume."""
 
@@ -23,6 +25,7 @@ class Volumes(NamedRecords[VolumeRecord]):
         """Drop a volume that a complete list does not contain."""
         known = self.at(key)
         self.deleting.discard(key)
+        self.filling.discard(key)
         if known is not None:
             self._keys.pop(known.record.uid, None)
         super().forget(key)
@@ -32,6 +35,8 @@ class Volumes(NamedRecords[VolumeRecord]):
         self._keys[held.record.uid] = key
         if held.record.deleting:
             self.deleting.add(key)
+        if held.record.fill is not None and held.record.fill.state is FillState.FILLING:
+            self.filling.add(key)
 
     # --- answers --------------------------------------------------------------------------
     def get(self, namespace: str, name: str) -> StoredVolume | None:

@@ -136,6 +136,6 @@ class BusStorageGuard:
 
 _NOT_STORED = (
     "the bus answers but stores nothing: its server's disk is full or failing; free space there"
-    " (`virtbus up` then mends it; a server of your own: restart it), then repeat with the same id;"
-    " VMs run on"
+    " (`virtbus up` then repairs it; restart a server of your own), then repeat with the same id;"
+    " VMs keep running"
 )

@@ -79,7 +79,7 @@ class Evacuations:
         for uid in sorted(fleet.evacuating):
             held = fleet.vms.get(uid)
             if held is not None and not fleet.damaged.record_of(uid):
-                await self._go_on(held, places, check)
+                await self._continue(held, places, check)
         for node, node_spec in sorted(node_specs.items()):
             if node_spec.fenced is not None:
                 await self._fenced(node, node_spec, node_spec.fenced, places, check)
@@ -95,7 +95,7 @@ class Evacuations:
         there = [held for held in there if not fleet.damaged.record_of(held.record.uid)]
         return sorted(there, key=lambda held: held.record.created_ns)
 
-    async def _go_on(self, held: StoredVm, places: EvacuationTargets, check: Check) -> None:
+    async def _continue(self, held: StoredVm, places: EvacuationTargets, check: Check) -> None:
         """Move a leaving VM once its node has released it; until then reserve its target."""
         record, uid = held.record, held.record.uid
         if not released_by_node(record, self._fleet.last_status(record)):
@@ -169,8 +169,8 @@ class Evacuations:
             since_s = now_s
             self._fences[node] = (fence, since_s)
         seen = self._fleet.nodes.get(node)
-        said = seen.record.state if seen is not None else NodeState.LEFT
-        heard = seen is not None and seen.heard_s > since_s and said is not NodeState.LEFT
+        reported = seen.record.state if seen is not None else NodeState.LEFT
+        heard = seen is not None and seen.heard_s > since_s and reported is not NodeState.LEFT
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
     async def _finish(self, held: StoredVm, fence: Fenced) -> None:

@@ -29,10 +29,10 @@ SAID_BYTES = 500
 
 @dataclass(frozen=True, slots=True)
 class FenceResult:
-    """The result of the command; `said` is its exit code and last output, or its error."""
+    """The result of the command; `output` is its exit code and last output, or its error."""
 
     done: bool
-    said: str
+    output: str
 
 
 Command = Callable[[str], Awaitable[FenceResult]]
@@ -56,7 +56,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
             return FenceResult(False, f"{words[0]}: {error.strerror}")
         try:
             async with asyncio.timeout(timeout_s):
-                said = await _end_of(process)
+                output = await _end_of(process)
                 code = await process.wait()
         except TimeoutError:
             return FenceResult(False, f"did not end in {timeout_s:g} s")
@@ -65,7 +65,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.communicate()
-        return FenceResult(code == 0, f"exit code {code}" + (f": {said}" if said else ""))
+        return FenceResult(code == 0, f"exit code {code}" + (f": {output}" if output else ""))
 
     return run
 
@@ -126,7 +126,7 @@ class FenceAgent:
                 "%s is not fenced: %s; retry in %.0f s, or declare it off: `virtbus node "
                 "fence %s --confirm HOW`",
                 node,
-                answer.said,
+                answer.output,
                 RETRY_S,
                 node,
                 extra=extra,
@@ -137,4 +137,4 @@ class FenceAgent:
             log.warning("%s is back, or many nodes are silent: not fenced", node, extra=extra)
             return
         revision = tenure.check()
-        await self._nodes.prove(node, self._nodes.proof(seen, "agent", answer.said), revision)
+        await self._nodes.prove(node, self._nodes.proof(seen, "agent", answer.output), revision)

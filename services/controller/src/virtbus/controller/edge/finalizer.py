@@ -150,7 +150,7 @@ class Finalizer:
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = {
             subjects.vm_status(node, uid): revision
-            for node, uid, revision in self._told_statuses()
+            for node, uid, revision in self._all_statuses()
             if uid not in fleet.vms
             and not fleet.silent(node, now_s)
             and fleet.node_spec_of(node).fenced is None
@@ -158,7 +158,7 @@ class Finalizer:
         due = self._statuses.due(found, now_s, grace_s)
         return sum([await self._passing(self._sweep_status(key), key) for key in due])
 
-    def _told_statuses(self) -> Iterator[tuple[str, str, int]]:
+    def _all_statuses(self) -> Iterator[tuple[str, str, int]]:
         """Yield node, uid and revision of each status, including unreadable ones."""
         for (node, uid), (_, revision) in self._fleet.statuses.items():
             yield node, uid, revision

@@ -1,4 +1,4 @@
-"""Handles requests about the fleet: `image.*`, `network.list`, `bus.status` and `vm.events`."""
+"""Handles requests about the fleet: `image.*`, `network.offers`, `bus.status` and `vm.events`."""
 
 import asyncio
 from collections import Counter
@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from virtbus.bus.client.owners import node_of
 from virtbus.bus.client.ports import HISTORY_BYTES, Bus, Request, StoredMessage, StreamReport
 from virtbus.bus.errors import BusError
 from virtbus.controller.core import history, pages
@@ -14,6 +15,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.core.runtime_nodes import check_node
 from virtbus.controller.core.vm_states import visible_state
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.image_names import ImageNameReads
@@ -51,7 +53,7 @@ Model = TypeVar("Model", bound=BaseModel)
 CONSUMERS_SHOWN = 500
 """Limit of shown consumers of a stream, largest lag first; each node has three consumers."""
 EVENTS_AT_ONCE = 200
-"""Most events in an answer, even if the request's limit is higher; `next_after` continues."""
+"""Maximum events in an answer, even if the request's limit is higher; `next_after` continues."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
@@ -99,6 +101,7 @@ class FleetApi:
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
+        check_node(node_of(request.account), want.node)
         nodes = self._named(want.node)
         target = await self._image_names.of_ref(want.ref, want.namespace)
         job = want.job or self._bus.sources.uuid7()
@@ -107,7 +110,7 @@ class FleetApi:
         late = [error for error in errors.values() if error.code == Code.DEADLINE]
         if late or (errors and not images):
             raise next(iter(late or errors.values()))
-        return PulledImages(images=images, errors=_told(errors))
+        return PulledImages(images=images, errors=_texts(errors))
 
     async def delete_image(self, request: Request) -> DeletedImages:
         """Remove an image; 404 only if no node had it."""
@@ -118,7 +121,7 @@ class FleetApi:
         failed = {n: error for n, error in errors.items() if error.code != Code.NOT_FOUND}
         if errors and not gone:
             raise next(iter((failed or errors).values()))
-        return DeletedImages(nodes=gone, errors=_told(failed))
+        return DeletedImages(nodes=gone, errors=_texts(failed))
 
     def _named(self, node: str | None) -> list[str]:
         """Return the given node, or all nodes for None; raise VirtbusError if there is none."""
@@ -230,7 +233,7 @@ def _may_be_cut(stored: Sequence[StoredMessage]) -> bool:
     return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
 
 
-def _told(errors: Mapping[str, VirtbusError]) -> dict[str, str]:
+def _texts(errors: Mapping[str, VirtbusError]) -> dict[str, str]:
     return {node: error.body.message for node, error in errors.items()}
 
 

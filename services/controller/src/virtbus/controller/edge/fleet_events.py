@@ -2,10 +2,10 @@
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus
+from virtbus.controller.core.vm_keys import NamedRecord
 from virtbus.schemas import subjects
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
@@ -16,7 +16,7 @@ record's creation."""
 
 
 class FleetEvents:
-    """The controller's events of VMs, nodes, volumes and image names."""
+    """The controller's events of VMs, nodes and named objects."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -29,10 +29,8 @@ class FleetEvents:
             subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
         )
 
-    def named(
-        self, kind: EventKind, record: VolumeRecord | ImageNameRecord, revision: int, message: str
-    ) -> None:
-        """Emit an event of a volume or image name; `revision` is that of the change or end."""
+    def named(self, kind: EventKind, record: NamedRecord, revision: int, message: str) -> None:
+        """Emit an event of a named object; `revision` is that of the change or end."""
         event = self._events.event(
             kind,
             uid=record.uid,

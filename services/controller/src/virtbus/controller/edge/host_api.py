@@ -83,8 +83,8 @@ class HostApi(NodeApi):
         if last is None:
             message = f"{node} was not heard by this controller; start it, then repeat"
             raise VirtbusError(Code.CONFLICT, "node_silent", message, after_ms=5000)
-        said = {name: getattr(want, name) for name in type(approval(last[0])).model_fields}
-        given = {name: value for name, value in said.items() if value is not None}
+        fields = {name: getattr(want, name) for name in type(approval(last[0])).model_fields}
+        given = {name: value for name, value in fields.items() if value is not None}
         approved = approval(last[0]).model_copy(update=given)
         change = {"approved": approved}
         if await self._record(node, lambda host: host.model_copy(update=change), request):
@@ -122,7 +122,7 @@ class HostApi(NodeApi):
             self._fleet.hosts.took(node, host, revision)
             self._fleet.offer(node)
             return True
-        message = f"what is known of the host of {node} keeps changing; repeat the request"
+        message = f"the host record of {node} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
 
@@ -136,7 +136,7 @@ class HostDuty:
 
     async def run(self, tenure: LeaderTerm) -> None:
         """Check each second, while the lease is held; never returns by itself."""
-        told: set[tuple[str, str]] = set()
+        reported: set[tuple[str, str]] = set()
         while True:
             await asyncio.sleep(LOOK_S)
             hosts = self._fleet.hosts
@@ -148,11 +148,11 @@ class HostDuty:
                 (node, one.instance): one for node in hosts.rivals for one in hosts.waiting(node)
             }
             for (node, instance), one in rivals.items():
-                if (node, instance) not in told:
+                if (node, instance) not in reported:
                     message = f"a second agent on {one.hostname} is kept out: {one.why}"
                     log.error("%s: %s", node, message, extra={"code": "node_rival", "node": node})
                     self._events.node(EventKind.NODE_RIVAL, node, message, instance)
-            told = set(rivals)
+            reported = set(rivals)
 
     async def _first(self, record: NodeRecord) -> None:
         """Record host and capacity of a node's first heartbeat; later ones change nothing."""

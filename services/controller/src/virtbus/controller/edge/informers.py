@@ -8,17 +8,22 @@ from contextlib import suppress
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.named_records import NamedRecords
+from virtbus.controller.core.networks import Networks
 from virtbus.controller.core.operations import Operations
+from virtbus.controller.core.volumes import Volumes
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import DeadLetter
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.records import of_operation
 
 log = logging.getLogger(__name__)
 
+_NAMED = (subjects.VOLUME_KEYS, subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS)
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
@@ -142,10 +147,8 @@ class Informers:
             fleet.offer(node)
         elif key.endswith(f".{subjects.IMAGES_KEY}"):
             fleet.purge_images(key)
-        elif key.startswith(subjects.VOLUME_KEYS):
-            fleet.volumes.forget(key)
-        elif key.startswith(subjects.IMAGE_NAME_KEYS):
-            fleet.images.names.forget(key)
+        elif key.startswith(_NAMED):
+            _named(fleet, key).forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 
@@ -163,11 +166,12 @@ class Informers:
             *(subjects.node_host(node) for node in fleet.hosts.records),
             *fleet.volumes.keys(),
             *fleet.images.names.keys(),
+            *fleet.networks.keys(),
             *fleet.operations.keys(),
         }
 
     def _vm(self, entry: Entry) -> str | None:
-        if entry.key.startswith((subjects.VOLUME_KEYS, subjects.IMAGE_NAME_KEYS)):
+        if entry.key.startswith(_NAMED):
             _take_named(self._fleet, entry)
             return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
@@ -241,13 +245,19 @@ class Informers:
 
 
 def _take_named(fleet: Fleet, entry: Entry) -> None:
-    """Process a volume or an image name."""
-    of_volume = entry.key.startswith(subjects.VOLUME_KEYS)
-    cache = fleet.volumes if of_volume else fleet.images.names
+    """Process a volume, an image name or a network."""
+    cache = _named(fleet, entry.key)
     if entry.kind is EntryKind.PURGE:
         cache.purge(entry.key, entry.revision)
     else:
         cache.put(entry.key, entry.value, entry.revision)
+
+
+def _named(fleet: Fleet, key: str) -> Volumes | NamedRecords[ImageNameRecord] | Networks:
+    """Return the cache of a named object's kind."""
+    if key.startswith(subjects.VOLUME_KEYS):
+        return fleet.volumes
+    return fleet.networks if key.startswith(subjects.NETWORK_KEYS) else fleet.images.names
 
 
 def _take_operation(operations: Operations, entry: Entry) -> None:

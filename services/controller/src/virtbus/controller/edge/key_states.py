@@ -22,7 +22,7 @@ def purged(entry: Entry | None) -> bool:
 
 
 def ended(entry: Entry | None) -> bool:
-    """Return True if a uid has no record and no tombstone, and did not move; also after its end."""
+    """Return True if a uid was never written or was deleted; a moved VM's marker gives False."""
     return entry is None or (purged(entry) and entry.why == DELETED)
 
 

@@ -10,7 +10,7 @@ from virtbus.schemas.names import NameAnswer, NameAsk
 from virtbus.schemas.wire import validate
 
 INDEX_FRESH_S = 5.0
-"""Age of the index of addresses at which a question makes it again. netd caches as long."""
+"""Maximum age of the index of addresses. netd caches answers for the same time."""
 STATUSES_A_STEP = 500
 """Statuses that are indexed before other tasks run: 0.5 ms of CPU."""
 

@@ -35,7 +35,7 @@ EVENTS: dict[NodeState, tuple[EventKind, str]] = {
         EventKind.NODE_DOWN,
         "has not been heard for 25 s; nothing is started elsewhere",
     ),
-    NodeState.LEFT: (EventKind.NODE_LEFT, "its agent was stopped; its guests run on"),
+    NodeState.LEFT: (EventKind.NODE_LEFT, "its agent was stopped; its guests keep running"),
 }
 
 

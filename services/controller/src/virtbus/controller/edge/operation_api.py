@@ -12,8 +12,9 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation, shown
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.volume_changes import not_found
-from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
+from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_writes import OperationWrites
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.volume_writes import VolumeWrites
@@ -54,8 +55,8 @@ class OperationApi:
     ) -> None:
         self._fleet = fleet
         self._events = events
-        self._storage = storage
-        self._limits = limits
+        self._room = OperationRoom(fleet, storage, limits.quota)
+        self._keep_s = limits.keep_s
         self._vms = vms
         self._volumes = VolumeWrites(bus)
         self._writes = OperationWrites(bus)
@@ -77,7 +78,7 @@ class OperationApi:
             }
         )
         if self._fleet.operations.of_id(record.id) is None:
-            self._refuse_more(want.namespace)
+            self._room.refuse_more(want.namespace)
         refuse_late(request.deadline_s)
         held, created = await self._writes.create(record)
         self._fleet.operations.apply(held)
@@ -99,13 +100,6 @@ class OperationApi:
         held = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), account)
         return exports.of_vm(want, held.record, self._vms.show(held).state)
 
-    def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need."""
-        self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
-        if why := self._limits.quota.full(self._fleet.operations, namespace, "operations"):
-            message = f"{why}; `virtbus operation delete` removes those that have ended"
-            raise VirtbusError(Code.EXHAUSTED, "operation_quota", message, after_ms=10_000)
-
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> OperationView:
         want = validate(OperationAsk, request.data)
@@ -113,7 +107,7 @@ class OperationApi:
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(OperationList, request.data)
-        operations, keep_s = self._fleet.operations, self._limits.keep_s
+        operations, keep_s = self._fleet.operations, self._keep_s
         found = (
             (key, operations.show(held, keep_s))
             for key, held in operations.listed(want.namespace, pages.key_of(want.continue_))
@@ -153,7 +147,7 @@ class OperationApi:
 
     async def _show(self, held: StoredOperation) -> OperationView:
         status = (await self._writes.status(held.record)).status
-        view = shown(held.record, status, self._limits.keep_s)
+        view = shown(held.record, status, self._keep_s)
         now_s = asyncio.get_running_loop().time()
         if status.ended or not self._fleet.silent(held.record.node, now_s):
             return view

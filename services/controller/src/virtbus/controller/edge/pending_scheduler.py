@@ -8,11 +8,10 @@ from typing import NamedTuple
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
-from virtbus.controller.core.allocations import takes_room, with_vm
+from virtbus.controller.core.allocations import with_vm
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.placement import demand_of
 from virtbus.controller.core.vm_keys import StoredVm
-from virtbus.controller.core.volume_placement import Wait, known_home, place_near
+from virtbus.controller.core.volume_placement import Wait, place_waiting, wait_of
 from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
@@ -92,20 +91,17 @@ class PendingScheduler:
         hopeless: set[Wait] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
-            needs = takes_room(record)
-            home = known_home(record, fleet.volumes)
-            kind = (demand_of(record.spec), needs, record.reserved, home)
+            wait = wait_of(record, fleet.volumes)
             declined = self._declined.get(record.uid, {})
-            if record.ending or (kind in hopeless and record.node == UNPLACED):
+            if record.ending or (wait in hopeless and record.node == UNPLACED):
                 continue
             others = [one for name, one in nodes.items() if name not in declined]
-            how = {"powered": needs, "strict": record.reserved}
-            found = place_near(record.spec, others, home, **how)
+            found = place_waiting(record, wait, others)
             if not found.nodes:
                 if record.node != UNPLACED:
                     yield Choice(held, UNPLACED, "")
                 elif not declined:
-                    hopeless.add(kind)
+                    hopeless.add(wait)
                 continue
             best = found.nodes[0]
             nodes[best] = with_vm(nodes[best], record)

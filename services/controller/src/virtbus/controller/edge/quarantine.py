@@ -17,6 +17,7 @@ from virtbus.controller.core.unrecorded_vms import is_held
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
@@ -48,6 +49,7 @@ class Quarantines:
         self._events = events
         self._commits = Commits(bus, fleet)
         self._volumes = VolumeWrites(bus)
+        self._networks = NetworkWrites(bus)
 
     async def quarantine(self, request: Request) -> NodeQuarantined:
         want = validate(NodeQuarantine, request.data)
@@ -87,16 +89,16 @@ class Quarantines:
         """Raise 409 if another VM has the name; done before anything is moved on the host."""
         name = want.name or kept.name
         if not (name and kept.namespace):
-            return  # no record was saved with it
+            return  # the entry has no saved record
         holder = await self._commits.holder(kept.namespace, name)
         if holder is not None and holder != kept.uid and await self._commits.latest(holder):
             message = f"VM {holder} has the name {kept.namespace}/{name}; give another: --name"
             raise VirtbusError(Code.CONFLICT, "name_taken", message)
 
     async def _write(self, record: VmRecord, *, held: bool) -> None:
-        """Write an adopted VM's record. If the record exists, only its disks were replaced.
+        """Write an adopted VM's record, unless it exists: then only the disks were replaced.
 
-        A `held` VM still has its volumes, so lost records of them are written first.
+        A `held` VM still has its volumes, so lost records of volumes are written first.
         """
         known = await self._commits.known(record.uid)
         if known.record is not None and known.node == record.node:
@@ -104,6 +106,7 @@ class Quarantines:
         try:
             if held:
                 await self._volumes.restore(record)
+                await self._networks.restore(record)
             await self._commits.write_back(record, known)
         except (ConflictError, NodeFullError) as error:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"
@@ -114,9 +117,9 @@ class Quarantines:
 class Overtaken:
     """Ends VMs that a node holds without a record after they were moved to another node.
 
-    A record with a higher epoch on another node shows the move. Normally a purge marker tells the
-    old node, but only for a day. It is missing if the host was off for longer, or if the bus was
-    rebuilt. The disks go to the quarantine.
+    A record with a higher epoch on another node shows the move. Normally a purge marker informs the
+    old node. The marker lasts a day, so it is missing if the host was off for longer. It is also
+    missing if the bus was rebuilt. The disks go to the quarantine.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -143,7 +146,7 @@ class Overtaken:
                     )
 
     def _found(self) -> list[tuple[str, str, int]]:
-        """Return node, uid and the epoch of the record elsewhere, for each such VM."""
+        """Return each moved VM as node, uid, and epoch of its record on the other node."""
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = []
         for (node, uid), (status, _) in fleet.statuses.items():

@@ -26,6 +26,7 @@ from virtbus.controller.core.rebuild_plan import (
 from virtbus.controller.core.vm_keys import StoredVm, read_vm_key
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
@@ -45,8 +46,8 @@ ANSWER_BEFORE_S = 10.0
 """Time reserved for the writes after the last node has answered or timed out."""
 WRITTEN = {
     RebuildAction.ADD: "the bus had lost it",
-    RebuildAction.RAISE: "its host had moved on",
-    RebuildAction.MOVE: "its host had moved on",
+    RebuildAction.RAISE: "its host had a newer copy",
+    RebuildAction.MOVE: "its host had a newer copy",
 }
 
 
@@ -60,6 +61,7 @@ class Rebuilds:
         self._events = events
         self._commits = Commits(bus, fleet)
         self._volumes = VolumeWrites(bus)
+        self._networks = NetworkWrites(bus)
 
     async def rebuild(self, request: Request) -> BusRebuilt:
         want = validate(BusRebuild, request.data)
@@ -81,16 +83,18 @@ class Rebuilds:
             for step in done
             if step.step in {RebuildAction.CONFLICT, RebuildAction.UNSIGNED}
         }
-        told = [
+        results = [
             await self._follow(report, dry=want.dry_run, disputed=report.node in disputed)
             for report in reports.values()
         ]
-        told += [RebuiltNode(node=node, message=failed.get(node, "is silent")) for node in silent]
+        results += [
+            RebuiltNode(node=node, message=failed.get(node, "is silent")) for node in silent
+        ]
         return BusRebuilt(
             vms=tuple(
-                _told(step) for step in done if step.step is not RebuildAction.KEEP or step.why
+                _shown(step) for step in done if step.step is not RebuildAction.KEEP or step.why
             ),
-            nodes=tuple(sorted(told, key=lambda each: each.node)),
+            nodes=tuple(sorted(results, key=lambda each: each.node)),
             kept=sum(step.step is RebuildAction.KEEP and not step.why for step in done),
         )
 
@@ -184,6 +188,7 @@ class Rebuilds:
     async def _write(self, step: RebuildAction, record: VmRecord, known: Known) -> None:
         if step in WRITTEN:
             await self._volumes.restore(record)
+            await self._networks.restore(record)
             await self._commits.write_back(record, known)
             self._events.emit(EventKind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is RebuildAction.END:
@@ -198,7 +203,7 @@ class Rebuilds:
                 await self._commits.claim(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
-        """Let a node join this bus. A node that has joined it compares its host again.
+        """Let a node join this bus. A node that has already joined lists its VMs again.
 
         A node with a VM in conflict does not join, because it would hold VMs that the bus lacks.
         """
@@ -250,7 +255,7 @@ def _soon(error: BusError | VirtbusError) -> bool:
     return isinstance(error, VirtbusError) and error.reason == "recovering"
 
 
-def _told(step: Rebuilt) -> RebuiltVm:
+def _shown(step: Rebuilt) -> RebuiltVm:
     record = step.record
     return RebuiltVm(
         uid=record.uid,

@@ -11,8 +11,9 @@ from dataclasses import replace
 from virtbus.bus.client.ports import Bus, Entry, Write
 from virtbus.bus.errors import ConflictError, UnavailableError
 from virtbus.controller.core.allocations import NOTHING
+from virtbus.controller.core.demand import demand_of, memory_of
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.placement import demand_of, memory_of, room
+from virtbus.controller.core.placement import room
 from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.schemas import subjects

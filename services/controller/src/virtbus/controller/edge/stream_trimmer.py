@@ -61,8 +61,8 @@ class StreamTrimmer:
     async def _trim(self, prefix: str, one: Excess) -> None:
         keep = one.keep if prefix == EVENTS else 0
         message = (
-            f"it took about {one.bytes >> 20} MiB of {prefix}.>: trimmed to its newest {keep}. Are "
-            f"its credentials in other hands? `virtbus bus revoke-node {one.node}` makes them void"
+            f"it took about {one.bytes >> 20} MiB of {prefix}.>: trimmed to its newest {keep}. If "
+            f"its credentials are stolen, `virtbus bus revoke-node {one.node}` makes them void"
         )
         log.error("node %s: %s", one.node, message, extra={"code": "node_floods"})
         await self._bus.trim(f"{prefix}.{one.node}.>", keep=keep)

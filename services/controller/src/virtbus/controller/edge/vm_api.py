@@ -12,6 +12,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import mutations, pages
 from virtbus.controller.core.allocations import takes_room
+from virtbus.controller.core.demand import demand_of
 from virtbus.controller.core.evacuation import (
     EvacuationTargets,
     data_loss_reason,
@@ -21,12 +22,7 @@ from virtbus.controller.core.evacuation import (
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks
-from virtbus.controller.core.placement import (
-    demand_of,
-    never_room,
-    no_room,
-    room,
-)
+from virtbus.controller.core.placement import never_room, no_room, room
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.bus_storage import BusStorageGuard
@@ -125,7 +121,7 @@ class VmApi:
         refuse_large(record)
         self._check_room(held.record, record)
         offers = [seen.record for seen in self._fleet.nodes.values()]
-        check_networks(record.spec, record.namespace, offers)
+        check_networks(record.spec, record.namespace, offers, record.network_targets)
         try:
             held = await self._commits.replace(held, record)
         except ConflictError:
@@ -154,7 +150,9 @@ class VmApi:
         now_s = asyncio.get_running_loop().time()
         node = record.node
         if node == UNPLACED:
-            message = f"{record.name} has no node yet; it goes to one as soon as one can take it"
+            message = (
+                f"{record.name} has no node yet; it gets one as soon as a node has room for it"
+            )
             raise VirtbusError(Code.CONFLICT, "unplaced", message)
         if self._fleet.silent(node, now_s) and self._fleet.node_spec_of(node).fenced is None:
             message = (
@@ -242,7 +240,8 @@ class VmApi:
         uid = ref.uid or cached
         held = await self._commits.latest(uid) if uid is not None else None
         if held is None and ref.uid is None and ref.name is not None:
-            # The cache has no holder, or an ended one: the claim has the current one.
+            # The cache has no holder of the name, or one that has ended. The claim names the
+            # current one.
             uid = await self._commits.holder(ref.namespace, ref.name)
             held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:

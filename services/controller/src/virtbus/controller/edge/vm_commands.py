@@ -99,6 +99,6 @@ class VmCommands:
         except OutcomeUnknownError as error:
             message = (
                 f"{record.node} did not answer in time: the {verb} may have happened; "
-                "repeat the request with the same id to learn of it"
+                "repeat the request with the same id to get its result"
             )
             raise VirtbusError(Code.DEADLINE, "unanswered", message) from error

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import in_time
-from virtbus.bus.client.owners import check_owner, owner_of
+from virtbus.bus.client.owners import check_owner, node_of, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
-from virtbus.controller.core.network_access import check_networks
+from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import impossible
+from virtbus.controller.core.runtime_nodes import check_selector
 from virtbus.controller.core.volume_holds import wanted_volumes
 from virtbus.controller.core.volume_placement import Home, near, place_near
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.commit import Commits, Committed
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
+from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.watch_server import WatchServer
@@ -55,13 +57,17 @@ class VmCreates:
         self._storage = storage
         self._volumes = VolumeHolders(bus)
         self._images = ImageNameReads(bus, fleet)
+        self._networks = NetworkTargets(bus, fleet)
         self._all_strict = strict
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
         """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
         admitted = admit(request.data, self._sources.uuid7())
+        self._check_home(node_of(request.account), admitted)
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
+            until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
             record = await self._with_images(self._record(admitted, request.account))
+            record = await self._with_networks(record)
             record, home = await self._with_volumes(record)
             refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
             known = self._fleet.vms.get(admitted.uid)
@@ -69,21 +75,48 @@ class VmCreates:
                 self._storage.refuse_create()
                 self._refuse_held(admitted.uid)
             nodes, why = (
-                self._choose(admitted, home) if known is None else ((known.record.node,), "")
+                self._choose(record, admitted, home)
+                if known is None
+                else ((known.record.node,), "")
             )
             # after the deadline, another controller may have answered a repeat differently
-            async with in_time(request.deadline_s):
+            deadline_s = min(request.deadline_s, until_s) if record.network_targets else None
+            async with in_time(deadline_s or request.deadline_s):
                 committed = await self._commit(record, nodes, admitted)
+            await self._check_networks(committed)
             check_owner(request.account, committed.held.record.owner)
             if self._fleet.apply(committed.held):  # before the watch delivers it
                 self._watches.changed(committed.held.record.uid)
             self._tell_created(committed, why)
         return committed, admitted.warnings
 
+    def _check_home(self, node: str, admitted: AdmittedVm) -> None:
+        """Raise 403 if a container runtime would create a VM on another node than `node`."""
+        seen = self._fleet.nodes.get(node)
+        labels = seen.record.labels if seen is not None else {}
+        check_selector(node, labels, admitted.spec.node_selector)
+
     async def _with_images(self, record: VmRecord) -> VmRecord:
-        """Return the record with what its image names stand for now."""
+        """Return the record with the current targets of its image names."""
         targets = await self._images.of_spec(record.spec, record.namespace)
         return record.model_copy(update={"image_targets": targets}) if targets else record
+
+    async def _with_networks(self, record: VmRecord) -> VmRecord:
+        """Return the record with the network objects that its spec names."""
+        targets = await self._networks.of_spec(record.spec, record.namespace)
+        return record.model_copy(update={"network_targets": targets}) if targets else record
+
+    async def _check_networks(self, committed: Committed) -> None:
+        """Delete a new VM and raise 409 if one of its networks is being deleted (ADR 0055)."""
+        record = committed.held.record
+        if not committed.created or not record.network_targets:
+            return
+        try:
+            await self._networks.check(record)
+        except VirtbusError:
+            ending = mutations.deleting(record, grace_s=0)
+            self._fleet.apply(await self._commits.replace(committed.held, ending))
+            raise
 
     async def _with_volumes(self, record: VmRecord) -> tuple[VmRecord, Home | None]:
         """Return the record with the volumes that its spec names, and their node."""
@@ -138,15 +171,20 @@ class VmCreates:
             traceparent=tracing.current_traceparent(),
         )
 
-    def _choose(self, admitted: AdmittedVm, home: Home | None) -> tuple[Sequence[str], str]:
+    def _choose(
+        self, record: VmRecord, admitted: AdmittedVm, home: Home | None
+    ) -> tuple[Sequence[str], str]:
         """Return the nodes that can take the VM, best first, and a text; 422 if none ever could."""
         spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
-        check_networks(spec, admitted.namespace, (node.record for node in nodes))
+        targets, unheard = record.network_targets, self._fleet.unheard_nodes()
+        offers = [node.record for node in nodes]
+        check_networks(spec, admitted.namespace, offers, targets)
+        refuse_unknown(spec, offers, targets, unheard)
         powered = admitted.powered or strict
-        placement = place_near(spec, nodes, home, powered=powered, strict=strict)
-        if not placement.fit and not self._fleet.unheard_nodes():
-            refusal = impossible(spec, near(nodes, home), strict=strict)
+        placement = place_near(spec, nodes, home, powered=powered, strict=strict, targets=targets)
+        if not placement.fit and not unheard:
+            refusal = impossible(spec, near(nodes, home), strict=strict, targets=targets)
             if refusal is not None:
                 raise refusal
         best = placement.nodes if strict else placement.best

@@ -37,12 +37,12 @@ class VmPower:
         )
 
     async def pause(self, request: Request) -> VmView:
-        return await self._still(request, on=True)
+        return await self._set_paused(request, on=True)
 
     async def unpause(self, request: Request) -> VmView:
-        return await self._still(request, on=False)
+        return await self._set_paused(request, on=False)
 
-    async def _still(self, request: Request, *, on: bool) -> VmView:
+    async def _set_paused(self, request: Request, *, on: bool) -> VmView:
         return await self._vms.change(
             validate(VmRef, request.data),
             lambda r: mutations.paused(r, up=self._up(r), on=on),

@@ -4,22 +4,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, may_touch, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
-from virtbus.controller.core import pages, volume_changes
+from virtbus.controller.core import pages, volume_changes, volume_fills
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
-from virtbus.controller.edge.cas import ATTEMPTS, contended
+from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
+from virtbus.controller.edge.volume_fills import VolumeFills
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.errors import Code, VirtbusError
@@ -32,6 +32,7 @@ from virtbus.schemas.volume_api import (
     VolumeCreate,
     VolumeCreated,
     VolumeDelete,
+    VolumeFillAgain,
     VolumeList,
     VolumePage,
     VolumeUpdate,
@@ -52,11 +53,13 @@ class VolumeApi:
         events: FleetEvents,
         storage: BusStorageGuard,
         quota: Quota,
+        fills: VolumeFills,
     ) -> None:
         self._fleet = fleet
         self._events = events
         self._storage = storage
         self._quota = quota
+        self._fills = fills
         self._writes = VolumeWrites(bus)
         self._orphans = VolumeOrphans(bus, fleet)
         self._images = ImageNameReads(bus, fleet)
@@ -75,6 +78,8 @@ class VolumeApi:
             created_ns=self._sources.time_ns(),
             owner=owner_of(request.account),
         )
+        if want.spec.source.is_copied:
+            record = await self._fills.planned(record, request.account)
         volume_changes.refuse_large(record)
         if self._fleet.volumes.get(want.namespace, want.name) is None:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
@@ -85,6 +90,7 @@ class VolumeApi:
         self._fleet.volumes.apply(held)
         if created:
             self.tell(EventKind.VOLUME_CREATED, held, f"{record.namespace}/{record.name}")
+        await self._fills.begin_soon(held)
         return VolumeCreated(volume=self.show(held), created=created)
 
     async def adopt(self, request: Request) -> VolumeView:
@@ -103,7 +109,7 @@ class VolumeApi:
         return self.show(held)
 
     async def _target(self, want: VolumeCreate) -> ImageTarget | None:
-        """Return what the name of the volume's image stands for, if the bus has that name."""
+        """Return the target of the volume's image name, if the bus has that name."""
         ref = want.spec.source.image
         return await self._images.of_ref(ref, want.namespace) if ref else None
 
@@ -145,8 +151,21 @@ class VolumeApi:
 
         return self.show(await self._change(want, change, EventKind.VOLUME_UPDATED, request))
 
+    async def fill(self, request: Request) -> VolumeView:
+        """Copy the content of a volume again, by another operation."""
+        want = validate(VolumeFillAgain, request.data)
+        self._fills.refuse_more(want.namespace)
+        operation = self._sources.uuid7()
+
+        def change(record: VolumeRecord) -> VolumeRecord:
+            return volume_fills.again(record, operation)
+
+        held = await self._change(want, change, EventKind.VOLUME_UPDATED, request)
+        await self._fills.begin_soon(held)
+        return self.show(held)
+
     async def delete(self, request: Request) -> VolumeView:
-        """Remove a volume. One without data ends at once, others after their node removed it."""
+        """Remove a volume: at once if it has no data, otherwise after its node removed the data."""
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
         try:
@@ -173,6 +192,19 @@ class VolumeApi:
             raise contended(f"the volume {want.name}") from error
         self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
         return held
+
+    def last_readable(
+        self, want: VolumeAsk, error: UnreadableValueError, account: str
+    ) -> StoredVolume:
+        """Return the last readable record, to be written in place of the unreadable one.
+
+        Raises `error` if there is none; 403 `not_owner`.
+        """
+        known = self._fleet.volumes.get(want.namespace, want.name)
+        if known is None or error.found.reason == "newer_schema":
+            raise error
+        check_owner(account, known.record.owner)
+        return StoredVolume(known.record, error.found.revision)
 
     def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[str]:
         """Return the uids of VMs whose records name the volume; `uid` None: with any uid."""
@@ -201,25 +233,16 @@ class VolumeApi:
         request: Request,
     ) -> StoredVolume:
         """Apply a change under concurrency, once for each request id."""
-        for _ in range(ATTEMPTS):
-            held = await self.find(want, request.account)
-            if request.id in held.record.requests:
-                return held
-            refuse_late(request.deadline_s)
-            record = with_request(change(held.record), held.record, request.id)
-            if record == held.record:
-                return held
-            try:
-                held = await self._writes.replace(held, record)
-            except ConflictError:
-                continue
+        held, changed = await self._writes.change(
+            lambda: self.find(want, request.account), change, request
+        )
+        if changed:
             self.tell(kind, held, "")
-            return held
-        raise contended(f"the volume {want.name}")
+        return held
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: VolumeAsk, account: str) -> StoredVolume:
-        """Return the volume from the leader; raises VirtbusError 404, 409 another uid, 403."""
+        """Return the volume from the leader; raise VirtbusError 404, 403 or 409 (another uid)."""
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise volume_changes.not_found(want)
@@ -241,7 +264,9 @@ class VolumeApi:
         return volume_changes.shown(held, name, self._waits(held.record))
 
     def _waits(self, record: VolumeRecord) -> str:
-        """Return why the end of a hold or the removal of the data waits; empty if it does not."""
+        """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""
+        if not record.deleting and not record.lost and (copying := self._fills.progress(record)):
+            return copying
         if record.holder and record.holder not in self._fleet.vms:
             return volume_changes.hold_remains(record, self._fleet.damaged.of(record.holder))
         node, now_s = record.node, asyncio.get_running_loop().time()

@@ -3,6 +3,7 @@
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import attached, detached
 from virtbus.controller.core.volume_holds import freed, ref_of
@@ -42,12 +43,19 @@ class VolumeAttachments:
 
     async def detach(self, request: Request) -> VolumeView:
         want = validate(VolumeDetach, request.data)
-        held = await self._volumes.find(want, request.account)
+        try:
+            held = await self._volumes.find(want, request.account)
+        except UnreadableValueError as error:
+            if want.gone is None:
+                raise
+            held = self._volumes.last_readable(want, error, request.account)
         if not held.record.holder:
             return self._volumes.show(held)
         if want.gone is not None:
-            await self._let_go(held, want.gone)
-            return await self._answer(want, request, f"VM {want.gone} is gone, says a person")
+            await self._end_hold(held, want.gone)
+            return await self._answer(
+                want, request, f"a person confirmed that VM {want.gone} is gone"
+            )
         vm = await self._vms.find(VmRef(uid=held.record.holder), request.account)
         if want.vm not in {None, vm.record.name}:
             message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
@@ -59,7 +67,7 @@ class VolumeAttachments:
         )
         return await self._answer(want, request, f"detached from {view.name}")
 
-    async def _let_go(self, held: StoredVolume, vm: str) -> None:
+    async def _end_hold(self, held: StoredVolume, vm: str) -> None:
         """End the hold of a VM without a record, because a person says that it has no guest.
 
         Raises:

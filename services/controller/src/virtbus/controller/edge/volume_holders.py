@@ -1,10 +1,12 @@
 """Sets and clears the holders of volumes in the batch that writes the record of their VM."""
 
+import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from virtbus.bus.client.owners import may_touch
 from virtbus.bus.client.ports import Bus, Write
+from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_holds import freed, held, ref_of, refuse_hold, wanted_volumes
 from virtbus.controller.core.volume_placement import Home, home_of
@@ -17,6 +19,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
 
 
 class Resolved(NamedTuple):
@@ -43,7 +47,7 @@ class VolumeHolders:
             there = await self._read(vm.namespace, name)
             found[disk] = record = refuse_hold(there, name, vm.namespace, vm.uid)
             if not may_touch(vm.owner, record.owner):
-                message = f"the volume {name} is not of {vm.owner}; use a volume of its own"
+                message = f"the volume {name} does not belong to {vm.owner}; use one that it owns"
                 raise VirtbusError(Code.DENIED, "not_owner", message)
         refs = {disk: ref_of(record) for disk, record in found.items()}
         return Resolved(refs, home_of(found.values()))
@@ -67,7 +71,16 @@ class VolumeHolders:
         return [one for one in found if one is not None]
 
     async def _free(self, ref: VolumeRef, vm: str) -> Write | None:
-        there = await self._read(ref.namespace, ref.name)
+        """Return the write that ends the VM's hold. A hold in an unreadable record stays.
+
+        So an unreadable volume delays no end of its VM. `volume.detach` with `gone` mends it.
+        """
+        try:
+            there = await self._read(ref.namespace, ref.name)
+        except UnreadableValueError as error:
+            extra = {"code": "hold_stays", "uid": ref.uid, "vm": vm}
+            log.warning("the volume %s keeps its holder: %s", ref.name, error, extra=extra)
+            return None
         record = freed(there, ref, vm)
         return None if record is None or there is None else _write(record, there.revision)
 

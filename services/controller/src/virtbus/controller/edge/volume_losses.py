@@ -14,7 +14,7 @@ SHOWN = 20
 
 
 class VolumeLosses:
-    """Marks volumes as lost. Without a request that names them, their node stays."""
+    """Marks volumes as lost. A node is not forgotten until a request names each of its volumes."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._fleet = fleet

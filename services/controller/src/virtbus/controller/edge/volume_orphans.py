@@ -37,7 +37,7 @@ class VolumeOrphans:
         ]
 
     async def find(self, want: VolumeAdopt) -> VolumeRef:
-        """Return what the requested data is, by the copy on its node.
+        """Return the reference of the requested data, from the copy on its node.
 
         Raises:
             VirtbusError: 404 there is none, or no readable copy; 409 there are several, or the node
@@ -54,7 +54,7 @@ class VolumeOrphans:
                 found.append(held.ref)
         if not found:
             message = (
-                f"{want.node} has no data of {want.namespace}/{want.name} that says what it is; "
+                f"{want.node} has no readable data of {want.namespace}/{want.name}; "
                 f"`virtbus node audit {want.node}` lists what there is"
             )
             raise VirtbusError(Code.NOT_FOUND, "no_volume_data", message)
@@ -74,7 +74,7 @@ class VolumeOrphans:
             raise VirtbusError(Code.CONFLICT, "held_on_node", message)
 
     async def _held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
-        """Yield the volumes on a node with a folder above `after`, in order."""
+        """Yield the volumes on a node whose folder is greater than `after`, in order."""
         subject = subjects.rpc(node, "imaged", "inspect")
         for _ in range(PAGES):
             ask = Inspect(volumes_after=after)
@@ -87,7 +87,7 @@ class VolumeOrphans:
 
 
 def _checked(held: HeldVolume) -> HeldVolume:
-    """Return the volume without a copy that names another folder."""
+    """Return the volume. A reference that names another folder is dropped."""
     if held.ref is not None and held.ref.folder != held.folder:
         return HeldVolume(folder=held.folder)
     return held

@@ -65,7 +65,8 @@ class VolumeRemovals:
         if held is None or not held.record.deleting:
             return
         try:
-            await self._end_operations(held.record.uid)
+            if await self._end_operations(held.record.uid):
+                return  # the status of the fill wakes the next round
             await self._release(held)
             revision = await self._writes.end(held)
         except ConflictError:
@@ -78,12 +79,18 @@ class VolumeRemovals:
         extra = {"code": "volume_deleted", "uid": held.record.uid}
         log.info("deleted volume %s", held.record.name, extra=extra)
 
-    async def _end_operations(self, uid: str) -> None:
-        """Cancel the operations of the volume. imaged releases it after their end."""
-        for operation in self._fleet.operations.open_of(uid):
+    async def _end_operations(self, uid: str) -> bool:
+        """Cancel the operations of the volume; return True while it is being filled.
+
+        imaged releases the volume after their end. It may restart in between, and then forgets the
+        release; so a fill ends first.
+        """
+        operations = self._fleet.operations.open_of(uid)
+        for operation in operations:
             if not operation.record.cancel:
                 with suppress(VirtbusError):  # it ends, or has ended
                     await self._operations.cancel(operation.record.id)
+        return any(one.record.kind == "fill" for one in operations)
 
     async def _release(self, held: StoredVolume) -> None:
         """Let the node remove the data; raises BusError if it does not answer."""

@@ -27,7 +27,7 @@ MOST_REST_S = 0.1
 """Limit of a rest. A slice may include a wait for a send, which takes no time of the loop."""
 CROWD = 8
 """Up to this many watches are served without a rest."""
-TOLD_AT_ONCE = 16
+SENT_AT_ONCE = 16
 CHANGE_FRESH_S = 1.0
 """Time for which an encoded view is reused. Some states in a view change with time alone."""
 CHANGES_KEPT = 8
@@ -42,7 +42,7 @@ class Watcher:
     owner: str = ""
     """The owner of the VMs that it may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
     renewed_s: float = math.inf
     """The loop's time of the last renewal; infinite until the first list is sent."""
     over: asyncio.Future[None] = field(
@@ -98,7 +98,7 @@ class WatchSender:
             while self._ready and loop.time() - begun_s < SLICE_S:
                 watcher = next(iter(self._ready))
                 del self._ready[watcher]
-                await self._told(watcher)
+                await self._serve(watcher)
             crowded = len(self._ready) > CROWD
             rest_s = min(REST * (loop.time() - begun_s), MOST_REST_S) if crowded else 0.0
             await asyncio.sleep(rest_s)
@@ -119,7 +119,7 @@ class WatchSender:
                 self._some, None if first_s is None else first_s + BEAT_S - loop.time()
             )
 
-    async def _told(self, watcher: Watcher) -> None:
+    async def _serve(self, watcher: Watcher) -> None:
         """Serve one watch; an error ends only this watch."""
         try:
             await self._tell(watcher)
@@ -134,7 +134,7 @@ class WatchSender:
         """Send some changes, or a heartbeat after BEAT_S without one for this watch."""
         now_s = asyncio.get_running_loop().time()
         silent_s = now_s - self._told_s[watcher]
-        for uid in tuple(islice(watcher.dirty, TOLD_AT_ONCE)):
+        for uid in tuple(islice(watcher.dirty, SENT_AT_ONCE)):
             watcher.dirty.pop(uid, None)
             reply = self._news(uid, watcher)
             if reply is not None:
@@ -159,11 +159,11 @@ class WatchSender:
         """Return the reply for a VM that may have changed; None if the watch does not cover it."""
         as_json = watcher.request.wants_json
         if uid in self._fleet.vms and self.wanted(watcher, uid):
-            watcher.told.add(uid)
+            watcher.known.add(uid)
             return self._change(uid, as_json=as_json)
-        if uid not in watcher.told:
+        if uid not in watcher.known:
             return None
-        watcher.told.discard(uid)  # it was deleted, or no longer matches the filter
+        watcher.known.discard(uid)  # it was deleted, or no longer matches the filter
         return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
     def _change(self, uid: str, *, as_json: bool) -> Rendered:

@@ -142,7 +142,7 @@ class WatchServer:
                 await self._catch_up(Position.parse(want.after))
             async with self._pace.turn(request.account):
                 uids = self._start(want, watcher)
-                watcher.told.update(uids)
+                watcher.known.update(uids)
             await self._list(uids, request, subjects.watch_renewal(self._instance, token))
         except BaseException:
             self._leave(watcher, token)
@@ -163,7 +163,7 @@ class WatchServer:
                 if self._teller.wanted(watcher, uid)
             ]
         position = Position.parse(want.after)
-        watcher.told.update(uid for uid in self._fleet.vms if self._teller.wanted(watcher, uid))
+        watcher.known.update(uid for uid in self._fleet.vms if self._teller.wanted(watcher, uid))
         for uid, held in self._fleet.vms.items():
             status = self._fleet.status_of(held.record)
             if held.revision > position.revision or (
@@ -172,7 +172,7 @@ class WatchServer:
                 self._teller.touch(watcher, uid)
         for uid, revision in self._fleet.gone.items():
             if revision > position.revision:
-                watcher.told.add(uid)
+                watcher.known.add(uid)
                 self._teller.touch(watcher, uid)
         return []
 

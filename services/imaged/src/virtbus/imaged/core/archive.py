@@ -176,7 +176,7 @@ def _number(field: bytes) -> int:
     else:
         match = _OCTAL.fullmatch(field)
         if match is None:
-            msg = "it is no tar (a number in a header is none)"
+            msg = "it is no tar (a number in a header is invalid)"
             raise DamagedError(msg)
         value = int(match[1] or b"0", 8)
     return _bounded(value)

@@ -22,7 +22,7 @@ _TOKEN = re.compile(rf"[\x21-\x7e]{{1,{MAX_TOKEN}}}")
 
 
 class Challenge(NamedTuple):
-    """The required login. `realm` is the token server's URL; empty: requests have the password."""
+    """The required login. `realm` is the token server's URL; empty: requests carry the password."""
 
     realm: str = ""
     service: str = ""

@@ -101,5 +101,5 @@ def _truncated(needed_bytes: int, size_bytes: int) -> VirtbusError:
         "truncated",
         f"the qcow2 image is cut short: it has {format_bytes(size_bytes)} and uses "
         f"{format_bytes(needed_bytes)} or more; fetch or build it again whole, "
-        "'qemu-img check' tells",
+        "'qemu-img check' shows the damage",
     )

@@ -123,8 +123,8 @@ def decoded(raw: Iterator[bytes], max_bytes: int, max_ratio: int) -> Iterator[by
                 raise DamagedError(msg)
             if done_bytes > FREE_BYTES + max_ratio * read_bytes:
                 msg = (
-                    f"it expands more than {max_ratio}-fold (setting max_expansion), as little but "
-                    "zeros does; ship the disk as qcow2, which leaves them out"
+                    f"it expands more than {max_ratio}-fold (setting max_expansion), as only "
+                    "zeros do; ship the disk as qcow2, which omits zeros"
                 )
                 raise DamagedError(msg)
             yield piece

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from virtbus.imaged.core.overlay import Overlay
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.image import ImageSource, is_sealed, parse_image_ref, sealed_ref
+from virtbus.schemas.image import ImageFormat, ImageSource, is_sealed, parse_image_ref, sealed_ref
+from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.vm import MIB, VmRecord, VmSpec, Volume
-from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class DiskRequest:
     query: str = ""
     """The query of the image's URL, if an older controller left it in the record."""
     ref: VolumeRef | None = None
-    """The volume that the disk is, if it is not the VM's own."""
+    """The volume whose data the disk is; None: the disk is the VM's own."""
 
 
 def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
@@ -36,8 +38,7 @@ def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest,
         if volume.volume is not None:
             wanted.append(_named(record, volume))
         elif volume.image is not None:
-            ref, query = sealed_ref(volume.image.ref)
-            source = parse_image_ref(ref)._replace(target=record.target_of(volume))
+            source, query = _source(record, volume)
             size, policy = volume.image.size, _policy(source)
             wanted.append(DiskRequest(volume.name, source, size, policy, query))
         elif volume.container_disk is not None:
@@ -79,9 +80,15 @@ def _named(record: VmRecord, volume: Volume) -> DiskRequest:
         raise VirtbusError(Code.CONFLICT, "volume_unknown", message)
     if not ref.image:
         return DiskRequest(volume.name, None, ref.size_bytes, ref=ref)
-    source = parse_image_ref(ref.image)._replace(target=ref.target)
+    source, _ = _source(record, volume)
     policy = _policy(source)
     return DiskRequest(volume.name, source, ref.size_bytes, policy, ref=ref)
+
+
+def _source(record: VmRecord, volume: Volume) -> tuple[ImageSource, str]:
+    """Return the image of a volume that has one, and the query of its URL."""
+    ref, query = sealed_ref(record.image_of(volume))
+    return parse_image_ref(ref)._replace(target=record.target_of(volume)), query
 
 
 def _policy(source: ImageSource) -> ImagePullPolicy:
@@ -91,13 +98,8 @@ def _policy(source: ImageSource) -> ImagePullPolicy:
 
 def refs_of(record: VmRecord) -> frozenset[str]:
     """Return the references of all images of a record, as the store names them."""
-    found = ((record.image_of(volume), volume) for volume in record.spec.volumes)
-    sources = (
-        parse_image_ref(sealed_ref(ref)[0])._replace(target=record.target_of(volume))
-        for ref, volume in found
-        if ref
-    )
-    return frozenset(source.name for source in sources)
+    imaged = (volume for volume in record.spec.volumes if record.image_of(volume))
+    return frozenset(_source(record, volume)[0].name for volume in imaged)
 
 
 def brings_secret(spec: VmSpec) -> bool:
@@ -113,6 +115,46 @@ def _needs_secret(volume: Volume) -> bool:
     if disk is not None:
         return disk.image_pull_secret is not None
     return volume.image is not None and is_sealed(volume.image.ref)
+
+
+def image_of_fill(source: FillSource) -> tuple[ImageSource, ImagePullPolicy]:
+    """Return the image that a volume is filled with, and its pull policy."""
+    image = parse_image_ref(source.image)._replace(target=source.target)
+    return image, _policy(image)
+
+
+def fill_size(ref: VolumeRef, source_bytes: int, max_virtual_bytes: int) -> int:
+    """Return the size of the disk that a volume is filled with.
+
+    Raises:
+        VirtbusError: 400 `disk_too_small`: less than the source has; `disk_too_large`: more than
+            this node allows.
+    """
+    size_bytes = ref.size_bytes or source_bytes
+    if size_bytes < source_bytes:
+        message = (
+            f"the volume {ref.name} has {format_bytes(size_bytes)}, and its source "
+            f"{format_bytes(source_bytes)}; delete the volume, and create it with at "
+            "least that size or without a size"
+        )
+        raise VirtbusError(Code.INVALID, "disk_too_small", message)
+    if size_bytes > max_virtual_bytes:
+        message = (
+            f"the volume {ref.name} would have {format_bytes(size_bytes)}; this node allows "
+            f"{format_bytes(max_virtual_bytes)} (setting max_virtual_bytes)"
+        )
+        raise VirtbusError(Code.INVALID, "disk_too_large", message)
+    return size_bytes
+
+
+def refuse_unfilled(ref: VolumeRef) -> None:
+    """Raise 503 for a missing disk that only an operation makes."""
+    if ref.copied:
+        message = (
+            f"the volume {ref.name} has no content yet; `virtbus volume get {ref.name} -n "
+            f"{ref.namespace}` shows the progress of its copy"
+        )
+        raise VirtbusError(Code.UNAVAILABLE, "volume_not_filled", message, after_ms=2000)
 
 
 def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:
@@ -154,3 +196,12 @@ def mismatch(volume: str, why: str) -> VirtbusError:
         "it is left as it is: restore the former spec, or delete the VM and create it again"
     )
     return VirtbusError(Code.CONFLICT, "disk_mismatch", message)
+
+
+def made_disk(found: Overlay, digest: str) -> MadeDisk:
+    """Return the report of a disk on the image `digest`, empty for none."""
+    return MadeDisk(
+        virtual_size_bytes=found.virtual_size_bytes,
+        digest=digest,
+        image_format=ImageFormat(found.backing_format) if digest else None,
+    )

@@ -1,4 +1,4 @@
-"""Choice of the images to remove for room: the least recently used ones that nothing uses."""
+"""Selects images to remove when space is needed: the least recently used of the unused ones."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

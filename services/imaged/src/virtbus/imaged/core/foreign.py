@@ -81,8 +81,8 @@ def _refers(format_name: str, what: str) -> NoReturn:
     raise VirtbusError(
         Code.UNSUPPORTED,
         "foreign_reference",
-        f"the {format_name} image needs another file: {what}; flatten it where that file is, "
-        "with 'qemu-img convert -O qcow2'",
+        f"the {format_name} image needs another file: {what}; on the machine with that file, "
+        "flatten it with 'qemu-img convert -O qcow2'",
     )
 
 

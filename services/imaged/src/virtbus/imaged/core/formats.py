@@ -62,7 +62,7 @@ def claims(head: bytes, tail: bytes) -> tuple[str, ...]:
     found |= {name for at, magic, name in _AT_OFFSET if head[at : at + len(magic)] == magic}
     if head.startswith(QCOW2_MAGIC):
         found.add("qcow2" if head[4:8] in {b"\0\0\0\x02", b"\0\0\0\x03"} else "qcow")
-    # The footer is the last 512 bytes; very old writers left 511.
+    # The footer is the last 512 bytes. Very old programs wrote one of 511 bytes.
     if b"conectix" in {tail[-512:-504], tail[-511:-503]}:
         found.add("vhd")
     if tail[-512:-508] == b"koly":

@@ -1,11 +1,12 @@
 """Translates an image name such as `tiny` or `prod/debian/12` to a URL.
 
 Rules have a fixed order, so a name always has the same URL. Exact names precede regular
-expressions. Of exact rules for one name, a file precedes the settings, and those virtbus' own
-images; then the longest prefix wins. Of regular expressions, the longest prefix wins, then the
-first file by name, then the first entry. Two rules that this order does not distinguish are a
-problem, and their names are refused. Names that the bus has are not translated here: controllers
-put their URLs into the VMs' records (ADR 0046), and this table only has their transports.
+expressions. Of exact rules for one name, a file precedes the settings, and the settings precede
+virtbus' own images; then the longest prefix wins. Of regular expressions, the longest prefix wins,
+then the first file by name, then the first entry. Two rules that this order does not distinguish
+are a problem, and their names are refused. Names that the bus has are not translated here:
+controllers put their URLs into the VMs' records (ADR 0046), and this table only has their
+transports.
 """
 
 import difflib
@@ -37,12 +38,12 @@ class ImageAliases:
     """The translation table of a node."""
 
     exact: dict[str, NameRule]
-    """By the whole name."""
+    """The rules without a regular expression, by the whole name."""
     patterns: tuple[NameRule, ...]
-    """In order of precedence."""
+    """The rules with a regular expression, in order of precedence."""
     problems: tuple[Detail, ...] = ()
     transports: Mapping[str, KnownTransport] = field(default_factory=dict)
-    """Those of all files, by name."""
+    """The transports of all files, by name."""
 
     def transport(self, name: str, url: str) -> KnownTransport:
         """Return a transport for an image name of the bus.
@@ -67,12 +68,12 @@ class ImageAliases:
         return found
 
     def resolve(self, name: str) -> Target:
-        """Return what `name` stands for.
+        """Return the target of `name`.
 
         Raises:
             VirtbusError: 404 `image_unknown` with similar names and the next step; 503
-                `image_names_invalid`: the rule of this name, or of an unknown one any rule, has a
-                problem.
+                `image_names_invalid`: the rule of this name has a problem; or no rule has the name,
+                and any rule has a problem.
         """
         rule = self.exact.get(name)
         if rule is not None:

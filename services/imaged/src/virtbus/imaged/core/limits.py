@@ -49,3 +49,7 @@ class SpaceLimits:
     min_free_bytes: int = 2 * 1024**3
     min_free_ratio: float = 0.01
     quota_bytes: int = 0
+
+    def floor_bytes(self, disk_bytes: int) -> int:
+        """Return the bytes of a disk of this size that must stay free."""
+        return max(int(disk_bytes * self.min_free_ratio), self.min_free_bytes)

@@ -5,7 +5,7 @@ import re
 
 from pydantic import Field
 
-from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 
 MAX_LINK_BYTES = 64 * 1024
@@ -25,9 +25,21 @@ class NameLink(LenientModel):
     etag: str = ""
     last_modified: str = ""
     fetched: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
-    """The digest of the fetched bytes, if the stored file is their content."""
+    """The digest of the fetched bytes, if the stored file was extracted or converted from them."""
     uploaded_by: str = ""
     """The account that uploaded the image under this name; empty if it was fetched."""
+
+    @classmethod
+    def of(cls, name: str, image: ImageInfo, fetched: str) -> "NameLink":
+        """Return a link to a stored image; `fetched` is the digest of the bytes that came."""
+        return cls(
+            name=name,
+            digest=image.digest,
+            format=image.format,
+            size_bytes=image.size_bytes,
+            virtual_size_bytes=image.virtual_size_bytes,
+            fetched=fetched if fetched != image.digest else "",
+        )
 
     @property
     def shown(self) -> str:

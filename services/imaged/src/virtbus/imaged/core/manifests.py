@@ -1,7 +1,7 @@
 """Parses a registry's indexes and manifests, and chooses the manifest of an architecture.
 
-OCI image specification 1.1 and Docker's schema 2; other fields are ignored (SRC-14, SRC-18,
-SRC-20).
+The formats are those of the OCI image specification 1.1 and of Docker's schema 2. Fields that it
+does not need are ignored (SRC-14, SRC-18, SRC-20).
 """
 
 import json
@@ -73,7 +73,7 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
     value = _json(what, body)
     kind = str(value.get("mediaType") or content_type.partition(";")[0].strip().lower())
     if value.get("schemaVersion") != 2 or ("manifests" in value and "layers" in value):
-        invalid(what, "it is no image of schema 2, or two things at once")
+        invalid(what, "it is no image of schema 2, or it is ambiguous")
     if kind in INDEXES and "manifests" in value:
         return Index(tuple(_entry(what, e) for e in _items(what, value, "manifests")))
     if kind in MANIFESTS and "layers" in value:
@@ -142,7 +142,7 @@ def _blob(what: str, value: Any) -> Blob:
     if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
         invalid(what, "a digest in it is not sha256")
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE_BYTES:
-        invalid(what, "a size in it is none")
+        invalid(what, "a size in it is invalid")
     return Blob(digest, size)
 
 

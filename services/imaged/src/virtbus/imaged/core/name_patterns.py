@@ -32,7 +32,7 @@ class NamePattern:
         """Compile a pattern.
 
         Raises:
-            ValueError: it is none, is too large, or has no group that the URL names.
+            ValueError: it is invalid, is too large, or lacks a group that the URL names.
         """
         regexp = _compiled(text)
         known = {str(number) for number in range(regexp.groups + 1)} | set(regexp.groupindex)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from virtbus.imaged.core.name_patterns import NamePattern
 from virtbus.imaged.core.transports import PLAIN, Transport
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.image import parse_image_ref
+from virtbus.schemas.image import check_plain_name, parse_image_ref
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.wire import problems
 
@@ -38,7 +38,9 @@ class Translation(StrictModel):
         description="an RE2 expression that matches a whole name, after the prefix",
     )
     digest: str | None = Field(
-        None, pattern=r"^sha256:[0-9a-f]{64}$", description="of the image; `sha256:` and 64 digits"
+        None,
+        pattern=r"^sha256:[0-9a-f]{64}$",
+        description="digest of the image: `sha256:` and 64 digits",
     )
     url: str = Field(description="URL; with regexp it may use groups: $1, ${1}, ${name}")
     transport: str | None = Field(
@@ -53,7 +55,7 @@ class Translation(StrictModel):
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str | None) -> str | None:
-        return None if name is None else plain_name(name)
+        return None if name is None else check_plain_name(name)
 
     @field_validator("regexp")
     @classmethod
@@ -75,7 +77,7 @@ class Translation(StrictModel):
         digest = info.data.get("digest")
         source = parse_image_ref(f"{checked}@{digest}" if digest else checked)
         if not source.is_url or source.digest != digest:
-            msg = "must be a URL; a digest belongs into the field digest"
+            msg = "must be a URL; a digest belongs in the field digest"
             raise ValueError(msg)
         return url if regexp is not None else source.locator
 
@@ -99,19 +101,6 @@ class Translation(StrictModel):
         return name or DEFAULT_TRANSPORT
 
 
-def plain_name(text: str) -> str:
-    """Return an image name without a digest.
-
-    Raises:
-        ValueError: it is a URL, has a digest, or is malformed.
-    """
-    source = parse_image_ref(text)
-    if source.is_url or source.digest:
-        msg = "must be a plain name such as debian/12"
-        raise ValueError(msg)
-    return source.locator
-
-
 @dataclass(frozen=True, slots=True)
 class NameRule:
     """One translation. `name` or `pattern` is after the prefix."""
@@ -126,7 +115,7 @@ class NameRule:
     transport: Transport = PLAIN
     pin: bool = False
     layer: int = 0
-    """0: a file, 1: settings, 2: our own guests. Lower ones win."""
+    """0: a file, 1: settings, 2: virtbus' own images. The lowest layer wins."""
     problem: str = ""
     """The reason why the rule is unusable; it refuses its names."""
 
@@ -203,7 +192,7 @@ def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
     if value == "":
         return ""
     try:
-        prefix = plain_name(value) if isinstance(value, str) else ":"
+        prefix = check_plain_name(value) if isinstance(value, str) else ":"
     except ValueError:
         prefix = ":"
     if ":" in prefix:
@@ -267,7 +256,7 @@ def _refusing(entry: Mapping[str, Any]) -> NameRule | None:
     """Return a rule for the names of an invalid entry; None if they cannot be read."""
     try:
         if isinstance(entry.get("name"), str):
-            return NameRule("", name=plain_name(entry["name"]))
+            return NameRule("", name=check_plain_name(entry["name"]))
         if isinstance(entry.get("regexp"), str):
             return NameRule("", pattern=NamePattern.of(entry["regexp"], ""))
     except ValueError:

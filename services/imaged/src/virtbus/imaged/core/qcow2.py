@@ -43,8 +43,8 @@ _NEXT_STEP = {
     "bitmaps": "it holds dirty bitmaps; remove them with 'qemu-img convert -O qcow2'",
     "encrypted": "encrypted images are not supported; convert it to a plain qcow2",
     "internal_snapshots": "it holds internal snapshots; drop them with 'qemu-img convert -O qcow2'",
-    "dirty": "it was not closed cleanly; repair it with 'qemu-img check -r all' where you trust it",
-    "corrupt": "it is marked corrupt; repair it with 'qemu-img check -r all' where you trust it",
+    "dirty": "it was not closed cleanly; repair it with 'qemu-img check -r all' if you trust it",
+    "corrupt": "it is marked corrupt; repair it with 'qemu-img check -r all' if you trust it",
 }
 
 _V2 = struct.Struct(">4sIQIIQIIQQIIQ")

@@ -84,7 +84,7 @@ class Transport(StrictModel):
         None, description="PEM file of the client's certificate, for the server of the URL only"
     )
     client_key_file: File | None = Field(
-        None, description="PEM file of its key, if it is in a file of its own"
+        None, description="PEM file of that certificate's key, if the key has its own file"
     )
     server_name: Annotated[str, AfterValidator(_check_host)] | None = Field(
         None, description="name in the certificate of the URL's server, in place of its host"
@@ -127,7 +127,7 @@ def refusal(transport: Transport, url: str, where: str) -> str:
 
 
 PLAIN = Transport()
-"""The way of an image without a transport."""
+"""The transport of an image whose rule names none."""
 
 
 def limits_by(limits: TransferLimits, transport: Transport) -> TransferLimits:

@@ -43,7 +43,7 @@ class AliasFiles:
         return self._directory
 
     def resolve(self, name: str) -> Target:
-        """Return what a name stands for now. Blocks on the disk; errors as the table's."""
+        """Return the current target of a name; raises as `ImageAliases.resolve`. Blocks on disk."""
         return self.read().resolve(name)
 
     def of_bus(self, name: str, target: ImageTarget) -> Target:

@@ -90,7 +90,7 @@ class Registries:
                 Code.UNAVAILABLE,
                 "registry_auth_invalid",
                 f"the logins for registries in {self.auth_file} cannot be read: {error}; "
-                "mend that file, then it is tried again",
+                "repair that file; imaged retries",
             ) from error
 
 

@@ -23,9 +23,9 @@ from virtbus.schemas.wire import decode, encode_json
 SUFFIX = ".qcow2"
 TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
-"""Suffix of the metadata file next to each disk; an imaged that is root writes none. libvirt gives
-a running VM's disk to QEMU's user. An imaged with another user cannot read the disk's header then,
-and reads this file."""
+"""Suffix of the metadata file next to each disk; imaged as root writes none. libvirt gives
+a running VM's disk to QEMU's user. If imaged is another user, it cannot read the disk's header
+then, and reads this file."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
@@ -116,7 +116,7 @@ class DiskFolders:
             return None
 
     def _checked(self, folder: str) -> str:
-        """Return the name of a folder; raise ValueError for any other name."""
+        """Return `folder`; raise ValueError if no folder of disks can have this name."""
         if self._folder.fullmatch(folder) is None:
             msg = f"{folder!r} is no folder of disks"
             raise ValueError(msg)
@@ -202,15 +202,20 @@ def read_disk(volume: str, directory: int) -> Overlay:
             raise unreadable from None
 
 
+def write_layout(layout: Layout, descriptor: int) -> None:
+    """Write a new disk to an empty file."""
+    for offset, data in layout.pieces:
+        os.pwrite(descriptor, data, offset)
+    os.ftruncate(descriptor, layout.length_bytes)
+
+
 def _write_disk(final: str, layout: Layout, directory: int) -> None:
     temporary = f"{TEMPORARY}{final}"
     # Removed, not truncated: after a crash this name can be a second link to the disk.
     openat2.remove(temporary, directory)
     descriptor = openat2.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        for offset, data in layout.pieces:
-            os.pwrite(descriptor, data, offset)
-        os.ftruncate(descriptor, layout.length_bytes)
+        write_layout(layout, descriptor)
         os.fsync(descriptor)
         # link(2), unlike rename(2), cannot replace an existing disk
         with contextlib.suppress(FileExistsError):

@@ -171,7 +171,7 @@ class _Request:
     async def _refuse_status(self, response: aiohttp.ClientResponse) -> NoReturn:
         if response.status == 416:
             await self._threads.run(self._part.restart, None)
-            raise TransientError("the server's file is shorter than what was fetched")
+            raise TransientError("the server's file is shorter than the bytes that were fetched")
         await self._site.refuse(response)
 
 

@@ -1,30 +1,21 @@
-"""Copies a disk with its image into one file, by qemu-img in the sandbox (ADR 0048)."""
+"""Copies a disk with its image into one file, by qemu-img in the sandbox (ADR 0048, 0053)."""
 
-import asyncio
 import contextlib
 import json
 import os
-import signal
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtbus.imaged.core.archive import printable
 from virtbus.imaged.core.limits import TransferLimits
-from virtbus.imaged.edge import openat2, sandbox
-from virtbus.imaged.edge.conversion import ADDRESS_BYTES, QEMU_IMG, lent
+from virtbus.imaged.edge import openat2, qemu_img
 from virtbus.imaged.edge.partial_download import disk_full
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import ExportFormat
 
 _DRIVERS = {ExportFormat.QCOW2: "qcow2", ExportFormat.RAW: "raw", ExportFormat.RAW_GZ: "raw"}
 """The driver of qemu-img that writes a format; it writes to no pipe, so gzip is a second step."""
-_LOOK_S = 0.2
-"""Interval of checks for free space and progress."""
-_WALL_PER_CPU = 4
-_MAX_STDERR_BYTES = 4096
 _SLACK_BYTES = 64 * 1024**2
 """The tables of a qcow2 file are small; this is more than enough for 64 GiB of data."""
 
@@ -37,6 +28,7 @@ class ExportSource:
     virtual_size_bytes: int
     image: int | None = None
     image_format: str = ""
+    disk_format: str = "qcow2"
 
     @property
     def used_bytes(self) -> int:
@@ -49,14 +41,21 @@ class OpenedSource:
     """A disk and its image, opened; leaving the context closes the files."""
 
     def __init__(
-        self, disk: Path, image: Path | None, virtual_size_bytes: int, image_format: str
+        self,
+        disk: Path,
+        image: Path | None,
+        virtual_size_bytes: int,
+        image_format: str,
+        disk_format: str = "qcow2",
     ) -> None:
         """Open both files; raises VirtbusError 409 `disk_unreadable`."""
         try:
             with ExitStack() as stack:
                 opened = stack.enter_context(_opened(disk))
                 base = None if image is None else stack.enter_context(_opened(image))
-                self._source = ExportSource(opened, virtual_size_bytes, base, image_format)
+                self._source = ExportSource(
+                    opened, virtual_size_bytes, base, image_format, disk_format
+                )
                 self._files = stack.pop_all()
         except OSError as error:
             message = f"the disk cannot be opened: {error.strerror}; see imaged's log"
@@ -86,14 +85,16 @@ def source_option(source: ExportSource) -> str:
     It names the image's descriptor. So a guest that took over its QEMU and changed the header of
     its disk cannot make us read another file.
     """
-    image = None
+    disk: dict[str, object] = {"driver": source.disk_format, "file": _file(source.disk)}
+    if source.disk_format == "qcow2":
+        disk["backing"] = None
     if source.image is not None:
-        image = {"driver": source.image_format, "file": _file(source.image)}
-    return "json:" + json.dumps({"driver": "qcow2", "file": _file(source.disk), "backing": image})
+        disk["backing"] = {"driver": source.image_format, "file": _file(source.image)}
+    return "json:" + json.dumps(disk)
 
 
 def _file(descriptor: int) -> dict[str, str]:
-    return {"driver": "file", "filename": f"/proc/self/fd/{descriptor}"}
+    return {"driver": "file", "filename": qemu_img.name_of(descriptor)}
 
 
 async def convert(
@@ -102,67 +103,46 @@ async def convert(
     format_: ExportFormat,
     limits: TransferLimits,
     look: Callable[[], Awaitable[None]],
-    command: tuple[str, ...] = (QEMU_IMG,),
+    into: tuple[str, ...] = (),
 ) -> None:
     """Write the disk to `target`. `look` is called meanwhile, and may raise to end it.
 
+    `into` are further options of qemu-img about the target.
+
     Raises:
-        VirtbusError: 409 `disk_in_use`; 422 `export_failed`, `sandbox_unavailable`; 503
-            `disk_full`.
+        VirtbusError: 409 `disk_in_use`; 422 `copy_failed`, `sandbox_unavailable`; 503 `disk_full`.
     """
     cpu_s = int(limits.free_decode_s + source.used_bytes / limits.least_decode_bytes_s) + 1
     file_bytes = source.virtual_size_bytes + source.virtual_size_bytes // 64 + _SLACK_BYTES
     more = () if source.image is None else (source.image,)
-    with ExitStack() as stack:
-        stack.enter_context(lent(source.disk))
-        stack.enter_context(lent(target))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(Path(sandbox.__file__)),
-            *map(str, (source.disk, target, ADDRESS_BYTES, file_bytes, cpu_s, *more)), "--",
-            *command, "convert", "-q", "-O", _DRIVERS[format_],
-            source_option(source), f"/proc/self/fd/{target}",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=(source.disk, target, *more),
-            cwd="/",
-            env={},
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(_WALL_PER_CPU * cpu_s):
-                while process.returncode is None:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), _LOOK_S)
-                    await look()
-        except TimeoutError:
-            raise _failed(f"it took more than {_WALL_PER_CPU * cpu_s} s") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    if process.returncode:
-        raise await _failure(process)
+    files = qemu_img.Files(source.disk, target, more)
+    out = (source_option(source), qemu_img.name_of(target))
+    arguments = (*into, "-O", _DRIVERS[format_], *out)
+    try:
+        ended = await qemu_img.convert(files, (file_bytes, cpu_s), arguments, look)
+    except TimeoutError:
+        raise _failed(f"it took more than {qemu_img.WALL_PER_CPU * cpu_s} s") from None
+    if ended.code:
+        raise _failure(ended)
 
 
-async def _failure(process: asyncio.subprocess.Process) -> VirtbusError:
-    stderr = await process.stderr.read(_MAX_STDERR_BYTES) if process.stderr else b""
-    said = stderr.decode(errors="replace").strip()
-    if process.returncode == sandbox.UNAVAILABLE:
+def _failure(ended: qemu_img.Ended) -> VirtbusError:
+    if ended.is_unavailable:
         return VirtbusError(
             Code.UNSUPPORTED,
             "sandbox_unavailable",
-            f"this node cannot export disks: {printable(said)}; see 'virtbus doctor'",
+            f"this node cannot copy disks: {ended.why}; see 'virtbus doctor'",
         )
-    if "No space left" in said:
-        return disk_full("the disk of the node's exports is full")
-    if "lock" in said:
-        message = "a guest uses the disk; stop its VM, then export again"
+    if ended.is_disk_full:
+        return disk_full("the node's disk is full")
+    if "lock" in ended.stderr:
+        message = "a guest uses the disk; stop its VM, then try again"
         return VirtbusError(Code.CONFLICT, "disk_in_use", message)
-    if process.returncode in {-signal.SIGXCPU, -signal.SIGKILL}:
+    if ended.is_over_cpu:
         return _failed("it took more CPU time than its size allows")
-    return _failed(f"qemu-img ended with {process.returncode}, {printable(said)}")
+    return _failed(f"qemu-img ended with {ended.code}, {ended.why}")
 
 
 def _failed(why: str) -> VirtbusError:
-    message = f"the disk cannot be exported: {why}; check it with 'qemu-img check'"
-    return VirtbusError(Code.UNSUPPORTED, "export_failed", message)
+    message = f"the disk cannot be copied: {why}; check it with 'qemu-img check'"
+    return VirtbusError(Code.UNSUPPORTED, "copy_failed", message)

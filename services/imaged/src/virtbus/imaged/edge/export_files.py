@@ -12,12 +12,12 @@ from pathlib import Path
 
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.export_part import ExportPart
-from virtbus.imaged.edge.partial_download import disk_full, store_error
+from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import check_uid, is_uid
 from virtbus.schemas.operation import ExportResult
-from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.wire import decode, encode_json, validate
 
 FOLDER = "exports"
@@ -26,7 +26,7 @@ PACKED = "packed"
 NOTE = "note.json"
 MAX_NOTE_BYTES = 4096
 _PRIVATE = 0o700
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class ExportFiles:
@@ -34,8 +34,7 @@ class ExportFiles:
 
     def __init__(self, disks: Path, limits: SpaceLimits) -> None:  # the root exists while needed
         self._root = disks / FOLDER
-        self._disks = disks
-        self._limits = limits
+        self.space = DiskSpace(disks, limits)
 
     def path(self, export: str, format_: str) -> Path:
         """Return the path of a published export."""
@@ -63,7 +62,7 @@ class ExportFiles:
             with openat2.opened_directory(self._root) as root:
                 folder = openat2.open_directory(check_uid(export), root, _PRIVATE)
             try:
-                return ExportPart(openat2.open_file(PART, folder, _NEW))
+                return ExportPart(openat2.open_file(PART, folder, NEW))
             finally:
                 os.close(folder)
         except OSError as error:
@@ -73,7 +72,7 @@ class ExportFiles:
         """Return a second, empty part for the packed file; raises as `begin`."""
         try:
             with self._open(export) as folder:
-                return ExportPart(openat2.open_file(PACKED, folder, _NEW))
+                return ExportPart(openat2.open_file(PACKED, folder, NEW))
         except OSError as error:
             raise store_error(error) from error
 
@@ -120,19 +119,6 @@ class ExportFiles:
         for name in old:
             self.remove(name)
         return old
-
-    def check_room(self, more_bytes: int) -> None:
-        """Raise 503 `disk_full` unless so many more bytes leave the floor of free space."""
-        space = os.statvfs(self._disks)
-        share = int(space.f_blocks * space.f_frsize * self._limits.min_free_ratio)
-        floor_bytes = max(share, self._limits.min_free_bytes)
-        free_bytes = space.f_bavail * space.f_frsize
-        if free_bytes - more_bytes < floor_bytes:
-            raise disk_full(
-                f"the node has {format_bytes(free_bytes)} free for exports and must keep "
-                f"{format_bytes(floor_bytes)} (settings min_free_bytes, min_free_ratio); the "
-                f"export needs {format_bytes(more_bytes)} more"
-            )
 
     @contextlib.contextmanager
     def _open(self, export: str) -> Iterator[int]:

@@ -169,7 +169,7 @@ class Http:
         url: str,
         headers: Mapping[str, str],
     ) -> aiohttp.ClientResponse:
-        """Send one request. Only the image's own server gets what proves who we are."""
+        """Send one request. Only the image's own server gets our credentials."""
         route, own = self._route, origin_of(url) == origin_of(site.url)
         sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
         if own and route.authorization:
@@ -177,7 +177,7 @@ class Http:
         to_proxy = {}
         if route.proxy_authorization:
             to_proxy["Proxy-Authorization"] = route.proxy_authorization
-        if to_proxy and url.startswith("http:"):  # with https they go with CONNECT only
+        if to_proxy and url.startswith("http:"):  # with https, only the CONNECT request has them
             sent |= to_proxy
         return await session.get(
             url,

@@ -29,7 +29,7 @@ class Fetched:
     validators: Validators
     unchanged: bool = False
     digest: str = ""
-    """Of the fetched bytes, which are compressed if the stored file has another digest."""
+    """The digest of the fetched bytes. They are compressed if the stored file has another one."""
 
 
 def too_large(url: str, size_bytes: int, max_bytes: int) -> VirtbusError:

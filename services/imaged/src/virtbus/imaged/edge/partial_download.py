@@ -26,7 +26,7 @@ def disk_full(message: str) -> VirtbusError:
     return VirtbusError(
         Code.UNAVAILABLE,
         "disk_full",
-        f"{message}; free some space or remove unused images, then it is tried again",
+        f"{message}; free some space or remove unused images; imaged retries",
     )
 
 

@@ -1,7 +1,8 @@
-"""The addresses of servers behind a proxy, judged like direct ones as far as we can see them.
+"""Checks the addresses of servers behind a proxy, as far as this host can resolve them.
 
-A proxy resolves names itself, and may get other answers. So this finds forbidden addresses, and
-names of internal servers that this host knows as well; the proxy's own rules are the second line.
+A proxy resolves names itself, and may get other answers. So this check finds forbidden addresses,
+and names of internal servers that this host knows as well; the proxy's own rules are the second
+line.
 """
 
 import asyncio

@@ -55,8 +55,8 @@ class Registry(ImageServer):
         host = challenges.HUB_HOST if ref.registry == DOCKER_HUB else ref.registry
         if not insecure:
             self.next_step = (
-                f"check the registry {ref.registry} and this node's network; one that speaks "
-                "plain http only must stand in the setting insecure_registries, one on a private, "
+                f"check the registry {ref.registry} and this node's network; a registry "
+                "without TLS must be in the setting insecure_registries, the network of a private, "
                 "link-local or loopback address in image_addresses; imaged's log says more"
             )
         self.base = f"{'http' if insecure else 'https'}://{host}"
@@ -191,7 +191,7 @@ class Registry(ImageServer):
         return VirtbusError(
             Code.DENIED,
             "registry_realm_unknown",
-            f"the registry {self._ref.registry} wants its password sent to {host}, which no "
-            f"setting allows; if that is right, set registry_realms to "
+            f"the registry {self._ref.registry} asks for its password to be sent to {host}, "
+            f"which no setting allows; if that is right, set registry_realms to "
             f'{{"{self._ref.registry}" = "{host}"}}',
         )

@@ -1,4 +1,4 @@
-"""A transport with its files read: what a request needs to reach an image server."""
+"""Reads the files of a transport, and provides the values for requests to an image server."""
 
 import base64
 import os

@@ -1,8 +1,8 @@
 """Runs one program with no rights but open files: `python -I -S sandbox.py LIMITS -- PROGRAM…`.
 
 Landlock takes away all files except the programs and libraries of the system and the given
-descriptors, of which one is for writing. A seccomp filter takes away sockets, processes, signals
-and what changes files by path. Both last until the program ends. It needs no privilege, no
+descriptors, of which one is for writing. A seccomp filter takes away sockets, processes, signals,
+and calls that change files by path. Both last until the program ends. It needs no privilege, no
 namespace and no other package; this file imports nothing of virtbus, so that it starts in 20 ms.
 ADR 0041 has the reasons.
 """
@@ -20,9 +20,9 @@ UNAVAILABLE = 125
 """The exit code if the sandbox cannot be made; the reason is on stderr."""
 NOBODY = 65534
 ENVIRONMENT = {"LC_ALL": "C", "MALLOC_ARENA_MAX": "1"}
-"""Of the program. glibc reserves 64 MiB of address space for each thread's own heap."""
+"""The program's environment. glibc reserves 64 MiB of address space for each thread's heap."""
 _STACK_BYTES = 1 << 20
-"""Of each thread; the default is 8 MiB, and qemu-img has up to 64 threads on a slow disk."""
+"""A thread's stack. The default is 8 MiB, and qemu-img has up to 64 threads on a slow disk."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SIGKILL = 9
@@ -36,11 +36,11 @@ READABLE = {
     "/etc/ld.so.cache": _READ_FILE,
     "/dev/null": _READ_FILE | _WRITE_FILE,
 }
-"""Paths of the host that stay, with the rights."""
+"""Paths of the host that stay accessible, each with the rights on it."""
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """All rights on files that a version of Landlock and the later ones know."""
 _NET_RIGHTS, _SCOPES = 3, 3
-"""To bind and connect TCP (version 4); abstract sockets and signals (version 6)."""
+"""Rights to bind and connect TCP (version 4), to use abstract sockets and signals (6)."""
 
 # --- seccomp: linux/seccomp.h, linux/bpf_common.h, asm/unistd_64.h ------------------------------
 _ARCH_X86_64 = 0xC000003E
@@ -110,7 +110,7 @@ def seccomp_program() -> bytes:
         (_ANY_BIT, 1, 0, _CLONE_THREAD),
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
-        (_EQUAL, 0, 4, _PRLIMIT),  # of itself only
+        (_EQUAL, 0, 4, _PRLIMIT),  # only on the process itself
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_EQUAL, 1, 0, 0),
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),

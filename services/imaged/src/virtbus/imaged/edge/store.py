@@ -186,7 +186,7 @@ class ImageStore:
         return self.cached(digest) or next(filter(None, map(self.cached, made)), None)
 
     def may_be(self, pin: str, digest: str) -> bool:
-        """Return False if the image `digest` is known to be another one than that of a pin."""
+        """Return False if the image `digest` is certainly not the image of the pin."""
         links = [link.fetched for link in self._links.values() if link.digest == digest]
         return pin == digest or pin in links or not (links or pin in self._images)
 

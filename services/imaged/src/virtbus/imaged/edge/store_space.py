@@ -1,4 +1,4 @@
-"""The disk space of the image store: its quota, the floor of free space, and its use.
+"""The disk space of the image store: its quota, the free space that it must leave, and its use.
 
 All numbers come from the file system, so a crash leaves no wrong count.
 """
@@ -27,7 +27,7 @@ _MEASURE_AGAIN_S = 1.0
 _BLOCK_BYTES = 512
 
 MakeRoom = Callable[[Callable[[], int]], None]
-"""Remove unused images until the function returns 0 or less: the bytes that are missing."""
+"""Removes unused images until its argument, which returns the missing bytes, returns at most 0."""
 
 
 class StoreSpace:
@@ -183,9 +183,9 @@ class StoreSpace:
         return used_bytes + more_bytes - self._limits.quota_bytes
 
     def _free_and_floor_bytes(self) -> tuple[int, int]:
-        space = os.statvfs(self._data_fd)
-        share = int(space.f_blocks * space.f_frsize * self._limits.min_free_ratio)
-        return space.f_bavail * space.f_frsize, max(share, self._limits.min_free_bytes)
+        disk = os.statvfs(self._data_fd)
+        floor_bytes = self._limits.floor_bytes(disk.f_blocks * disk.f_frsize)
+        return disk.f_bavail * disk.f_frsize, floor_bytes
 
     def _data_bytes(self) -> int:
         now_s, known = time.monotonic(), self._data

@@ -1,4 +1,4 @@
-"""Makes, grows and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
+"""Makes, copies, grows and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
 
 A folder is named by `VolumeRef.folder`. It is below the directory of the disks, because a sandbox
 may mount sibling directories separately. Only an explicit release removes it.
@@ -10,11 +10,21 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
+from virtbus.imaged.core import overlay
 from virtbus.imaged.core.growth import grown
-from virtbus.imaged.core.overlay import HEAD_BYTES
+from virtbus.imaged.core.overlay import HEAD_BYTES, read_overlay
 from virtbus.imaged.edge import openat2
-from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, DiskFolders, read_disk
+from virtbus.imaged.edge.disk_files import (
+    NOTE_SUFFIX,
+    SUFFIX,
+    DiskFolders,
+    read_disk,
+    write_layout,
+)
+from virtbus.imaged.edge.export_files import NEW
+from virtbus.imaged.edge.export_part import ExportPart
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import Uid
@@ -25,6 +35,8 @@ from virtbus.schemas.wire import decode, encode_json, validate
 
 FOLDER = "volumes"
 DISK = "disk"
+PART = "part"
+"""The disk while it is copied. The rename to its final name is the last step (ADR 0053)."""
 RECORD = "record.json"
 """The host's copy of the volume's identity, from which a lost bus is rebuilt."""
 MAX_NOTE_BYTES = 16 * 1024
@@ -35,14 +47,15 @@ _VOLUME = re.compile(rf"^{_NAME}\.{_NAME}\.[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0
 
 
 class VolumeNote(LenientModel):
-    """The file `record.json` next to a volume's data: the host's own copy of what it is.
+    """The file `record.json` next to a volume's data: the host's own copy of its identity.
 
-    `holder` is the VM whose disks were made last, under `epoch`. `digest` is of the image.
+    `holder` is the VM whose disks were made last, under `epoch`; empty before its first VM.
+    `digest` is of the image.
     """
 
     ref: VolumeRef
-    holder: Uid
-    epoch: int
+    holder: Uid | Literal[""] = ""
+    epoch: int = 0
     digest: str = ""
 
 
@@ -93,8 +106,62 @@ class VolumeFolders(DiskFolders):
         except OSError as error:
             raise store_error(error) from error
 
+    def begin_copy(self, ref: VolumeRef, size_bytes: int) -> ExportPart:
+        """Return an empty disk of that size, which no VM sees before `publish_copy`.
+
+        Raises:
+            VirtbusError: 503 `disk_full`, `store_error`.
+        """
+        self.note(VolumeNote(ref=ref))
+        try:
+            with self._open(ref.folder) as directory:
+                openat2.remove(PART, directory)
+                part = ExportPart(openat2.open_file(PART, directory, NEW))
+            try:
+                write_layout(overlay.build(size_bytes), part.descriptor)
+            except BaseException:
+                part.close()
+                raise
+        except OSError as error:
+            raise store_error(error) from error
+        return part
+
+    def publish_copy(self, folder: str, part: ExportPart, size_bytes: int) -> None:
+        """Give a finished part its final name, durable on return.
+
+        Raises:
+            VirtbusError: 409 `disk_damaged`, 503 `disk_full`, `store_error`.
+        """
+        try:
+            os.fsync(part.descriptor)
+            made = read_overlay(os.pread(part.descriptor, HEAD_BYTES, 0))
+            if made.backing_path or made.virtual_size_bytes < size_bytes:
+                message = f"the copy of {folder} has a wrong size or backing file; it is not used"
+                raise VirtbusError(Code.CONFLICT, "disk_damaged", message)
+            with self._open(folder) as directory:
+                if self._notes:
+                    note = encode_json(dataclasses.asdict(made))
+                    openat2.replace(DISK + NOTE_SUFFIX, note, directory)
+                os.rename(PART, DISK + SUFFIX, src_dir_fd=directory, dst_dir_fd=directory)
+                os.fsync(directory)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def drop_copy(self, folder: str) -> None:
+        """Remove the remains of an unfinished copy. A volume that has a disk keeps it."""
+        try:
+            with self._open(folder) as directory:
+                openat2.remove(PART, directory)
+                whole = DISK + SUFFIX in openat2.names(directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise store_error(error) from error
+        if not whole:
+            self.remove(folder)
+
     def page(self, after: str) -> HeldResources:
-        """Return the first volumes with a folder above `after`."""
+        """Return the first volumes whose folder is greater than `after`."""
         names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
         found = tuple(self._held(one) for one in names[:PAGE])
         return HeldResources(volumes=found, more=len(names) > PAGE)
@@ -142,7 +209,10 @@ class VolumeFolders(DiskFolders):
         except OSError as error:
             raise store_error(error) from error
         if found.st_nlink > 1:
-            message = f"a VM of this node still has the volume {folder}; delete that VM first"
+            message = (
+                f"a VM of this node still has the volume {folder}; its agent gives it up after a "
+                "detach or the delete of that VM"
+            )
             raise VirtbusError(Code.CONFLICT, "volume_in_use", message, after_ms=5000)
 
 

@@ -26,8 +26,10 @@ from virtbus.kubebridge.edge.fair_turns import FairTurns
 MAX_BYTES = 8 * 1024**2
 """Largest review. It contains an object at most twice, and the API server accepts up to 3 MiB."""
 MAX_VALUES = 40_000
-"""Most JSON values of a review: two objects as large as a bus message. A review costs at most 0.6 s
-of CPU time."""
+"""Limit of JSON values of a review: two objects as large as a bus message.
+
+A review costs at most 0.6 s of CPU time.
+"""
 ANSWER_S = 10.0
 """Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
@@ -63,7 +65,7 @@ class _Reviews:
         self._idle_s = idle_s
         self._body_bytes = FairShares(BODIES_BYTES)
         self._small, self._large = FairTurns(), FairTurns()
-        self._beside = ThreadPoolExecutor(1, "review")
+        self._thread = ThreadPoolExecutor(1, "review")
 
     async def handle(self, request: web.Request, *, mutating: bool) -> web.Response:
         if self._accepted is not None and not self._accepted(request):
@@ -71,27 +73,27 @@ class _Reviews:
         source = request.remote or ""
         try:
             async with asyncio.timeout(self._answer_s), self._body(request, source) as body:
-                said = await self._answered(body, source, mutating)
+                result = await self._answered(body, source, mutating)
         except TimeoutError:
             message = f"no complete review within {self._answer_s:g} s, or a pause in its body"
             raise web.HTTPRequestTimeout(text=message) from None
         except (ValueError, RecursionError) as error:
             _log.warning("review refused: %.200s", error, extra={"code": "bad_review"})
             raise web.HTTPBadRequest(text=f"{error!s:.200}") from None
-        return web.json_response(said)
+        return web.json_response(result)
 
     async def _answered(self, body: bytes, source: str, mutating: bool) -> Any:
-        said = body.decode()
-        check_values(said, MAX_VALUES)
-        review = json.loads(said)
+        review_text = body.decode()
+        check_values(review_text, MAX_VALUES)
+        review = json.loads(review_text)
         namespace = text(part(review, "request"), "namespace")
-        if len(body) <= LARGE_BYTES and values_at_most(said) <= LARGE_VALUES:
+        if len(body) <= LARGE_BYTES and values_at_most(review_text) <= LARGE_VALUES:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):
             # Wait for the end even if cancelled, so that at most one thread works.
             loop = asyncio.get_running_loop()
-            work = loop.run_in_executor(self._beside, lambda: answer(review, mutating=mutating))
+            work = loop.run_in_executor(self._thread, lambda: answer(review, mutating=mutating))
             return await to_end(work)
 
     @asynccontextmanager

@@ -58,7 +58,7 @@ class StatusError(Exception):
         super().__init__(f"{self.code} {self.reason}: {self.message}")
 
     @property
-    def passing(self) -> bool:
+    def transient(self) -> bool:
         """Return True if the request may succeed later: too many requests, or a failing server."""
         return self.code == 429 or self.code >= 500
 
@@ -260,11 +260,11 @@ class KubernetesApi:
             )
             if response.status < 300:
                 return response
-            said = await response.read()
+            error_body = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(_why(error)) from error
         response.release()
-        raise StatusError(_status(said), response.status, _retry_after_s(response))
+        raise StatusError(_status(error_body), response.status, _retry_after_s(response))
 
 
 def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
@@ -322,8 +322,8 @@ def _status(body: bytes) -> Json:
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    said = response.headers.get("Retry-After", "")
-    return min(float(said), 60.0) if said.isdigit() else 0.0
+    header = response.headers.get("Retry-After", "")
+    return min(float(header), 60.0) if header.isdigit() else 0.0
 
 
 def _why(error: BaseException) -> str:

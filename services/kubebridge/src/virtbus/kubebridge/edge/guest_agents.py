@@ -125,8 +125,8 @@ class GuestAgentPoller:
         subject = subjects.rpc(view.node, "agent", "guest")
         after_s, answer = self._delays.each_s, b""
         try:
-            said = await self._bus.request(subject, want, timeout_s=ANSWER_S + SLACK_S)
-            answer = encode(validate(GuestInfo, said))
+            reply = await self._bus.request(subject, want, timeout_s=ANSWER_S + SLACK_S)
+            answer = encode(validate(GuestInfo, reply))
         except VirtbusError as error:
             up_s = asyncio.get_running_loop().time() - one.since_s
             never = error.code == Code.UNSUPPORTED

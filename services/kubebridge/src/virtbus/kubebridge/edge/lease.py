@@ -47,7 +47,7 @@ class LeaseHolder:
                 try:
                     await self._step()
                 except StatusError as answer:
-                    if answer.passing or answer.code == 409:
+                    if answer.transient or answer.code == 409:
                         log.debug("lease: %s", answer)
                     elif not self.leads.is_set():
                         log.warning(

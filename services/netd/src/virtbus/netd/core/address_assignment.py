@@ -1,15 +1,12 @@
 """Assigns addresses and MACs to a plan, or refuses it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from ipaddress import IPv4Interface
-from typing import Any
 
-from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.subnet import choose_address
 from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
-
-BRIDGE_MTU = 1500
-"""The MTU of the built-in network."""
+from virtbus.schemas.network_object import BRIDGE_MTU
 
 
 def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
@@ -29,16 +26,6 @@ def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
             )
 
 
-def addresses_of(nics: Iterable[Nic]) -> set[str]:
-    """Return the built-in addresses among `nics`, without their prefix."""
-    return {
-        address.partition("/")[0]
-        for nic in nics
-        if nic.kind is NicKind.BRIDGE
-        for address in nic.addresses
-    }
-
-
 def carried_over(
     plan: Attachment, known: Attachment | None, insistent: Collection[str]
 ) -> Attachment:
@@ -46,48 +33,40 @@ def carried_over(
 
     `insistent` are the networks whose plugins choose the MAC.
     """
-    former = {(nic.name, nic.network): nic for nic in known.nics} if known is not None else {}
+    nics = known.nics if known is not None else ()
+    former = {(nic.name, nic.network, nic.place): nic for nic in nics}
 
     def carry(nic: Nic) -> Nic:
-        old = former.get((nic.name, nic.network))
+        old = former.get((nic.name, nic.network, nic.place))
         if old is None:
             return nic
-        if nic.kind is NicKind.BRIDGE:
+        if nic.kind is not NicKind.CNI:
             return nic.model_copy(update={"addresses": old.addresses})
         return nic.model_copy(update={"mac": old.mac}) if nic.network in insistent else nic
 
     return plan.model_copy(update={"nics": tuple(carry(nic) for nic in plan.nics)})
 
 
-def settled(
-    plan: Attachment,
-    gateway: IPv4Interface,
-    taken: Collection[str],
-    conflists: Mapping[str, dict[str, Any]],
-) -> Attachment:
-    """Return the plan with an address or a conflist for each interface.
+def addressed(nic: Nic, uid: str, gateway: IPv4Interface, taken: Collection[str]) -> Nic:
+    """Return an interface with an address of the gateway's subnet, and the network's settings.
 
-    Interfaces of the built-in network get an address, those of CNI networks get a conflist.
+    `taken` are the other addresses of the network on this host.
 
     Raises:
         VirtbusError: 429 if no address is left; 422 `mtu_too_large`.
     """
-    used = set(taken)
-    nics = []
-    for nic in plan.nics:
-        if nic.kind is NicKind.CNI:
-            update: dict[str, Any] = {"cni": CniState(conflist=conflists[nic.network])}
-        else:
-            address = _kept(nic, gateway, used)
-            address = address or choose_address(gateway, f"{plan.uid}/{nic.name}", used)
-            used.add(str(address.ip))
-            update = {
-                "addresses": (str(address),),
-                "gateway": str(gateway.ip),
-                "mtu": mtu_within(nic, BRIDGE_MTU),
-            }
-        nics.append(nic.model_copy(update=update))
-    return plan.model_copy(update={"nics": tuple(nics)})
+    spec = nic.target.spec if nic.target is not None else None
+    address = _kept(nic, gateway, taken)
+    if address is None:
+        address = choose_address(gateway, f"{uid}/{nic.name}", taken, nic.network)
+    return nic.model_copy(
+        update={
+            "addresses": (str(address),),
+            "gateway": "" if nic.kind is NicKind.ISOLATED else str(gateway.ip),
+            "mtu": mtu_within(nic, (spec.mtu if spec is not None else None) or BRIDGE_MTU),
+            "dns": spec.dns if spec is not None else (),
+        }
+    )
 
 
 def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interface | None:

@@ -3,7 +3,7 @@
 The chain is attached to the tap's ingress, so it sees every frame before any bridge. It drops all
 frames that no rule allows. So IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own.
 It also drops DHCP from the guest: netd's packet socket on the tap reads DHCP before this hook.
-Packets to the resolver's TCP port have a rate, because all guests share its listener.
+Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
 """
 
 import hashlib

@@ -9,6 +9,7 @@ from pydantic import Field
 from virtbus.netd.core import names
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
+from virtbus.schemas.network_object import NetworkTarget
 from virtbus.schemas.nic import NicLimits
 from virtbus.schemas.publish import PublishedPort
 
@@ -18,6 +19,10 @@ class NicKind(StrEnum):
 
     BRIDGE = "bridge"
     """The built-in path: a veth to the host bridge."""
+    NAT = "nat"
+    ROUTED = "routed"
+    ISOLATED = "isolated"
+    """As BRIDGE, with the bridge and the rules of a network object."""
     CNI = "cni"
     """The plugins of a conflist."""
 
@@ -52,7 +57,7 @@ class Nic(LenientModel):
     gateway: str = ""
     mtu: int = 1500
     asked_mtu: int = 0
-    """The MTU in the record; 0: the network's."""
+    """The MTU in the record; 0 if the network's MTU applies."""
     queues: int = 1
     state: LinkState = LinkState.UP
     limits: NicLimits | None = None
@@ -62,6 +67,8 @@ class Nic(LenientModel):
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
+    target: NetworkTarget | None = None
+    """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False
     """True: a running guest does not have it yet, or has released it. It may have no links."""
     leaving: bool = False
@@ -80,6 +87,11 @@ class Nic(LenientModel):
         return PlugState.WAITING if self.pending else PlugState.PLUGGED
 
     @property
+    def place(self) -> str:
+        """Return the uid of its network object; empty for the built-in network."""
+        return self.target.uid if self.target is not None else ""
+
+    @property
     def eth(self) -> str:
         """Return the name of the link to the network, inside the VM's namespace."""
         return f"eth{self.index}"
@@ -96,8 +108,9 @@ class Nic(LenientModel):
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """Return what stays as it is while a guest runs."""
-        return self.name, self.network, self.mac, self.asked_mtu, self.queues, self.publish
+        """Return the properties that stay the same while a guest runs."""
+        place = self.network, self.kind, self.place
+        return self.name, place, self.mac, self.asked_mtu, self.queues, self.publish
 
 
 class Attachment(LenientModel):
@@ -111,8 +124,8 @@ class Attachment(LenientModel):
     vm_name: str = ""
     firmware_uuid: str | None = None
     made: bool = False
-    """True when all steps are done. It is stored only with CNI plugins, because those are undone
-    rather than repeated after a crash."""
+    """True when all steps are done. It is stored only with CNI plugins. After a crash, unfinished
+    steps of plugins are undone, and all other steps are repeated."""
     nics: tuple[Nic, ...] = Field(())
 
     @property

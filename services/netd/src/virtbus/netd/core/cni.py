@@ -2,11 +2,14 @@
 
 import json
 import re
+from collections.abc import Collection
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any
 
 from virtbus.netd.core.attachment import Nic, Route
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.cni_config import plugins_in
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.network_object import NetworkTarget
 
 MAX_OUTPUT_BYTES = 1024 * 1024
 _PLUGIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -32,6 +35,32 @@ def read_conflist(text: bytes, source: str) -> dict[str, Any]:
             "name": conf.get("name"),
             "plugins": [conf],
         }
+    _check(conf, source)
+    return conf
+
+
+def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> dict[str, Any]:
+    """Return the conflist in a network object, with a name that no other network has.
+
+    Raises:
+        VirtbusError: 403 `plugin_forbidden` for a plugin that is not among `allowed`; 422
+            `cni_config`.
+    """
+    source, text = f"the network '{target.name}'", target.spec.config or ""
+    try:
+        plugins = plugins_in(text)
+    except ValueError as error:
+        raise _bad(source, str(error)) from None
+    for path, plugin in plugins:
+        if plugin not in allowed:
+            raise VirtbusError(
+                Code.DENIED,
+                "plugin_forbidden",
+                f"{source} runs {plugin} at {path}, which this node does not allow; its operator "
+                "adds it to netd's setting cni_plugins_allowed",
+                details=(Detail(path=f"spec.config.{path}", message=f"{plugin} is not allowed"),),
+            )
+    conf = {**json.loads(text), "name": f"virtbus-{target.uid}"}
     _check(conf, source)
     return conf
 
@@ -93,7 +122,7 @@ def read_result(output: bytes, plugin: str) -> dict[str, Any]:
     """Return the result that a plugin printed on ADD.
 
     Raises:
-        VirtbusError: 500 `cni_result` if it is none (NET-10: exit 0 without output).
+        VirtbusError: 500 `cni_result` if there is no result (NET-10: exit 0 without output).
     """
     try:
         result = json.loads(output)
@@ -115,10 +144,10 @@ def failure_text(output: bytes, errors: bytes) -> str:
     except ValueError:
         body = None
     if isinstance(body, dict) and body.get("msg"):
-        said = f"{body['msg']} {body.get('details') or ''}"
+        message = f"{body['msg']} {body.get('details') or ''}"
     else:
-        said = (errors or output).decode("utf-8", "replace")
-    return " ".join(said.split())[:500] or "no message"
+        message = (errors or output).decode("utf-8", "replace")
+    return " ".join(message.split())[:500] or "no message"
 
 
 def given_mac(result: dict[str, Any], nic: Nic) -> str | None:

@@ -38,7 +38,8 @@ def offers_of(
     routed = False
     for nic in attachment.nics:
         resolved = names_domain if nic.kind is NicKind.BRIDGE else ""
-        offer = _offer(attachment, nic, _named(attachment, nic, site, resolved), routed=routed)
+        around = replace(site, dns=()) if nic.kind is NicKind.ISOLATED else site
+        offer = _offer(attachment, nic, _named(attachment, nic, around, resolved), routed=routed)
         routed = routed or (offer is not None and offer.router is not None)
         offers.append(offer)
     return offers

@@ -7,7 +7,6 @@ checked before dnspython reads it, so a query costs at most 1 ms of CPU.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 
 import dns.exception
 import dns.flags
@@ -18,15 +17,15 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
+from virtbus.netd.core.reach import Address
+
 MAX_QUERY_BYTES = 512
 TTL_S = 5
 """Lifetime of names and of their absence: a VM may move, or get its name, at any time."""
 _HEADER = struct.Struct("!HHHHHH")
 _RESPONSE, _OPCODES, _RECURSION = 0x8000, 0x7800, 0x0100
 _PLAIN_BYTES, _MOST_BYTES = 512, 1232
-"""Bytes of a UDP answer: without EDNS, and most with it (DNS flag day 2020)."""
-
-Address = IPv4Address | IPv6Address
+"""Maximum bytes of a UDP answer: without EDNS, and with it (DNS flag day 2020)."""
 
 
 class BadQueryError(Exception):
@@ -100,9 +99,9 @@ def pointer(query: DnsQuery, name: str, authority: str) -> bytes:
 
 
 def negative(query: DnsQuery, authority: str, *, exists: bool) -> bytes:
-    """Return that a name has no record of this type, or does not exist, with the SOA record.
+    """Return the answer that a name has no such record, or does not exist, with the SOA record.
 
-    `authority` is the zone, of which `query` asks a name.
+    `authority` is the zone of the name.
     """
     answer = _answer(query)
     if not exists:
@@ -116,7 +115,7 @@ def negative(query: DnsQuery, authority: str, *, exists: bool) -> bytes:
 
 
 def failure(query: DnsQuery) -> bytes:
-    """Return that nobody could answer now. Clients repeat the query, and do not store this."""
+    """Return the error that nobody could answer now. Clients repeat the query and cache nothing."""
     answer = _response(query)
     answer.set_rcode(dns.rcode.SERVFAIL)
     return _encoded(query, answer)

@@ -39,7 +39,7 @@ def vm_of(attachment: Attachment) -> NamedVm:
 
 
 class GuestNames:
-    """The VMs of this host. Of two with one name, the younger one has it."""
+    """The VMs of this host. If two VMs have one name, the name belongs to the younger VM."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, NamedVm] = {}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface
 
 from virtbus.netd.core import nft, nft_tables
+from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import ReachRules
 
@@ -26,8 +27,13 @@ def table_of(bridge: str) -> str:
     return _DEFAULT_TABLE if bridge == _DEFAULT_BRIDGE else f"{_DEFAULT_TABLE}_{bridge}"
 
 
-def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[NetlinkCall]:
-    """Return the transaction that replaces the table.
+def host_table(
+    bridge: str, gateway: IPv4Interface, reach: ReachRules, kind: NicKind = NicKind.BRIDGE
+) -> list[NetlinkCall]:
+    """Return the transaction that replaces the table of a bridge.
+
+    The rules of an isolated network are `_isolated`. Those of a routed one do not masquerade, and
+    nobody opens a connection to a guest of a nat network.
 
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
     is open. A guest may reach all other addresses except metadata, the hosts of the fleet, and
@@ -36,8 +42,17 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
     While netd restarts, nobody listens at the resolver's port. Guests do not get the kernel's error
     about that: it would end a lookup, but without an answer a guest repeats its query.
     """
+    if kind is NicKind.ISOLATED:
+        return _isolated(bridge)
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest, ipv4 = nft.came_from(bridge), nft.is_ipv4()
+    masquerade = nft.rule(
+        "postrouting",
+        ipv4,
+        nft.ip_source_in(gateway.network),
+        nft.goes_elsewhere_than(bridge),
+        nft.masquerade(),
+    )
     hosts = nft.AddressSet("hosts", 1, tuple(sorted(reach.hosts)))
     chains = [
         nft.Chain("input", _LOCAL_IN, _FILTER),
@@ -67,6 +82,7 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
         nft.rule("forward", guest, ipv4, accept),
         nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
+        *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind is NicKind.NAT else []),
         nft.rule(
             "output",
             nft.goes_to(bridge),
@@ -75,15 +91,26 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: ReachRules) -> list[N
             nft.is_port_unreachable(),
             drop,
         ),
-        nft.rule(
-            "postrouting",
-            ipv4,
-            nft.ip_source_in(gateway.network),
-            nft.goes_elsewhere_than(bridge),
-            nft.masquerade(),
-        ),
+        *([] if kind is NicKind.ROUTED else [masquerade]),
     ]
     return nft_tables.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts])
+
+
+def _isolated(bridge: str) -> list[NetlinkCall]:
+    """Return the transaction for a bridge whose guests reach each other only.
+
+    The rule between ports of the bridge is for hosts whose bridges call the forward hook.
+    """
+    drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
+    guest, to_guest = nft.came_from(bridge), nft.goes_to(bridge)
+    chains = [nft.Chain("input", _LOCAL_IN, _FILTER), nft.Chain("forward", _FORWARD, _FILTER)]
+    rules = [
+        nft.rule("input", guest, drop),
+        nft.rule("forward", guest, to_guest, accept),
+        nft.rule("forward", guest, drop),
+        nft.rule("forward", to_guest, drop),
+    ]
+    return nft_tables.replace_table(_FAMILY, table_of(bridge), chains, rules)
 
 
 def _opened(chain: str, bridge: str, reach: ReachRules) -> Iterator[nft.NftRule]:

@@ -39,6 +39,11 @@ def host_link(uid: str, index: int) -> str:
     return f"vb{hashlib.sha256(uid.encode()).hexdigest()[:12]}{index}"
 
 
+def network_bridge(uid: str) -> str:
+    """Return the name of the host's bridge of a network object, by the object's uid."""
+    return f"vbn{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
+
+
 def is_host_link(name: str) -> bool:
     """Return True if `host_link` can have made this name."""
     return _HOST_LINK.match(name) is not None

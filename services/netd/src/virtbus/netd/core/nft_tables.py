@@ -21,7 +21,7 @@ _NEWSET, _NEWELEMENTS = 9, 12
 _IPV4_ADDRESS = 7
 """The type of a set's keys, which only `nft list` reads."""
 _ELEMENTS_A_CALL = 1000
-"""Most elements in one message, because an attribute's length has only 16 bits."""
+"""Maximum elements in one message, because an attribute's length has only 16 bits."""
 
 
 def _header(family: int, resource: int = 0) -> bytes:

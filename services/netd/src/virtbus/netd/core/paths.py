@@ -1,8 +1,8 @@
 """Describes the path of a VM's packets, and turns faults on it into next steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.schemas.network import LinkState, PlugState
 from virtbus.schemas.network_path import NicPath, PathFault
 
@@ -10,8 +10,8 @@ RESTART = "`virtbus vm restart` gives the guest its network again"
 MENDED = "netd restores it within five minutes, `virtbus node audit --repair` at once"
 
 
-def paths_of(attachment: Attachment, host_bridge: str) -> tuple[NicPath, ...]:
-    """Return the path of each interface, in order."""
+def paths_of(attachment: Attachment, bridges: Mapping[str, str]) -> tuple[NicPath, ...]:
+    """Return the path of each interface, in order. `bridges` are the host's, by interface."""
     pairs = zip(attachment.nics, attachment.statuses(), strict=True)
     return tuple(
         NicPath(
@@ -19,8 +19,8 @@ def paths_of(attachment: Attachment, host_bridge: str) -> tuple[NicPath, ...]:
             kind=str(nic.kind),
             bridge=nic.bridge,
             link=nic.eth,
-            host_link=nic.host_link if nic.kind is NicKind.BRIDGE else "",
-            host_bridge=host_bridge if nic.kind is NicKind.BRIDGE else "",
+            host_link=nic.host_link if nic.name in bridges else "",
+            host_bridge=bridges.get(nic.name, ""),
             plugins=_plugins(nic),
             limits=_limits(nic),
         )

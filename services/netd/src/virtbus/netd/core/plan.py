@@ -4,10 +4,10 @@ from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.network import LinkState
+from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 
-BUILT_IN = "default"
 _PATH = "spec.domain.devices.interfaces"
 
 
@@ -24,8 +24,15 @@ def plan_of(record: VmRecord) -> Attachment:
         if network is None:
             message = f"no entry of spec.networks is named '{interface.name}'; add one"
             raise invalid((Detail(path=f"{_PATH}[{index}].name", message=message),))
-        if interface.publish and network != BUILT_IN:
-            message = f"'{network}' is a CNI network; publish there by its plugin portmap"
+        target = record.network_targets.get(network)
+        kind = _kind(network, target)
+        if interface.publish and kind is not NicKind.BRIDGE:
+            way_out = (
+                "publish its ports with the CNI plugin portmap"
+                if kind is NicKind.CNI
+                else (f"publish on an interface of the network '{BUILT_IN}'")
+            )
+            message = f"'{network}' is a {kind} network; {way_out}"
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
         mac = interface.mac_address or names.guest_mac(record.uid, interface.name)
         if mac in [nic.mac for nic in nics]:
@@ -37,7 +44,8 @@ def plan_of(record: VmRecord) -> Attachment:
                 position=index,
                 name=interface.name,
                 network=network,
-                kind=NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI,
+                kind=kind,
+                target=target,
                 mac=mac,
                 host_link=names.host_link(record.uid, index),
                 asked_mtu=interface.mtu or 0,
@@ -56,3 +64,10 @@ def plan_of(record: VmRecord) -> Attachment:
         firmware_uuid=record.spec.domain.firmware.uuid,
         nics=tuple(nics),
     )
+
+
+def _kind(network: str, target: NetworkTarget | None) -> NicKind:
+    """Return the kind of a network: without an object, it is a conflist of the node."""
+    if target is not None:
+        return NicKind(target.spec.kind)
+    return NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI

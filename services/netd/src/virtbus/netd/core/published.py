@@ -19,13 +19,13 @@ _FAMILY = nft.Family.INET
 _PREROUTING, _OUTPUT, _DESTINATION_NAT = 0, 3, -100
 _PROTOCOLS = {"tcp": nft.TCP, "udp": nft.UDP}
 _LISTENS = {"tcp": "0A", "udp": "07"}
-"""The states in /proc/net of sockets that take packets of strangers."""
+"""The states in /proc/net of sockets that accept packets from any peer."""
 _ANY6 = "0" * 32
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A published port, the guest's address, and the VM in words."""
+    """A published port and the guest that it leads to; `owner` names the VM in messages."""
 
     port: PublishedPort
     guest: IPv4Address
@@ -102,7 +102,7 @@ def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -
 def listeners(protocol: str, text: str) -> Iterator[Listener]:
     """Yield the listening sockets in the text of `/proc/net/tcp`, `udp`, `tcp6` or `udp6`.
 
-    Those of loopback addresses, and of single IPv6 addresses, hold no published port.
+    Sockets of loopback addresses, and of single IPv6 addresses, take no published port.
     """
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -132,7 +132,7 @@ def taken_by(port: PublishedPort, found: Sequence[Listener]) -> Listener | None:
 
 
 def port_taken(port: PublishedPort, who: str) -> VirtbusError:
-    """Return 409 `port_taken`, which names the holder. It is tried again: the port may be freed."""
+    """Return 409 `port_taken`, which names the holder. netd retries: the port may be freed."""
     message = f"{port.place} of this host belongs to {who}; publish another port"
     return VirtbusError(Code.CONFLICT, "port_taken", message, retry=Retry.LATER, after_ms=5000)
 

@@ -3,9 +3,9 @@
 from virtbus.netd.core.token_bucket import TokenBucket
 
 RATE_HZ, BURST = 200.0, 200
-"""Queries of a guest. The kernel drops what does not fit into the socket's buffer meanwhile."""
+"""Queries of a guest. The kernel drops those that do not fit into the socket's buffer."""
 LOOKUP_RATE_HZ, LOOKUP_BURST = 20.0, 40
-"""Questions to the controllers: a guest that invents names costs them no more."""
+"""Questions of a guest to the controllers. A guest that invents names costs them no more."""
 BUSY = 32
 """Open queries of a guest."""
 BUSY_WHEN_FULL = 2
@@ -27,7 +27,7 @@ class QueryLimits:
         return self._queries.take(now_s)
 
     def may_look_up(self, now_s: float) -> bool:
-        """Count a question to the controllers; return False if it is one too many."""
+        """Count a question to the controllers; return False if the guest has asked too often."""
         return not self._lookups.take(now_s)
 
     def is_full(self, *, crowded: bool) -> bool:

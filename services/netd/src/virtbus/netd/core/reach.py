@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 MAX_ADDRESSES = 8192
-"""Most addresses of hosts, more than a fleet has. A longer list is cut, with an error in the
-log."""
+"""Maximum number of hosts' addresses, more than a fleet has.
+
+A longer list is cut, with an error in the log.
+"""
 
 Address = IPv4Address | IPv6Address
 

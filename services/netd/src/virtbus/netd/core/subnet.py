@@ -1,13 +1,16 @@
-"""Chooses a VM's address in the built-in subnet."""
+"""Chooses a VM's address in the subnet of a bridge."""
 
 import hashlib
 from collections.abc import Collection
 from ipaddress import IPv4Address, IPv4Interface
 
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.network_object import BUILT_IN
 
 
-def choose_address(gateway: IPv4Interface, key: str, taken: Collection[str]) -> IPv4Interface:
+def choose_address(
+    gateway: IPv4Interface, key: str, taken: Collection[str], network_name: str = BUILT_IN
+) -> IPv4Interface:
     """Return a free address of the gateway's subnet, if possible the same for the same `key`.
 
     The search starts at a hash of the key. So addresses are spread, and a released one is not
@@ -25,10 +28,13 @@ def choose_address(gateway: IPv4Interface, key: str, taken: Collection[str]) -> 
         address = IPv4Address(first + (start + step) % hosts)
         if address != gateway.ip and str(address) not in taken:
             return IPv4Interface((address, network.prefixlen))
+    way_out = "set a larger `subnet` for netd"
+    if network_name != BUILT_IN:
+        way_out = f"move some off the node: the network '{network_name}' cannot grow"
     raise VirtbusError(
         Code.EXHAUSTED,
         "addresses_exhausted",
         f"all {max(hosts - 1, 0)} addresses of {network} are in use on this node; delete VMs or "
-        "set a larger `subnet` for netd",
+        f"{way_out}",
         after_ms=5_000,
     )

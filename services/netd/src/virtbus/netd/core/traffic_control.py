@@ -32,12 +32,12 @@ _ETHERNET = 1
 _ETHERNET_HEADER = 18
 _MAX_U32 = 2**32 - 1
 _DELAY_S = 0.05
-"""Most time that a frame waits in a full queue."""
+"""Maximum time that a frame waits in a full queue."""
 _MIN_QUEUE_BYTES = 16 * 1024
 
 
 def limited(index: int, limit: NicLimit, mtu: int) -> NetlinkCall:
-    """Return the call that limits what leaves by link `index`, instead of an earlier limit."""
+    """Return the call that limits the traffic out of link `index`; it replaces an earlier limit."""
     rate, burst = limit.bytes_per_s, burst_of(limit, mtu)
     queue = min(burst + max(int(rate * _DELAY_S), _MIN_QUEUE_BYTES), _MAX_U32)
     capped = min(rate, _MAX_U32)
@@ -51,7 +51,7 @@ def limited(index: int, limit: NicLimit, mtu: int) -> NetlinkCall:
 
 
 def burst_of(limit: NicLimit, mtu: int) -> int:
-    """Return the size of the bucket in bytes: at least one frame, or no large frame ever passes."""
+    """Return the size of the bucket in bytes: at least one frame, so that large frames pass."""
     burst = limit.burst_bytes or min(max(limit.bytes_per_s // 100, 16 * 1024), 2**31 - 1)
     return max(burst, mtu + _ETHERNET_HEADER)
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
+from virtbus.netd.core.reach import Address
 from virtbus.schemas.ids import is_id
 
-Address = IPv4Address | IPv6Address
 _REVERSE_4, _REVERSE_6 = ("in-addr", "arpa"), ("ip6", "arpa")
 
 
@@ -19,7 +19,7 @@ class VmName:
 
 @dataclass(frozen=True, slots=True)
 class ReverseName:
-    """The name of an address. Those of the own network are known here, and nowhere else."""
+    """The name of an address. Names of the host's own network are known only here."""
 
     address: Address
     own: bool
@@ -28,7 +28,7 @@ class ReverseName:
 
 @dataclass(frozen=True, slots=True)
 class ZoneName:
-    """A name of the zone that no VM can have. `exists` if it is the zone or a namespace of it."""
+    """A name of the zone that no VM can have. `exists`: it is the zone or a namespace in it."""
 
     exists: bool
 

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from virtbus.netd.core.tenancy import Openings, check_open
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.plugin_process import PluginProcess
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,14 @@ class Cni:
         *,
         plugin_timeout_s: float = PLUGIN_TIMEOUT_S,
         openings: Openings = MappingProxyType({}),
+        allowed: Collection[str] = (),
     ) -> None:
-        """`openings` has the namespaces that may use each network; all others are refused."""
+        """`openings` has the namespaces that may use each network; all others are refused.
+
+        `allowed` are the plugins that a conflist in a network object may name.
+        """
         self.openings = openings
+        self.allowed = frozenset(allowed)
         self._conf_dir = conf_dir
         self._bin_dirs = tuple(bin_dirs)
         self._timeout_s = plugin_timeout_s
@@ -79,6 +85,15 @@ class Cni:
             f"no network '{network}' on this node; known: default"
             f"{''.join(f', {name}' for name in known)}; add a conflist to {self._conf_dir}",
         )
+
+    def of_target(self, target: NetworkTarget) -> dict[str, Any]:
+        """Return the conflist in a network object; its name on the host is the object's uid.
+
+        Raises:
+            VirtbusError: 403 `plugin_forbidden` for a plugin that is not on the node's allow-list;
+                422 `cni_config`.
+        """
+        return cni.conflist_of(target, self.allowed)
 
     def _read(self, path: Path) -> dict[str, Any]:
         with path.open("rb") as file:

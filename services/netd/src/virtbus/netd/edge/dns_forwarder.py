@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from virtbus.netd.core.dns_message import answers, asked_again
-from virtbus.netd.core.zone import Address
+from virtbus.netd.core.reach import Address
 
 PORT = 53
 ANSWER_S = 4.5

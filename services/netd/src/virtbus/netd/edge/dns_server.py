@@ -23,7 +23,7 @@ PORT = 53
 RATE_HZ, BURST = 1000.0, 1000
 """Queries of all guests together: netd also has networks to make."""
 CROWDED = 512
-"""Open queries of all guests at which each may have only a few."""
+"""If all guests together have so many open queries, each may have only a few."""
 FULL_WAIT_S = 0.05
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024

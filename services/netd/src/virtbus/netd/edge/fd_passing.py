@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 SHARE = 4
-"""Most connections to the wrapper's socket from one libvirt machine, or from root outside of all
+"""Maximum connections to the wrapper's socket from one libvirt machine, or from root outside of all
 machines. A start needs one."""
 SHARE_OF_USER = 192
-"""Most connections from one user of the host. Its cgroups may have the names of any number of
+"""Maximum connections from one user of the host. Its cgroups may have the names of any number of
 machines."""
 BATCH = 16
 """Connections that are accepted before other tasks of the event loop run."""

@@ -12,12 +12,13 @@ from contextlib import ExitStack, suppress
 from ctypes import addressof, create_string_buffer
 from ipaddress import IPv4Interface
 
-from virtbus.netd.core import host_end, names
+from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import request_filter
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.edge import filters, links, taps, tuning
-from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.attachers import Attachers
+from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.counters import Counters, NicCounters, Traffic
@@ -33,19 +34,20 @@ _DHCP_BUFFER_BYTES = 32 * 1024
 
 
 class GuestLinks:
-    """Makes and reads the links in `namespaces`."""
+    """Makes and reads the links in `namespaces`; `attachers` connect them to the host."""
 
-    def __init__(self, namespaces: Namespaces, bridge: HostBridge) -> None:
+    def __init__(self, namespaces: Namespaces, attachers: Attachers) -> None:
         self._namespaces = namespaces
-        self._bridge = bridge
+        self._attachers = attachers
+        self._bridge = attachers.bridges.built_in
 
     def open_namespace(self, attachment: Attachment) -> None:
-        """Make the namespace if it is missing, and connect interfaces of the built-in network."""
+        """Make the namespace if it is missing, and connect the interfaces to the host."""
         with Netlink() as host:
-            built_in = [nic for nic in attachment.nics if nic.kind is NicKind.BRIDGE]
-            index = self._bridge.ensure(host) if built_in else 0
+            bridged = [nic for nic in attachment.nics if is_bridged(nic)]
+            self._attachers.prepare(host, bridged)
             stands = self._namespaces.exists(attachment.netns)
-            _claim(host, attachment.uid, built_in, fresh=not stands)
+            _claim(host, attachment.uid, bridged, fresh=not stands)
             if stands:
                 self._namespaces.enter(attachment.netns)
             else:
@@ -54,7 +56,7 @@ class GuestLinks:
             if not attachment.has_cni:
                 write_sysctl(_NO_IPV6, "1")
             with opened(OWN_NAMESPACE) as fd:
-                _plug(host, attachment.uid, built_in, index, fd)
+                self._attachers.attach(host, attachment, fd)
 
     def close_up(self, attachment: Attachment) -> list[socket.socket]:
         """Bridge each interface with its tap, and return one DHCP socket for each.
@@ -191,7 +193,7 @@ class GuestLinks:
         Host ends that are not on our bridge may belong to another netd, so they stay.
         """
         with Netlink() as host:
-            _delete(host, self._bridge.ports(host).keys() - set(kept))
+            _delete(host, self._attachers.bridges.ports(host).keys() - set(kept))
 
     def is_ours(self, netns: str) -> bool:
         """Return True if the alias of `lo` in the namespace `netns` is the mark of this netd."""
@@ -201,28 +203,6 @@ class GuestLinks:
         with Netlink() as inside:
             lo = links.find(inside, "lo")
             return lo is not None and lo.alias == self._bridge.mark
-
-    def unplugged(self, nics: Sequence[Nic]) -> list[str]:
-        """Return a message for each host end of `nics` that is gone or not on the host bridge."""
-        with Netlink() as host:
-            bridge = links.find(host, self._bridge.name)
-            index = bridge.index if bridge is not None else 0
-            found = {nic.host_link: links.find(host, nic.host_link) for nic in nics}
-        return [
-            f"{name}: {'gone' if link is None else f'not on {self._bridge.name}'}"
-            for name, link in found.items()
-            if link is None or link.master != index
-        ]
-
-    def replug(self, nics: Sequence[Nic]) -> None:
-        """Ensure the host bridge and its rules, and make the host ends of `nics` its ports."""
-        with Netlink() as host:
-            index = self._bridge.ensure(host)
-            self._bridge.mend()
-            for nic in nics:
-                link = links.find(host, nic.host_link)
-                if link is not None and link.master != index:
-                    host.do([links.set_link(nic.host_link, up=True, master=index)])
 
 
 def _counted(nic: Nic, counted: Mapping[str, int], refused: dict[str, int]) -> NicCounters:
@@ -273,17 +253,6 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
         host.do([links.delete_link(name)])  # one per batch: the kernel waits for RCU in each
 
 
-def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: int) -> None:
-    """Make veth pairs between the host bridge and the namespace."""
-    calls: list[NetlinkCall] = []
-    for nic in nics:
-        wire = names.wire_mac(uid, nic.index)
-        calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
-        calls.append(host_end.no_ipv6(nic.host_link))
-        calls.append(host_end.plug(nic.host_link, master, uid))
-    host.do(calls)
-
-
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
     wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
@@ -296,7 +265,7 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
-    """Make missing taps. A further queue of a running guest's tap would take some of its frames."""
+    """Make missing taps. An existing tap gets no new queue: it would take frames from a guest."""
     for nic in nics:
         many = nic.queues > 1
         if many and links.find(inside, nic.tap) is not None:

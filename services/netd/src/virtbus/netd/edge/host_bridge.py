@@ -1,32 +1,35 @@
-"""Makes and removes the built-in network's host side: a bridge, an nftables table, `ip_forward`.
+"""Makes and removes a network's host side: a bridge, an nftables table, `ip_forward`.
 
 It is made when the first VM needs it. When no VM needs it any more, the bridge and the table are
-removed, and `ip_forward` gets its former value. The bridge's alias names the state folder of the
-netd that made it. A bridge of another netd is never touched.
+removed. After the last bridge of this netd, `ip_forward` gets its former value. The bridge's alias
+names the state folder of the netd that made it. A bridge of another netd is never touched.
 """
 
-import json
 import logging
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from ipaddress import IPv4Interface
 from pathlib import Path
 from socket import AF_INET
 
 from virtbus.netd.core import host_end, names
+from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.edge import links
+from virtbus.netd.edge.bridge_memo import BridgeMemo
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
 _FORWARD = "net/ipv4/ip_forward"
 
 
 class HostBridge:
-    """The host side of the built-in network.
+    """The host side of the built-in network, or of a network object.
 
     All methods block. Their thread must be in the host's namespace.
     """
@@ -38,17 +41,26 @@ class HostBridge:
         memo: Path,
         owner: Path,
         reach: ReachRules = ReachRules(),  # noqa: B008  frozen
+        target: NetworkTarget | None = None,
     ) -> None:
-        """`memo` is the file that stores the former `ip_forward`; `owner` is netd's state dir."""
+        """`memo` is the file that stores the former `ip_forward`; `owner` is netd's state dir.
+
+        The memos of all bridges of this netd are in one folder. `target` is the network object;
+        without it, the bridge is that of the built-in network.
+        """
+        self._target = target
+        self._kind = NicKind(target.spec.kind) if target is not None else NicKind.BRIDGE
         self.reach = reach
         self._applied: ReachRules | None = None
         self.name = name
         self.gateway = gateway
-        self._memo = memo
+        self.memo = BridgeMemo(memo)
+        self.owner = owner
         self.mark = names.owner_mark(str(owner.resolve()))
         """The alias of links that this netd made."""
         self._lock = threading.Lock()
-        self._index = 0
+        self.index = 0
+        """The bridge's link index since the last `ensure`; 0 if it was removed."""
         self.times_made = 0
 
     def ensure(self, host: Netlink) -> int:
@@ -60,32 +72,28 @@ class HostBridge:
         """
         with self._lock:
             link = links.find(host, self.name)
-            if link is None or link.index != self._index or not link.up:
+            if link is None or link.index != self.index or not link.up:
                 self._owned(host)
-                self._index = self._make(host)
+                self.index = self._make(host)
                 self.times_made += 1
-            return self._index
+            return self.index
 
     def check_owner(self) -> None:
         """Raise 409 `bridge_in_use` if the bridge belongs to another netd."""
         with Netlink() as host:
-            self._owned(host)
+            self.check(host)
 
-    def ports(self, host: Netlink) -> dict[str, str]:
-        """Return the VMs' veth ends on this netd's bridge, as name to uid. Lists all links."""
-        link = self._owned(host)
-        if link is None:
-            return {}
-        return {
-            each.name: each.alias
-            for each in links.list_links(host)
-            if each.master == link.index and names.is_host_link(each.name)
-        }
+    def check(self, host: Netlink) -> None:
+        """Run `check_owner` by an open socket."""
+        self._owned(host)
 
-    def former(self, host: Netlink) -> list[str]:
-        """Return names of bridges that this netd made under earlier settings. Lists all links."""
+    def former(self, host: Netlink, current: Collection[str] = ()) -> list[str]:
+        """Return names of bridges that this netd made under earlier settings. Lists all links.
+
+        `current` are the names of bridges of network objects.
+        """
         found = [each.name for each in links.list_links(host) if each.alias == self.mark]
-        return sorted(name for name in found if name != self.name)
+        return sorted(name for name in found if name != self.name and name not in current)
 
     def remove_former(self, name: str) -> None:
         """Remove a bridge that `former` returned, and its nftables table."""
@@ -103,7 +111,11 @@ class HostBridge:
         if not needed:
             return [f"{what}: no VM needs it" for what, there in has.items() if there]
         gone = [f"{what}: gone" for what, there in has.items() if not there]
-        return gone if read_sysctl(_FORWARD) == "1" else [*gone, "ip_forward: off"]
+        return gone if self._forwards() else [*gone, "ip_forward: off"]
+
+    def _forwards(self) -> bool:
+        """Return True if the host forwards packets, or this network does not need it."""
+        return self._kind is NicKind.ISOLATED or read_sysctl(_FORWARD) == "1"
 
     def _owned(self, host: Netlink) -> links.KernelLink | None:
         """Return the bridge if it exists. A bridge without a mark is adopted.
@@ -128,7 +140,8 @@ class HostBridge:
 
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
-        self._remember_forwarding()
+        self.memo.write(read_sysctl(_FORWARD), self._target)
+        isolated = self._kind is NicKind.ISOLATED
         mac = names.bridge_mac(str(self.gateway.network))
         host.do([links.new_bridge(self.name, mac=mac), host_end.no_ipv6(self.name)])
         link = self._owned(host)
@@ -136,14 +149,11 @@ class HostBridge:
             raise VirtbusError(
                 Code.INTERNAL, "bridge_lost", f"{self.name} vanished while it was made; try again"
             )
-        host.do(
-            [
-                links.set_link(self.name, up=True, alias=self.mark),
-                links.add_address(link.index, self.gateway),
-            ]
-        )
+        up = links.set_link(self.name, up=True, alias=self.mark)
+        host.do([up] if isolated else [up, links.add_address(link.index, self.gateway)])
         self._apply()
-        write_sysctl(_FORWARD, "1")
+        if not isolated:
+            write_sysctl(_FORWARD, "1")
         log.info("host bridge is up", extra={"code": "bridge_up", "bridge": self.name})
         return link.index
 
@@ -157,14 +167,15 @@ class HostBridge:
                 gone = filters.ask(has_host_table(self.name)) is None
             if gone:
                 self._apply()
-        if gone or read_sysctl(_FORWARD) != "1":
-            write_sysctl(_FORWARD, "1")
+        if gone or not self._forwards():
+            if not self._forwards():
+                write_sysctl(_FORWARD, "1")
             what = "the nftables table" if gone else "ip_forward"
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
-    def close(self, reach: ReachRules) -> None:
-        """Apply other reach rules to an existing bridge. A bridge made later has them at once."""
+    def set_reach(self, reach: ReachRules) -> None:
+        """Set the reach rules, and apply them to an existing bridge."""
         with self._lock:
             self.reach = reach
             if self._applied == reach or not self.made:
@@ -178,42 +189,46 @@ class HostBridge:
 
     def _apply(self) -> None:
         with Netlink(NETLINK_NETFILTER) as filters:
-            filters.do(host_table(self.name, self.gateway, self.reach))
+            filters.do(host_table(self.name, self.gateway, self.reach, self._kind))
         self._applied = self.reach
 
-    def addresses(self) -> tuple[str, ...]:
-        """Return the addresses by which other hosts reach this host, without the bridge's own."""
+    def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the addresses by which other hosts reach this host.
+
+        Those of this bridge and of `others`, further bridges of this netd, are not among them.
+        """
         with Netlink() as host:
-            bridge = links.find(host, self.name)
+            bridges = [links.find(host, name) for name in (self.name, *others)]
             found = links.list_addresses(host)
-        own = bridge.index if bridge is not None else 0
-        there = {each.interface.ip for each in found if each.is_global and each.index != own}
+        own = {bridge.index for bridge in bridges if bridge is not None}
+        there = {each.interface.ip for each in found if each.is_global and each.index not in own}
         return tuple(sorted(str(ip) for ip in there if is_host(ip)))
 
     def _check_subnet(self, host: Netlink) -> None:
+        if self._kind is NicKind.ISOLATED:
+            return  # the host has no address in it
         ours = links.find(host, self.name)
         for found in links.list_addresses(host, AF_INET):
             if not found.interface.network.overlaps(self.gateway.network):
                 continue
             if found.interface != self.gateway or ours is None or found.index != ours.index:
-                raise VirtbusError(
-                    Code.CONFLICT,
-                    "subnet_taken",
-                    f"the host has the address {found.interface} in {self.gateway.network} "
-                    "already; set another `subnet` for netd (VIRTBUS_SUBNET)",
-                )
+                raise self._taken(f"the host has the address {found.interface}")
+        if self._target is not None:
+            for address in sorted(self.reach.hosts):
+                if address in self.gateway.network:
+                    raise self._taken(f"a host of the fleet or of the bus has {address}")
 
-    def _remember_forwarding(self) -> None:
-        if self._memo.exists():
-            return
-        part = self._memo.with_suffix(".part")
-        part.write_text(json.dumps({"ip_forward": read_sysctl(_FORWARD)}))
-        part.replace(self._memo)
+    def _taken(self, who: str) -> VirtbusError:
+        way_out = "set another `subnet` for netd (VIRTBUS_SUBNET)"
+        if self._target is not None:
+            way_out = f"make the network {self._target.name} again with another subnet"
+        message = f"{who} in {self.gateway.network} already; {way_out}"
+        return VirtbusError(Code.CONFLICT, "subnet_taken", message)
 
     def remove(self) -> None:
         """Remove the bridge and the table, and restore `ip_forward`; tolerate missing parts."""
         with self._lock:
-            self._index = 0
+            self.index = 0
             self._applied = None
             with Netlink() as host:
                 link = links.find(host, self.name)
@@ -221,15 +236,15 @@ class HostBridge:
                     with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
                         filters.do(no_host_table(self.name))
                     host.do([links.delete_link(self.name)])
-                others = any(self._is_foreign(each) for each in links.list_links(host))
-            if self._memo.exists():
-                before = json.loads(self._memo.read_text())
-                if not others:  # guests of another netd still need forwarding
-                    write_sysctl(_FORWARD, str(before["ip_forward"]))
-                self._memo.unlink()
+                found = links.list_links(host)
+            if self.made:
+                # guests of another bridge, or of another netd, still need forwarding
+                if not any(each.alias.startswith(names.OWNER_PREFIX) for each in found):
+                    write_sysctl(_FORWARD, self.memo.ip_forward())
+                self.memo.forget()
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
 
     @property
     def made(self) -> bool:
         """True while parts of the host side may exist."""
-        return self._memo.exists()
+        return self.memo.exists()

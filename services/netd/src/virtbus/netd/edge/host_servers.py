@@ -1,17 +1,17 @@
-"""Returns the DNS servers to which queries for other names go."""
+"""Returns the DNS servers of this host: for guests, and for queries that netd passes on."""
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
+
+from virtbus.netd.core.reach import Address
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 MOST = 3
 
-Address = IPv4Address | IPv6Address
-
 
 class HostServers:
-    """The servers of a setting; without one, those of a resolv.conf, also on loopback.
+    """The servers of a setting. Without one, the servers of a resolv.conf, also those on loopback.
 
     The file is read again when it has changed. `gateway` is never among them, because a query
     would come back.
@@ -52,3 +52,13 @@ def name_servers(text: str) -> tuple[Address, ...]:
             except ValueError:
                 continue
     return tuple(found)
+
+
+def host_dns(path: Path) -> tuple[IPv4Address, ...]:
+    """Return up to 3 IPv4 name servers of a resolv.conf, without those on loopback."""
+    try:
+        found = name_servers(path.read_text())
+    except OSError:
+        return ()
+    usable = (one for one in found if isinstance(one, IPv4Address) and not one.is_loopback)
+    return tuple(usable)[:MOST]

@@ -8,9 +8,10 @@ no frame passes. All functions block, and leave their thread in the VM's namespa
 from collections.abc import Iterable
 
 from virtbus.netd.core import names
-from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.hotplug import tap_lost
 from virtbus.netd.edge import links, taps
+from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import Namespaces, opened
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import Code, VirtbusError
@@ -55,7 +56,7 @@ def bring_in(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
     """Delete all links of `nic`, whose device the guest has released."""
     own = [names.lent_tap(attachment.uid, nic.index)]
-    own += [nic.host_link] if nic.kind is NicKind.BRIDGE else []
+    own += [nic.host_link] if is_bridged(nic) else []
     with Netlink() as host:
         _delete(host, own)
         if namespaces.exists(attachment.netns):

@@ -98,9 +98,9 @@ def _compiled(source: str, wrapper_socket: Path, emulator: Path, compiler: str) 
                 timeout=_COMPILE_TIMEOUT_S,
             )
         except (subprocess.SubprocessError, OSError) as error:
-            said = getattr(error, "stderr", b"") or b""
+            stderr = getattr(error, "stderr", b"") or b""
             extra = {"code": "wrapper_python"}
-            log.warning("vmwrapper is the Python version: %s %s", error, said[-300:], extra=extra)
+            log.warning("vmwrapper is the Python version: %s %s", error, stderr[-300:], extra=extra)
             return None
         return built.read_bytes()
 

@@ -20,7 +20,9 @@ _TAGS = {
 def driver_element(disk: Disk, image_format: str, thread: int | None) -> Element:
     """Return `<driver>`; `thread` is the number of the disk's I/O thread."""
     driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
-    reports = ABILITIES[disk.bus][Verb.ERROR_POLICY].refused  # each error, without a property
+    reports = ABILITIES[disk.bus][
+        Verb.ERROR_POLICY
+    ].refused  # the bus reports each error, and has no such property
     chosen = {
         "error_policy": None if reports else disk.error_policy,
         "rerror_policy": None if reports else disk.read_error_policy,

@@ -13,6 +13,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord, Volume
+from virtbus.schemas.volume_ref import VolumeRef
 
 HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
@@ -59,7 +60,7 @@ def disk_name(volume: str) -> str:
 def disk_sources(
     state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
 ) -> dict[str, DiskSource]:
-    """Return the files of all disks of the record, by volume name. ISO volumes have none here.
+    """Return the files of all disks of the record, by volume name. ISO volumes are not among them.
 
     Raises:
         VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and
@@ -96,6 +97,11 @@ def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
     ref = record.volume_refs.get(volume.name)
     if ref is None:
         raise refused(volume.name, "its record does not say which volume it is")
+    return volume_place(ref)
+
+
+def volume_place(ref: VolumeRef) -> tuple[str, ...]:
+    """Return the folders of a volume's disk below `<state_dir>/disks`, and its name."""
     return (VOLUMES, ref.folder, disk_name("disk"))
 
 

@@ -17,7 +17,7 @@ from virtbus.schemas.vm import Disk, DiskBus, Domain
 _SATA_PORTS = 6
 """Ports of one AHCI controller (QEMU: ich9-ahci)."""
 _USB_PORTS = 15
-"""Ports of the USB controller: the most of a qemu-xhci."""
+"""Ports of the USB controller: the maximum of a qemu-xhci."""
 
 
 _ON_PCI = (DiskBus.VIRTIO, DiskBus.NVME)

@@ -110,7 +110,11 @@ ROWS: tuple[tuple[Callable[[InstanceSignals], bool], InstanceAction, str], ...] 
         InstanceAction.REFUSE,
         "its last agent worked in another state folder here",
     ),
-    (lambda s: s.same_boot, InstanceAction.TAKE, ""),  # we have its lock: its process ended
+    (
+        lambda s: s.same_boot,
+        InstanceAction.TAKE,
+        "",
+    ),  # this process has the lock, so the holder has ended
     (lambda s: s.heard, InstanceAction.WAIT, "its last agent may still run: it was heard just now"),
     (lambda _: True, InstanceAction.TAKE, ""),
 )

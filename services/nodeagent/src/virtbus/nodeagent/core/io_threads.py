@@ -8,7 +8,7 @@ from virtbus.schemas.vm import Domain
 
 THREADS_PER_VCPU = 2
 _SCSI = ""
-"""The SCSI controller among the names of disks."""
+"""The key of the SCSI controller in a map of disk names."""
 
 
 class IoThreadPlan(NamedTuple):

@@ -65,7 +65,7 @@ def _device(index: int, nic: Interface, made: InterfaceStatus) -> Device:
 
 
 def _virtio(made: InterfaceStatus) -> Device:
-    """Return what only virtio can tell a guest: the MTU, and several queues."""
+    """Return the properties that only virtio can show a guest: the MTU, and several queues."""
     device: Device = {} if made.mtu == USUAL_MTU else {"host_mtu": made.mtu}
     if made.queues > 1:  # a vector for each queue, for the control queue and for changes
         device |= {"mq": True, "vectors": 2 * made.queues + 2}

@@ -1,4 +1,4 @@
-"""Makes NVMe disks, which libvirt 9.0 does not know, of virtio disks by `qemu:override`.
+"""Turns virtio disks into NVMe disks, which libvirt 9.0 does not know, by `qemu:override`.
 
 libvirt handles the disk as any other: it opens the file for QEMU's user, makes the block nodes and
 chooses the PCI address. The override replaces the driver of the device, by a constant. So neither a
@@ -12,12 +12,12 @@ from virtbus.schemas.disk import Disk, DiskBus
 
 
 def nvme_alias(disk: Disk) -> str:
-    """Return the id of an NVMe disk's device; the prefix is libvirt's for ids of users."""
+    """Return the id of an NVMe disk's device. libvirt demands the prefix `ua-` of chosen ids."""
     return f"ua-nvme-{disk.name}"
 
 
 def nvme_overrides(disks: Sequence[Disk]) -> Element | None:
-    """Return the element that makes NVMe disks of virtio disks; None without any."""
+    """Return the element that turns virtio disks into NVMe disks; None without any."""
     devices = [
         el("qemu:device", _frontend(), alias=nvme_alias(disk))
         for disk in disks

@@ -158,7 +158,7 @@ class Hypervisor(Protocol):
     async def limit(
         self, uid: str, wanted: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Mapping[str, int]] | None:
-        """Set what differs of the limits of a guest's disks, by target and libvirt's names.
+        """Set those limits of a guest's disks that differ, by target and libvirt's names.
 
         Return libvirt's figures afterwards, by target; None if no guest runs.
         """

@@ -32,5 +32,5 @@ def _of_interface(wanted: Interface, reported: InterfaceStatus) -> str:
     if wanted.mac_address is not None and mac != wanted.mac_address:
         return f"interface {wanted.name} has another MAC address than the spec"
     # the agent connects to these addresses for clients (port-forward), and pings them
-    nobodys = [a for a in addresses if a.is_loopback or a.is_unspecified or a.is_multicast]
-    return f"interface {wanted.name} cannot have the address {nobodys[0]}" if nobodys else ""
+    unusable = [a for a in addresses if a.is_loopback or a.is_unspecified or a.is_multicast]
+    return f"interface {wanted.name} cannot have the address {unusable[0]}" if unusable else ""

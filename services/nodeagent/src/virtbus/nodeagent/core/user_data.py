@@ -188,7 +188,7 @@ def _part(kind: str, data: bytes, more: str = "") -> bytes:
 
 
 def _unpacked(source: Source) -> Source:
-    """Return what a gzip contains, if it is within UNPACKED_BYTES; every other source as it is."""
+    """Return the content of a gzip of at most UNPACKED_BYTES; any other source unchanged."""
     if source[0] != GZIP:
         return source
     unpacker = zlib.decompressobj(wbits=31)

@@ -22,7 +22,7 @@ MAX_LOG_TAIL_BYTES = 4 * 1024 * 1024
 STOPPED = "the guest stopped"
 FELL_BEHIND = "the guest wrote faster than this client read; attach again"
 NOW_WRITES = "you write now"
-NOW_READS = "{} writes now; you read on"
+NOW_READS = "{} writes now; you can only read"
 
 
 class Viewer:

@@ -19,13 +19,13 @@ from virtbus.nodeagent.core.disk_sources import (
     DISKS,
     HEAD_BYTES,
     IMAGES,
-    VOLUMES,
     DiskSource,
     check_disk,
     check_image,
     disk_name,
     disk_sources,
     refused,
+    volume_place,
 )
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.schemas.node_rpc import MadeDisk
@@ -113,7 +113,7 @@ def drop_pins(state_dir: Path, record: VmRecord) -> None:
         ref = record.volume_refs.get(names.get(path.name, ""))
         kept = path.name in names
         if ref is not None:
-            kept = _same(path, state_dir / DISKS / VOLUMES / ref.folder / disk_name("disk"))
+            kept = _same(path, state_dir.joinpath(DISKS, *volume_place(ref)))
         if not kept and path.lstat().st_nlink > 1:
             path.unlink(missing_ok=True)
 

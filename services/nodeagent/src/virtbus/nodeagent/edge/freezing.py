@@ -40,7 +40,7 @@ class _Freeze:
     until_s: float
     wake: asyncio.Event
     failed: bool = False
-    """The guest may not be frozen: the freeze failed, and the task makes sure of it."""
+    """The freeze failed, so the guest must not stay frozen: the task thaws it."""
 
     def end_at(self, until_s: float) -> None:
         self.until_s = until_s
@@ -85,7 +85,7 @@ class GuestFreezes:
         async with background() as self._tasks:
             for uid, frozen in (await self._files.all()).items():
                 left_s = (frozen.until_ns - self._sources.time_ns()) / 1e9
-                # a clock that was set back must not prolong a freeze
+                # a clock that was set back must not extend a freeze
                 self._begin(uid, frozen, loop.time() + min(left_s, FREEZE_MAX_S))
             yield
 
@@ -127,7 +127,7 @@ class GuestFreezes:
                 freeze.end_at(0.0)
 
     async def _again(self, uid: str, before: _Freeze, timeout_s: float) -> None:
-        """Freeze a guest that should be frozen. Its agent refuses, unless it was thawed inside.
+        """Freeze a guest that should be frozen. A guest that is still frozen refuses.
 
         After an error, the earlier deadline holds.
         """
@@ -203,7 +203,7 @@ class GuestFreezes:
 
     def _not_thawed(self, uid: str, freeze: _Freeze, error: VirtbusError) -> None:
         extra = {"code": "not_thawed", "uid": uid}
-        log.warning("the guest is not thawed yet, tried again: %s", error, extra=extra)
+        log.warning("the guest is not thawed yet, will be retried: %s", error, extra=extra)
         freeze.shown = Frozen(freeze.shown.since_ns, freeze.shown.until_ns, str(error))
         if self._freezes.get(uid) is freeze and not freeze.failed:
             self.heard(uid, "not thawed", error.reason)

@@ -116,7 +116,7 @@ class LibvirtHypervisor:
         return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """Return True if the domain uses files below `folder`. Another agent's domain does not."""
+        """Return True if the domain is this agent's and uses files below `folder`."""
         found = await on_ours(
             self._reads,
             uid,
@@ -290,7 +290,7 @@ class LibvirtHypervisor:
         )
 
     async def max_vcpus(self) -> int:
-        """Return the most vCPUs that a domain may have on this host."""
+        """Return the maximum number of vCPUs of a domain on this host."""
         return await self._reads.run(
             lambda connection: connection.getMaxVcpus(None),
             "read limits",

@@ -38,9 +38,9 @@ async def usable(qemu: Path) -> bool:
         return False
     emulated_s = await boots_in_s(qemu, "tcg")
     fit = kvm_s <= max(SLOWEST_S, SLOWER_THAN_TCG * (emulated_s or 0))
-    said = "KVM runs guests" if fit else "KVM is of no use here, guests are emulated (slow)"
+    result = "KVM runs guests" if fit else "KVM does not work here, guests are emulated (slow)"
     times = (kvm_s, emulated_s or 0)
-    log.info("%s: a probe took %.2f s, emulated %.2f s", said, *times, extra={"code": "probe"})
+    log.info("%s: a probe took %.2f s, emulated %.2f s", result, *times, extra={"code": "probe"})
     return fit
 
 

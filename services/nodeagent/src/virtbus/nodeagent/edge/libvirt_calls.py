@@ -128,6 +128,6 @@ class Threads:
         if not call.answer.done():
             message = (
                 f"a libvirt call took more than {timeout_s:.0f} s; "
-                "see libvirtd's log, and restart it if it hangs (guests run on)"
+                "see libvirtd's log, and restart it if it hangs (guests keep running)"
             )
             call.answer.set_exception(VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message))

@@ -17,7 +17,7 @@ _LOCKED = ("is locked", "waiting to open tray")
 def set_limits(
     wanted: Mapping[str, Mapping[str, int]], domain: libvirt.virDomain
 ) -> dict[str, dict[str, int]] | None:
-    """Set what differs of the limits of a guest's disks, by target; return all figures then.
+    """Set those limits of a guest's disks that differ, by target; return all figures afterwards.
 
     Returns None if no guest runs.
     """

@@ -61,12 +61,12 @@ def translated(
     """Return `error` as a VirtbusError. `doing` names the attempted operation in its text."""
     text = cause(error.get_error_message() or str(error))
     if connecting or is_down(error):
-        message = f"libvirt does not answer ({text}); start libvirtd, guests run on meanwhile"
+        message = f"libvirt does not answer ({text}); start libvirtd, guests keep running meanwhile"
         return VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
-    said = _WRAPPER.match(text)
-    if said is not None:
-        code = Code.UNAVAILABLE if _LATER.match(said[1]) else Code.INTERNAL
-        return VirtbusError(code, said[1], f"{doing}: {said[2]}")
+    match = _WRAPPER.match(text)
+    if match is not None:
+        code = Code.UNAVAILABLE if _LATER.match(match[1]) else Code.INTERNAL
+        return VirtbusError(code, match[1], f"{doing}: {match[2]}")
     if error.get_error_code() in _AGENT:
         return _of_the_agent(text)
     kind, reason = _TABLE.get(error.get_error_code(), (Code.INTERNAL, "libvirt_failed"))

@@ -8,7 +8,7 @@ Recently slow guests use separate connections, so that the others do not wait fo
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import libvirt
@@ -32,13 +32,13 @@ _TYPES = {
     GuestQuestion.INTERFACES: libvirt.VIR_DOMAIN_GUEST_INFO_INTERFACES,
 }
 _MOST_S = 10
-"""The most seconds that libvirt waits for one answer, for any caller."""
+"""Maximum seconds that libvirt waits for one answer, for any caller."""
 
 
 QUICK_S = 1
 """The seconds that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
-"""The seconds that a guest counts as slow. If they were few, slow guests would delay others."""
+"""Time for which a guest counts as slow. If it were short, slow guests would delay others."""
 Answer = TypeVar("Answer")
 
 
@@ -70,7 +70,7 @@ class LibvirtGuests:
         def read(domain: libvirt.virDomain) -> Mapping[str, object]:
             return domain.guestInfo(types)  # 0: all types
 
-        found = await self._in_time(uid, read, timeout_s)
+        found = await _in_time(self._asked(uid, read, timeout_s), timeout_s)
         if found is None:
             message = "the guest is not running here; `virtbus vm get` shows its state"
             raise VirtbusError(Code.CONFLICT, "domain_state", message)
@@ -82,30 +82,17 @@ class LibvirtGuests:
         Raises:
             VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`.
         """
-        patience_s = min(timeout_s, _MOST_S)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return bool(await self._once(self._freezes, uid, _frozen, patience_s))
-        except TimeoutError:
-            raise _silent(timeout_s) from None
+        asked = self._once(self._freezes, uid, _frozen, min(timeout_s, _MOST_S))
+        return bool(await _in_time(asked, timeout_s))
 
     async def thaw(self, uid: str, *, timeout_s: float) -> bool:
         """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
-        return bool(await self._in_time(uid, _thawed, timeout_s))
+        return bool(await _in_time(self._asked(uid, _thawed, timeout_s), timeout_s))
 
-    async def _in_time(
+    async def _asked(
         self, uid: str, work: Callable[[libvirt.virDomain], Answer], timeout_s: float
     ) -> Answer | None:
         until_s = time.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._asked(uid, work, until_s)
-        except TimeoutError:
-            raise _silent(timeout_s) from None
-
-    async def _asked(
-        self, uid: str, work: Callable[[libvirt.virDomain], Answer], until_s: float
-    ) -> Answer | None:
         if not self._is_slow(uid):
             try:
                 return await self._once(self._quick, uid, work, QUICK_S)
@@ -148,12 +135,17 @@ class LibvirtGuests:
         self._slow_until_s[uid] = now_s + SLOW_FOR_S
 
 
-def _silent(timeout_s: float) -> VirtbusError:
-    message = (
-        f"the guest agent does not answer within {timeout_s:g} s; wait longer (timeout_s), "
-        "or in the guest: systemctl restart qemu-guest-agent"
-    )
-    return VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", message)
+async def _in_time(asked: Awaitable[Answer], timeout_s: float) -> Answer:
+    """Return the answer of a guest agent; raise VirtbusError 503 after `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asked
+    except TimeoutError:
+        message = (
+            f"the guest agent does not answer within {timeout_s:g} s; wait longer (timeout_s), "
+            "or in the guest: systemctl restart qemu-guest-agent"
+        )
+        raise VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", message) from None
 
 
 def _act(act: Callable[[libvirt.virDomain], object]) -> Callable[[libvirt.virDomain], bool]:
@@ -181,8 +173,8 @@ _thawed = _act(lambda domain: domain.fsThaw())
 def _refused(error: libvirt.libvirtError) -> VirtbusError | None:
     """Return the agent's own refusal; None if libvirt refuses or the agent is silent.
 
-    While it is frozen, an agent calls all commands but a few disabled. QEMU before 6.2 gives no
-    reason, and then a command that the guest's administrator disabled looks the same.
+    While a guest is frozen, its agent reports all but a few commands as disabled. QEMU before 6.2
+    gives no reason, and then a command that the guest's administrator disabled looks the same.
     """
     text = cause(error.get_error_message() or "")
     if error.get_error_code() != libvirt.VIR_ERR_INTERNAL_ERROR or "agent command" not in text:

@@ -11,7 +11,7 @@ _DAEMONS = ("libvirtd", "virtqemud")
 
 
 async def read_max_workers(uri: str) -> int:
-    """Return the most worker threads of the daemon at `uri`; MAX_WORKERS if unknown."""
+    """Return the maximum of worker threads of the daemon at `uri`; MAX_WORKERS if unknown."""
     for daemon in _DAEMONS if uri == "qemu:///system" else ():
         workers = await _max_workers(daemon)
         if workers is not None:

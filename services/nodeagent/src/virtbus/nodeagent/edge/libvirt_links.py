@@ -98,7 +98,7 @@ class LibvirtLinks:
     async def _taken(self) -> LibvirtLink:
         """Wait for one of `at_once` places, and return an unused connection."""
         if self._threads.stuck >= self._stuck_limit:
-            message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
+            message = "libvirt does not answer; restart libvirtd, guests keep running meanwhile"
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
         await self._places.acquire()
         try:

@@ -129,7 +129,7 @@ class Tasks:
                 await work()
             except* (VirtbusError, BusError) as group:
                 error = group.exceptions[0]
-                vm.observed.message = reported = f"tried again: {error}"
+                vm.observed.message = reported = f"the agent retries: {error}"
                 report()
                 extra = {"code": "step_retry", "uid": self._uid}
                 log.warning("retry in %.1f s: %s", delay_s, error, extra=extra)

@@ -96,10 +96,10 @@ class Applied:
 def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord) -> Applied:
     """Return the requests that an existing domain shows as applied. `first` is the domain's event.
 
-    If the domain has ended, later start requests than the one it was defined for are not applied.
+    If the domain has ended, start requests after the one that it was defined for are not applied.
     """
     metadata = facts.metadata if facts is not None else None
-    # an earlier agent may have changed disks, or died before it did
+    # an agent may have died after it changed the disks, or before
     same = metadata is not None and metadata.generation == record.generation
     defined_for = -1 if metadata is None else metadata.power_epoch
     return Applied(

@@ -91,13 +91,13 @@ class Observed:
     nics_error: ErrorBody | None = None
     """The error of the last change of the NICs; it is tried again."""
     links: dict[str, LinkState] = field(default_factory=dict)
-    """The links of the running guest's NICs, by name. That of a missing one is unknown."""
+    """The links of the running guest's NICs, by name. A missing NIC has an unknown link."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
     drives_error: ErrorBody | None = None
-    """The error of the last change of a medium; it is tried again."""
+    """The error of the last change of a medium. The agent retries the change."""
     frozen: Frozen | None = None
     """The freeze of the guest's file systems."""
     stage: FailureStage = ""
@@ -129,7 +129,7 @@ def note(
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
         seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
-        _melted(record, seen, tools)
+        _forget_freeze(record, seen, tools)
     elif phase in {"stopped", "releasing"}:
         seen.recovered()
     elif phase in UP and before not in {*UP, "new"}:
@@ -151,7 +151,7 @@ def _note_ending(
     tools: AgentPorts,
 ) -> None:
     seen.started_ns, seen.ready = None, ""
-    _melted(record, seen, tools)
+    _forget_freeze(record, seen, tools)
     # libvirt's event, a comparison and our own call may all report one end
     if phase == before:
         return
@@ -169,7 +169,7 @@ def _note_ending(
         seen.failed("guest", GUEST_ENDED, message)
 
 
-def _melted(record: VmRecord, seen: Observed, tools: AgentPorts) -> None:
+def _forget_freeze(record: VmRecord, seen: Observed, tools: AgentPorts) -> None:
     """Forget a freeze: it ended with the guest's run."""
     seen.frozen = None
     tools.freezes.ended(record.uid)
@@ -187,7 +187,7 @@ def note_reboot(record: VmRecord, seen: Observed, tools: AgentPorts) -> bool:
         return False
     seen.reboots += 1
     seen.ready, seen.rebooted = "", True
-    _melted(record, seen, tools)
+    _forget_freeze(record, seen, tools)
     tools.events.emit(EventKind.GUEST_REBOOTED, record)
     return True
 

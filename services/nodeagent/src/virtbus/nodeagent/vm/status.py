@@ -134,7 +134,7 @@ def _frozen(frozen: Frozen) -> Condition:
     until = datetime.fromtimestamp(frozen.until_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     reason, message = "Requested", f"its file systems are frozen until {until}"
     if frozen.trouble:
-        reason, message = "NotThawed", f"not thawed yet, tried again: {frozen.trouble}"
+        reason, message = "NotThawed", f"not thawed yet, the agent retries: {frozen.trouble}"
     since_ns = frozen.since_ns
     return Condition(type=FROZEN, status=True, reason=reason, message=message, since_ns=since_ns)
 

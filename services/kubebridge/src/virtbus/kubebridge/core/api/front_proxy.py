@@ -96,11 +96,11 @@ def of_config_map(found: Object | None) -> FrontProxy:
 
 def _listed(found: Object | None, name: str) -> tuple[str, ...] | None:
     """Return a JSON list of strings: empty if it is missing, None if it is invalid."""
-    said = text(found, "data", f"requestheader-{name}")
-    if not said:
+    listed_text = text(found, "data", f"requestheader-{name}")
+    if not listed_text:
         return ()
     try:
-        listed = json.loads(said)
+        listed = json.loads(listed_text)
     except ValueError:
         return None
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):

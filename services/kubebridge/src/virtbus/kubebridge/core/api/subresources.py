@@ -61,4 +61,4 @@ def answer(call: SubresourceCall) -> Outcome:
     outcome = verb.decide(call)
     if isinstance(outcome, Refusal) or not call.dry_run:
         return outcome
-    return tuple(deed for deed in outcome if isinstance(deed, JsonPatch | Give))
+    return tuple(effect for effect in outcome if isinstance(effect, JsonPatch | Give))

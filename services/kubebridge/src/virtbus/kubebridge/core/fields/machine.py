@@ -11,7 +11,7 @@ TO_THREADS = f"{DOMAIN}.io_threads"
 TIMERS = "a guest chooses the best timer of the hypervisor; virtbus keeps QEMU's defaults"
 WINDOWS = "Hyper-V enlightenments are not supported"
 PINNING = "CPUs are not pinned"
-UNPINNED = "leave it out: CPUs are shared fairly, up to eight vCPUs for each of the host's"
+UNPINNED = "leave it out: CPUs are shared fairly, up to eight vCPUs for each CPU of the host"
 ENCRYPTED = "encrypted guests are not supported"
 
 

@@ -68,7 +68,7 @@ def walk(value: Any, table: Table, prefix: str) -> Translation:
         if isinstance(one, Cause):
             walked.causes.append(one)
             if len(walked.causes) == MAX_CAUSES:
-                break  # the object is refused anyway; this bounds a hostile one's cost
+                break  # the object is refused anyway; this bounds the cost of a hostile object
         else:
             steps.append(one)
     for _, path, ours, origin in sorted(steps, key=lambda step: step[0]):

@@ -36,8 +36,8 @@ def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
         if inputs.obj is None:
             return []
         kubevirt = read(KubeVirt, inputs.obj)
-        said = status(kubevirt.generation, orphans.kept)
-        return [Patch({"status": said}, "status")] if kubevirt.status != said else []
+        wanted = status(kubevirt.generation, orphans.kept)
+        return [Patch({"status": wanted}, "status")] if kubevirt.status != wanted else []
 
     every = KeyMapping(ORPHAN, lambda _: [key_of(KUBEVIRT, path) for path in kubevirts])
     return Controller(KUBEVIRT, run, (KeyMapping(KUBEVIRT), every), workers=1)
@@ -48,7 +48,7 @@ _CONDITIONS = {"Available": True, "Created": True, "Degraded": False, "Progressi
 
 
 def status(generation: int, orphans: Mapping[str, str]) -> dict[str, Any]:
-    """Return the status, the same for the same arguments, so that it is written once.
+    """Return the status. Equal arguments give an equal status, so that it is written once.
 
     `orphans` has the VMs on the bus that have no VMI: names by uid (ADR 0033).
     """
@@ -73,12 +73,12 @@ def status(generation: int, orphans: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _orphaned(orphans: Mapping[str, str]) -> dict[str, str]:
-    said = {"type": "OrphanedVirtualMachines", "status": str(bool(orphans))}
+    condition = {"type": "OrphanedVirtualMachines", "status": str(bool(orphans))}
     if not orphans:
-        return said | {"reason": "None", "message": "every VM of this cluster has its VMI"}
+        return condition | {"reason": "None", "message": "every VM of this cluster has its VMI"}
     shown = ", ".join(f"{key} ({uid})" for uid, key in list(orphans.items())[:SHOWN])
     message = (
         f"{len(orphans)} VM(s) of virtbus have no VirtualMachineInstance here, and no delete of "
         f"them was reported; they are kept until a person decides: {shown}"
     )
-    return said | {"reason": "VirtualMachineInstancesAbsent", "message": message}
+    return condition | {"reason": "VirtualMachineInstancesAbsent", "message": message}

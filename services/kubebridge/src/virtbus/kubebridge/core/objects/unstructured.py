@@ -141,7 +141,7 @@ def micro_stamp(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class Said(NamedTuple):
+class NewCondition(NamedTuple):
     """A condition to write, still without its transition time."""
 
     type: str
@@ -152,7 +152,7 @@ class Said(NamedTuple):
 
 
 def merged(
-    said: Iterable[Said], before: Iterable[Condition], now: datetime
+    conditions: Iterable[NewCondition], before: Iterable[Condition], now: datetime
 ) -> tuple[list[Any], str]:
     """Return the conditions with transition times, and `now` in Kubernetes' format.
 
@@ -161,7 +161,7 @@ def merged(
     at = stamp(now)
     stored = {one.type: one for one in before}
     result = []
-    for one in said:
+    for one in conditions:
         old, status = stored.get(one.type), str(one.on)
         since = old.since if old is not None and old.status == status else ""
         texts = {"reason": one.reason, "message": one.message, "lastProbeTime": one.probed}

@@ -83,9 +83,9 @@ class Give:
     what: dict[str, Any]
 
 
-Deed = JsonPatch | BusVerb | AskGuest | GuestStream | Give
+Effect = JsonPatch | BusVerb | AskGuest | GuestStream | Give
 
-Outcome = Refusal | tuple[Deed, ...]
+Outcome = Refusal | tuple[Effect, ...]
 
 
 Decide = Callable[[SubresourceCall], Outcome]

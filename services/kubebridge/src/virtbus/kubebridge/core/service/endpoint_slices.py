@@ -119,7 +119,7 @@ def _ports(service: KubeService) -> tuple[list[dict[str, Any]], str]:
 
 
 def _endpoint(one: Member, family: str, *, early: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    endpoint: dict[str, Any] = {
         "addresses": [one.addresses[family]],
         "conditions": {
             "ready": early or (one.ready and not one.terminating),
@@ -134,8 +134,8 @@ def _endpoint(one: Member, family: str, *, early: bool) -> dict[str, Any]:
         },
     }
     if one.node:
-        said["nodeName"] = one.node
-    return said
+        endpoint["nodeName"] = one.node
+    return endpoint
 
 
 def _slice(

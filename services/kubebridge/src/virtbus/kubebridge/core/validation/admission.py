@@ -103,11 +103,11 @@ def answer(review: Any, *, mutating: bool) -> Plain:
     return {
         "apiVersion": VERSION,
         "kind": KIND,
-        "response": {"uid": uid, **_said(request, mutating)},
+        "response": {"uid": uid, **_decision(request, mutating)},
     }
 
 
-def _said(request: Object, mutating: bool) -> Plain:
+def _decision(request: Object, mutating: bool) -> Plain:
     kind, operation = text(request, "kind", "kind"), text(request, "operation")
     admitted, obj, old = KINDS.get(kind), part(request, "object"), part(request, "oldObject")
     if admitted is None or operation not in {CREATE, UPDATE} or text(request, "subResource"):

@@ -21,11 +21,11 @@ class StateChange:
 
 
 def _strategy(spec: Any) -> RunStrategy:
-    """Return `spec.runStrategy`, or what `spec.running` means; Halted if neither is valid."""
+    """Return `spec.runStrategy`, or that of `spec.running`; Halted if neither is valid."""
     if not isinstance(spec, Mapping):
         return RunStrategy.HALTED
-    if (said := spec.get("runStrategy")) in set(RunStrategy):
-        return RunStrategy(said)
+    if (strategy := spec.get("runStrategy")) in set(RunStrategy):
+        return RunStrategy(strategy)
     return RunStrategy.ALWAYS if spec.get("running") is True else RunStrategy.HALTED
 
 

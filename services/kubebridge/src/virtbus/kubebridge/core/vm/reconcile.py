@@ -45,8 +45,8 @@ ORPHAN = "orphan"
 
 
 YOUNG_S = 1.0
-"""Seconds after which most guests run. A new VM's status waits for this time, which saves a
-write."""
+"""Seconds after which most guests run. A new VM's status waits for this time, so that one write
+is enough."""
 REFUSED_S = 10.0
 """Seconds before a retry after a refused create (a quota, an absent webhook). No event reports that
 such a cause has ended."""
@@ -148,16 +148,16 @@ def _end(vm: Vm, vmi: Vmi | None, now: datetime) -> list[Action]:
 def _report(
     pair: Pair, requests: list[StateChange], now: datetime, *, failed: str = "", observed: str = ""
 ) -> list[Action]:
-    said = status(pair, requests, now, failed=failed, observed=observed)
-    if said == pair.vm.status:
+    new_status = status(pair, requests, now, failed=failed, observed=observed)
+    if new_status == pair.vm.status:
         return []
     dropped = _message(pair.vm, ANNOTATIONS_DROPPED)
     events = [
         RecordEvent(TOO_LARGE, one["message"], warning=True)
-        for one in said["conditions"]
+        for one in new_status["conditions"]
         if one["type"] == ANNOTATIONS_DROPPED and one["message"] != dropped
     ]
-    return [Patch({"status": said}, "status"), *events]
+    return [Patch({"status": new_status}, "status"), *events]
 
 
 def _message(vm: Vm, kind: str) -> str:

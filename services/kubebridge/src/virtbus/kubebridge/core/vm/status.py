@@ -7,7 +7,7 @@ from typing import Any
 
 from virtbus.kubebridge.core.fields.table import VMI
 from virtbus.kubebridge.core.fields.translator import changed
-from virtbus.kubebridge.core.objects.unstructured import Object, Said, merged, read, stamp
+from virtbus.kubebridge.core.objects.unstructured import NewCondition, Object, merged, read, stamp
 from virtbus.kubebridge.core.translation import annotations
 from virtbus.kubebridge.core.translation.mapping import defaulted_template
 from virtbus.kubebridge.core.vm.model import StateChange, Vm
@@ -113,7 +113,7 @@ def status(
     vm, vmi = pair.vm, pair.vmi
     failure = start_failure(vm, vmi, now)
     pair = replace(pair, failures=failure.get("consecutiveFailCount", 0))
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **{key: value for key, value in vm.status.items() if key not in _OURS},
         "created": vmi is not None,
         "ready": pair.holds(READY),
@@ -126,7 +126,7 @@ def status(
         "startFailure": failure,
     }
     optional = ("runStrategy", "stateChangeRequests", "startFailure")
-    return {key: value for key, value in said.items() if value or key not in optional}
+    return {key: value for key, value in fields.items() if value or key not in optional}
 
 
 _OURS = frozenset(
@@ -153,26 +153,28 @@ def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(pair: Pair, failed: str) -> list[Said]:
-    said = []
+def _conditions(pair: Pair, failed: str) -> list[NewCondition]:
+    conditions = []
     if pair.vmi is None:
-        said.append(Said(READY, False, "VMINotExists", "VMI does not exist"))
+        conditions.append(NewCondition(READY, False, "VMINotExists", "VMI does not exist"))
     else:
         mirrored = {one.type: one for one in pair.vmi.conditions}
         if READY not in mirrored:
             message = "VMI is missing the Ready condition"
-            said.append(Said(READY, False, "VMIConditionMissing", message))
+            conditions.append(NewCondition(READY, False, "VMIConditionMissing", message))
         there = (mirrored[kind] for kind in (READY, *MIRRORED) if kind in mirrored)
-        said += [Said(one.type, one.status == "True", one.reason, one.message) for one in there]
+        conditions += [
+            NewCondition(one.type, one.status == "True", one.reason, one.message) for one in there
+        ]
         if restart_required(pair.vm, pair.vmi):
-            said.append(Said(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
+            conditions.append(NewCondition(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
-        said.append(Said(FAILURE, True, "FailedCreate", failed))
+        conditions.append(NewCondition(FAILURE, True, "FailedCreate", failed))
     if pair.vm.annotation_bytes:  # the webhooks were unreachable when the VM was written
         (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"
-        said.append(Said(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
-    return said
+        conditions.append(NewCondition(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
+    return conditions
 
 
 def _alive(vmi: Vmi | None) -> bool:

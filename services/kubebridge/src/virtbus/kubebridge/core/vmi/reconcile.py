@@ -150,27 +150,29 @@ def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
 
 def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
     """Write the status and the node's label in one write, if anything is new."""
-    said = status(vmi, seen, now, retried)
+    after_status = status(vmi, seen, now, retried)
     patch: dict[str, Any] = {}
-    if said != vmi.status:
-        patch["status"] = said
-    node = said.get("nodeName")
+    if after_status != vmi.status:
+        patch["status"] = after_status
+    node = after_status.get("nodeName")
     if node and vmi.labels.get(NODE_LABEL) != node:
         patch["metadata"] = {"labels": {NODE_LABEL: node}}
     if patch:
         plan.append(Patch(patch))
-    _events(vmi, said, seen.view.last_exit if seen.view else None, plan)
+    _events(vmi, after_status, seen.view.last_exit if seen.view else None, plan)
 
 
-def _events(vmi: Vmi, said: dict[str, Any], end: GuestExit | None, plan: list[Action]) -> None:
-    after = VmiPhase(said["phase"])
+def _events(
+    vmi: Vmi, after_status: dict[str, Any], end: GuestExit | None, plan: list[Action]
+) -> None:
+    after = VmiPhase(after_status["phase"])
     if after is not vmi.phase and after in EVENTS:
         reason, message = EVENTS[after]
         if after is VmiPhase.FAILED and end is not None:
             message = ENDS.get(end.how, message)
         plan.append(RecordEvent(reason, message, warning=after is VmiPhase.FAILED))
     before = _trouble(vmi)
-    for one in said["conditions"]:
+    for one in after_status["conditions"]:
         message = one.get("message", "")
         if one["type"] == SYNCHRONIZED and message != (before.message if before else ""):
             plan.append(RecordEvent("SyncFailed", message, warning=True))

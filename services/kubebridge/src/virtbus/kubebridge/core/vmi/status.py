@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.unstructured import Object, Said, merged
+from virtbus.kubebridge.core.objects.unstructured import NewCondition, Object, merged
 from virtbus.kubebridge.core.runtime.controller import Refused
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import phase_of
@@ -57,7 +57,7 @@ class Seen:
 
     `gone` is certain and permanent: the watch reported its end, `vm.delete` answered 404, or
     `vm.create` answered 410. `refused` is the last refusal of `vm.create`. `waits` is the reason
-    why it was not sent.
+    why `vm.create` was not sent.
 
     `guest` is the last answer of the guest agent. `asked` is False until the agent was polled; the
     written status is kept until then.
@@ -77,27 +77,27 @@ def status(vmi: Vmi, seen: Seen, now: datetime, retried: str = "") -> dict[str, 
     after = phase_of(vmi.phase, view, gone=seen.gone)
     kept = {key: value for key, value in before.items() if key not in _OURS}
     conditions, at = merged(_conditions(vmi, after, seen, retried), vmi.conditions, now)
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **kept,
         "phase": str(after),
         "phaseTransitionTimestamps": _transitions(vmi, after, at),
         "conditions": conditions,
     }
     if view is None:
-        return said | {key: before[key] for key in _OF_VIEW if key in before}
+        return fields | {key: before[key] for key in _OF_VIEW if key in before}
     if view.node != UNPLACED:
-        said["nodeName"] = view.node
-    said["interfaces"] = [_interface(one, seen, vmi) for one in view.interfaces]
-    said["memory"] = dict.fromkeys(
+        fields["nodeName"] = view.node
+    fields["interfaces"] = [_interface(one, seen, vmi) for one in view.interfaces]
+    fields["memory"] = dict.fromkeys(
         ("guestAtBoot", "guestCurrent", "guestRequested"), str(view.spec.domain.memory.guest)
     )
-    said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
+    fields["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
         include={"sockets", "cores", "threads"}
     )
     if any(one.type == FROZEN and one.status for one in view.conditions):
-        said["fsFreezeStatus"] = "frozen"
-    said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else vmi.guest_os
-    return said | described(vmi, view.spec.domain.devices.disks)
+        fields["fsFreezeStatus"] = "frozen"
+    fields["guestOSInfo"] = guest_os(seen.guest) if seen.asked else vmi.guest_os
+    return fields | described(vmi, view.spec.domain.devices.disks)
 
 
 _OF_VIEW = (
@@ -123,25 +123,27 @@ def _transitions(vmi: Vmi, after: VmiPhase, now: str) -> list[Any]:
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[Said]:
+def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[NewCondition]:
     view = seen.view
     runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
     ready = runs and not vmi.deleting
     reason, message = ("", "") if ready else _not_ready(view, runs=runs)
-    said = [
-        Said(READY, ready, reason, message),
-        Said(LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION),
+    conditions = [
+        NewCondition(READY, ready, reason, message),
+        NewCondition(
+            LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION
+        ),
     ]
     if after not in FINAL:
-        said += _troubles(seen, retried)
+        conditions += _troubles(seen, retried)
     if view is not None and view.state is VmState.PAUSED:
         paused = next((one for one in view.conditions if one.type == PAUSED), None)
         reason = (paused.reason if paused else "") or "PausedByUser"
         message = (paused.message if paused else "") or "VMI was paused by user"
-        said.append(Said(PAUSED, on=True, reason=reason, message=message))
+        conditions.append(NewCondition(PAUSED, on=True, reason=reason, message=message))
     if runs and (seen.guest is not None if seen.asked else holds(vmi, AGENT)):
-        said.append(Said(AGENT, on=True))
-    return said
+        conditions.append(NewCondition(AGENT, on=True))
+    return conditions
 
 
 def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
@@ -153,20 +155,20 @@ def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
     return "GuestNotRunning", view.message or "Guest VM is not reported as running"
 
 
-def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
+def _troubles(seen: Seen, retried: str) -> Iterator[NewCondition]:
     """Yield the conditions that explain why the VM is not placed or not started."""
     view = seen.view
     if seen.waits or seen.refused is not None:
         message = seen.waits or (seen.refused.message if seen.refused else "")
-        yield Said(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
+        yield NewCondition(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
     elif view is not None and view.reason == "unplaced":
-        yield Said(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
+        yield NewCondition(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
     elif view is not None and view.reason and view.state is not VmState.RUNNING:
         reason = "FailedStart"
         stopped = view.state in {VmState.FAILED, VmState.PREPARING}
         if stopped and view.failure_stage == "image":
             reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
-        yield Said(SYNCHRONIZED, False, reason, view.message, retried)
+        yield NewCondition(SYNCHRONIZED, False, reason, view.message, retried)
 
 
 # --- guest information -------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
     # The addresses from virtbus come first, because they are certain.
     reported = (*one.addresses, *(inside.addresses if inside else ()))
     addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": one.name,
         "mac": one.mac,
         "infoSource": "domain, guest-agent" if inside else "domain",
@@ -187,10 +189,10 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
         "queueCount": 1,
     }
     if addresses:
-        said |= {"ipAddress": addresses[0], "ipAddresses": addresses}
+        fields |= {"ipAddress": addresses[0], "ipAddresses": addresses}
     if inside:
-        said["interfaceName"] = inside.name
-    return said
+        fields["interfaceName"] = inside.name
+    return fields
 
 
 def guest_os(guest: GuestInfo | None) -> dict[str, str]:
@@ -198,7 +200,7 @@ def guest_os(guest: GuestInfo | None) -> dict[str, str]:
     if guest is None or guest.os is None:
         return {}
     os = guest.os
-    said = {
+    fields = {
         "name": os.name,
         "id": os.id,
         "prettyName": os.pretty_name,
@@ -208,7 +210,7 @@ def guest_os(guest: GuestInfo | None) -> dict[str, str]:
         "kernelVersion": os.kernel_version,
         "machine": os.machine,
     }
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def holds(vmi: Vmi, kind: str, *, on: bool = True, reason: str = "") -> bool:
@@ -244,5 +246,5 @@ def qos_class(vmi: Vmi) -> str:
 def volume_status(disks: tuple[Disk, ...]) -> list[dict[str, Any]]:
     """Return the volumes by name. `target` is the name of the disk in the guest."""
     pairs = zip(disks, target_names(disks), strict=True)
-    said = [{"name": disk.name, "target": target} for disk, target in pairs]
-    return sorted(said, key=lambda one: one["name"])
+    volumes = [{"name": disk.name, "target": target} for disk, target in pairs]
+    return sorted(volumes, key=lambda one: one["name"])

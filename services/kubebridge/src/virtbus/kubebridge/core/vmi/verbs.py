@@ -14,7 +14,7 @@ from virtbus.kubebridge.core.runtime.subresource_effects import (
     AskGuest,
     BusVerb,
     Decide,
-    Deed,
+    Effect,
     GuestStream,
     Outcome,
     SubresourceCall,
@@ -54,7 +54,7 @@ def _agent(call: SubresourceCall) -> bool:
 
 
 def _if(
-    make: Callable[[str], Deed], *needs: tuple[Callable[[SubresourceCall], bool], str]
+    make: Callable[[str], Effect], *needs: tuple[Callable[[SubresourceCall], bool], str]
 ) -> Decide:
     """Return the function that decides a verb: one effect, or a conflict if a need is not met.
 

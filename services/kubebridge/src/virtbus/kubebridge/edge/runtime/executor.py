@@ -120,7 +120,7 @@ class Executor:
         try:
             await self._cluster.create(action.kind, action.body, namespace)
         except StatusError as answer:
-            if answer.passing:
+            if answer.transient:
                 raise
             if answer.code == 409 and answer.reason != THERE:  # a quota changed meanwhile
                 raise EndedError(CONFLICT_S) from None
@@ -154,12 +154,12 @@ class Executor:
                 kind, name, changes, namespace, action.sub, how="json"
             )
         except StatusError as answer:
-            if answer.passing:
+            if answer.transient:
                 raise
             if answer.code not in {404, 409}:
                 log.warning("%s: %s", key.path, answer, extra={"code": "refused"})
             if answer.code in {401, 403}:
-                raise  # a starting API server may not know the permissions yet
+                raise  # a starting API server possibly does not know the permissions yet
             raise EndedError(_AFTER_S.get(answer.code, REFUSED_S)) from None
         read["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
         self._stores[kind].wrote(written)
@@ -168,7 +168,7 @@ class Executor:
     async def _call(self, action: BusCall, key: Key, read: Json) -> None:
         subject = subjects.api("vm", action.verb)
         try:
-            said = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
+            reply = await self._bus.request(subject, action.request, timeout_s=REQUEST_S)
         except VirtbusError as error:
             if error.code == action.gone:
                 self._vms.ended(str(getattr(action.request, "uid", "")))
@@ -182,7 +182,7 @@ class Executor:
                 self._report(key, read, Refused(error.code, error.reason, str(error.body.message)))
             return
         self._refusals.pop(key, None)
-        found = validate(action.answer, said)
+        found = validate(action.answer, reply)
         self._vms.answered(found.vm if isinstance(found, VmCreated) else found)
 
     def _report(self, key: Key, read: Json, refused: Refused) -> None:

@@ -83,8 +83,8 @@ class References:
                     if event.type != "BOOKMARK":
                         self._notify(key_of(kind, key(event.object)))
             except StatusError as answer:
-                version = version if answer.passing else ""
-                level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+                version = version if answer.transient else ""
+                level = logging.INFO if answer.transient or answer.code == 410 else logging.WARNING
                 extra = {"code": "watch_failed"}
                 log.log(level, "%s in %s: %s", kind.plural, namespace, answer, extra=extra)
                 if answer.code == 403:

@@ -60,9 +60,9 @@ class Reflector:
                     await self._list()
             except StatusError as answer:
                 pause_s = max(answer.retry_after_s, next(self._pauses))
-                if not answer.passing:  # refused for good: list again
+                if not answer.transient:  # refused for good: list again
                     self._version = ""
-                level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+                level = logging.INFO if answer.transient or answer.code == 410 else logging.WARNING
                 log.log(
                     level,
                     "%s: %s; retrying in %.1f s",

@@ -116,8 +116,8 @@ class WorkQueue:
             after_s = await handle(key)
         except StatusError as answer:
             asked_s = answer.retry_after_s
-            passing = answer.passing or answer.code in {404, 409}
-            level = logging.INFO if passing else logging.WARNING
+            transient = answer.transient or answer.code in {404, 409}
+            level = logging.INFO if transient else logging.WARNING
             log.log(level, "%s %s: %s", key.kind.kind, key.path, answer, extra=extra)
         except (BusError, VirtbusError) as error:
             if isinstance(error, VirtbusError):

@@ -49,7 +49,7 @@ class Authorization:
         try:
             found = of_config_map(await self._cluster.get(CONFIG_MAP, NAME, NAMESPACE))
             if found.ca != self._proxy.ca:
-                self._door.believe(found.ca)
+                self._door.trust(found.ca)
         except (StatusError, OSError) as error:  # includes ssl's errors
             log.warning(
                 "cannot read %s/%s: %s", NAMESPACE, NAME, error, extra={"code": "front_proxy"}

@@ -31,7 +31,7 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
     except ConnectionError:
         raise  # the client is gone, and aiohttp handles it
     except Exception as error:
-        refusal = _said(error)
+        refusal = _refusal_for(error)
         if refusal is None:
             log.exception(
                 "%s %s failed", request.method, request.path, extra={"code": "web_failed"}
@@ -40,14 +40,14 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
         return web.json_response(refusal.plain(), status=refusal.code)
 
 
-def _said(error: Exception) -> Refusal | None:
+def _refusal_for(error: Exception) -> Refusal | None:
     """Return the refusal for an error, or None. Overload and failed logins become 503."""
     match error:
         case RefusedError():
             return error.refusal
         case StatusError():
-            passing = error.passing or error.code == 401  # the bridge's own login failed
-            code, reason = (503, REASONS[503]) if passing else (error.code, error.reason)
+            transient = error.transient or error.code == 401  # the bridge's own login failed
+            code, reason = (503, REASONS[503]) if transient else (error.code, error.reason)
             return Refusal(code, reason or "InternalError", error.message)
         case VirtbusError():
             return of_http(error.body.code, error.body.message)

@@ -9,7 +9,7 @@ from aiohttp import web
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.client.streams import ByteStream, opening
 from virtbus.kubebridge.core.objects.status_errors import of_http
-from virtbus.kubebridge.core.runtime import subresource_effects as deeds
+from virtbus.kubebridge.core.runtime import subresource_effects as effects
 from virtbus.kubebridge.edge.web import websockets
 from virtbus.kubebridge.edge.web.error_middleware import RefusedError
 from virtbus.schemas import subjects
@@ -26,7 +26,7 @@ GUEST_S = 10.0
 WINDOW_BYTES = 64 * 1024
 """Unread bytes of a guest for each stream. 200 streams need 13 MB."""
 STREAMS_MAX = 200
-"""Most streams. Each needs another 300 KB for TLS and the websocket."""
+"""Maximum number of streams. Each needs another 300 KB for TLS and the websocket."""
 VERBS = {"console": "console", "vnc": "vnc", "portforward": "port", "screenshot": "screenshot"}
 END_OF_PICTURE = "end of picture"
 
@@ -54,30 +54,30 @@ class Guests:
         return validate(GuestInfo, answer)
 
     async def stream(
-        self, request: web.Request, deed: deeds.GuestStream, owner: str
+        self, request: web.Request, effect: effects.GuestStream, owner: str
     ) -> web.StreamResponse:
         """Answer with a websocket or a picture. Return when the stream has ended."""
-        if deed.what == "screenshot":
-            async with self._opened(deed, owner) as stream:
+        if effect.what == "screenshot":
+            async with self._opened(effect, owner) as stream:
                 return await _picture(request, stream)
         websockets.check(request)
-        async with self._opened(deed, owner) as stream:
-            return await websockets.carry(request, stream, deed)
+        async with self._opened(effect, owner) as stream:
+            return await websockets.carry(request, stream, effect)
 
     @asynccontextmanager
-    async def _opened(self, deed: deeds.GuestStream, owner: str) -> AsyncIterator[ByteStream]:
+    async def _opened(self, effect: effects.GuestStream, owner: str) -> AsyncIterator[ByteStream]:
         if self._open >= STREAMS_MAX:
             raise RefusedError(of_http(429, f"{STREAMS_MAX} streams are open; close one"))
         self._open += 1
         try:
-            node = await self._node(deed.uid)
-            subject = subjects.rpc(node, "agent", VERBS[deed.what])
+            node = await self._node(effect.uid)
+            subject = subjects.rpc(node, "agent", VERBS[effect.what])
             async with opening(
                 self._bus,
                 subject,
-                _want(deed, owner[:128]),
+                _want(effect, owner[:128]),
                 window=WINDOW_BYTES,
-                datagrams=deed.protocol == "udp",
+                datagrams=effect.protocol == "udp",
             ) as stream:
                 yield stream
         finally:
@@ -90,13 +90,18 @@ class Guests:
         return view.node
 
 
-def _want(deed: deeds.GuestStream, owner: str) -> StreamOpen:
-    if deed.what == "console":
-        return ConsoleOpen(uid=deed.uid, owner=owner)
-    if deed.what == "portforward":
-        values = {"uid": deed.uid, "port": deed.port, "protocol": deed.protocol, "owner": owner}
+def _want(effect: effects.GuestStream, owner: str) -> StreamOpen:
+    if effect.what == "console":
+        return ConsoleOpen(uid=effect.uid, owner=owner)
+    if effect.what == "portforward":
+        values = {
+            "uid": effect.uid,
+            "port": effect.port,
+            "protocol": effect.protocol,
+            "owner": owner,
+        }
         return PortOpen.model_validate(values)
-    return StreamOpen(uid=deed.uid, owner=owner)
+    return StreamOpen(uid=effect.uid, owner=owner)
 
 
 async def _picture(request: web.Request, stream: ByteStream) -> web.StreamResponse:

@@ -24,7 +24,7 @@ from virtbus.kubebridge.core.runtime.subresource_effects import (
     VM,
     AskGuest,
     BusVerb,
-    Deed,
+    Effect,
     Give,
     GuestStream,
     JsonPatch,
@@ -38,12 +38,14 @@ from virtbus.schemas.yaml_text import read_yaml
 
 OPTIONS_BYTES_MAX = 4096
 OPTIONS_VALUES_MAX = 256
-"""Most values in a verb's options. KubeVirt's options have at most ten."""
+"""Maximum number of values in a verb's options. KubeVirt's options have at most ten."""
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """Largest object, as in the API server."""
 OBJECT_VALUES_MAX = 20_000
-"""Most JSON values of an object, as in a bus message: no VM can be made from a larger one. Parsing
-takes 0.1 s at most."""
+"""Limit of JSON values of an object, as in a bus message: no VM can be made from a larger one.
+
+Parsing takes 0.1 s at most.
+"""
 MEANWHILE = "the object has been modified; please apply your changes to the latest version"
 PLACES: dict[str, tuple[kinds.Kind, str]] = {
     "vm": (kinds.VM, ""),
@@ -82,32 +84,34 @@ class Subresources:
         if isinstance(outcome, Refusal):
             raise RefusedError(outcome)
         found: Any = None
-        for deed in outcome:
-            if isinstance(deed, GuestStream):
-                return await self._guests.stream(request, deed, user.name)
-            found = await self._do(call, deed, target.namespace)
+        for effect in outcome:
+            if isinstance(effect, GuestStream):
+                return await self._guests.stream(request, effect, user.name)
+            found = await self._do(call, effect, target.namespace)
         if found is not None:
             return web.json_response(found)
         return web.Response(status=BY_NAME[call.resource, call.verb].success)
 
-    async def _do(self, call: SubresourceCall, deed: Deed, namespace: str) -> Any:
+    async def _do(self, call: SubresourceCall, effect: Effect, namespace: str) -> Any:
         """Execute one effect. Return an object for the answer, or None.
 
         Raises:
             RefusedError: the object is gone, or was changed since it was read.
             StatusError, VirtbusError, BusError: the effect was refused.
         """
-        match deed:
+        match effect:
             case JsonPatch():
-                await self._patch(call, deed, namespace)
+                await self._patch(call, effect, namespace)
             case BusVerb():
-                await self._guests.ask(deed.verb, deed.uid, deed.timeout_s)
+                await self._guests.ask(effect.verb, effect.uid, effect.timeout_s)
             case AskGuest():
-                return GUEST_ANSWERS[call.verb](await self._guests.tell(deed.uid, deed.questions))
+                return GUEST_ANSWERS[call.verb](
+                    await self._guests.tell(effect.uid, effect.questions)
+                )
             case Give():
-                return deed.what
+                return effect.what
             case GuestStream():
-                raise AssertionError(deed)
+                raise AssertionError(effect)
         return None
 
     async def _patch(self, call: SubresourceCall, patch: JsonPatch, namespace: str) -> None:

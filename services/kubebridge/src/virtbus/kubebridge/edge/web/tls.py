@@ -15,7 +15,7 @@ from virtbus.kubebridge.edge.web.error_middleware import Handler
 
 BACKLOG = 1024
 SHUTDOWN_S = 1.0
-"""Time that open requests get at the end. A console would never end."""
+"""Time for open requests to end when the listener closes. A console would never end."""
 
 
 class TlsListener:
@@ -49,7 +49,7 @@ class TlsListener:
         self._now = _context(pair, self._ca)
         self._pair = pair
 
-    def believe(self, ca: str) -> None:
+    def trust(self, ca: str) -> None:
         """Accept clients' certificates from this CA (PEM) from now on. If empty, accept none.
 
         Raises:
@@ -93,7 +93,7 @@ def in_memory(data: bytes) -> Iterator[Path]:
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, host: str, port: int, door: TlsListener
+    app: web.Application, host: str, port: int, tls: TlsListener
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve while the context is open. Yield the address; `port` 0 means any free port."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
@@ -106,7 +106,7 @@ async def serving(
     app.middlewares.append(noted)
     await runner.setup()
     assert runner.server is not None  # noqa: S101  it is set up
-    connections = Connections(runner.server, door.context)
+    connections = Connections(runner.server, tls.context)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family, backlog=BACKLOG) as listener:

@@ -10,7 +10,7 @@ from aiohttp import WSMsgType, web
 
 from virtbus.bus.client.streams import ByteStream
 from virtbus.kubebridge.core.objects.status_errors import bad_request
-from virtbus.kubebridge.core.runtime import subresource_effects as deeds
+from virtbus.kubebridge.core.runtime import subresource_effects as effects
 from virtbus.kubebridge.edge.web.error_middleware import RefusedError
 
 PROTOCOL = "plain.kubevirt.io"
@@ -22,8 +22,8 @@ NO_WEBSOCKET = "websocket: the client is not using the websocket protocol"
 LEFT, GUEST_CLOSED = "the viewer left", "the guest closed the connection"
 
 
-def _made(deed: deeds.GuestStream | None = None) -> web.WebSocketResponse:
-    forwards = deed is not None and deed.what == "portforward"
+def _made(effect: effects.GuestStream | None = None) -> web.WebSocketResponse:
+    forwards = effect is not None and effect.what == "portforward"
     return web.WebSocketResponse(
         protocols=(PROTOCOL,),  # a client that asks for no protocol gets none
         compress=False,
@@ -43,16 +43,16 @@ def check(request: web.Request) -> None:
 
 
 async def carry(
-    request: web.Request, stream: ByteStream, deed: deeds.GuestStream
+    request: web.Request, stream: ByteStream, effect: effects.GuestStream
 ) -> web.StreamResponse:
     """Carry bytes, or one datagram in each message, until either end closes."""
-    socket = _made(deed)
+    socket = _made(effect)
     await socket.prepare(request)
-    datagrams = deed.protocol == "udp"
+    datagrams = effect.protocol == "udp"
     await stream.while_open(
         _out(stream, socket), _back(stream, socket, datagrams=datagrams), _knock(socket)
     )
-    if stream.closed == GUEST_CLOSED and deed.what == "portforward":
+    if stream.closed == GUEST_CLOSED and effect.what == "portforward":
         await socket.close()
     elif not socket.closed and request.transport is not None:
         # As in KubeVirt: virtctl explains code 1006 to people, and no other code.

@@ -19,7 +19,9 @@ async def set_drives(record: VmRecord, image: Dependency[ImageReady], tools: Age
     if not any(map(is_drive, spec.domain.devices.disks)):
         return
     if made is None:
-        raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not known yet; tried again")
+        raise VirtbusError(
+            Code.UNAVAILABLE, "no_image", "the disks are not known yet; the agent retries"
+        )
     sources = await tools.disks.sources(record, made.disks)
     files = volume_files(sources, tools.seeds.paths(record))
     await tools.hypervisor.set_drives(record.uid, drives(spec.domain, files, default_order(record)))

@@ -99,8 +99,8 @@ async def _seed(record: VmRecord, net: NetReady, tools: AgentPorts) -> VmSecrets
             return None
         if secrets is None:  # or the bus replica that answered is behind
             message = (
-                "the bus does not have the VM's secrets, and this host has no seed of it; it "
-                "is asked again. If they are lost, create the VM again with its cloud-init"
+                "the bus does not have the VM's secrets, and this host has no seed; the agent "
+                "asks again. If they are lost, create the VM again with its cloud-init"
             )
             raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
     await tools.seeds.write(record, secrets, net.interfaces)
@@ -111,7 +111,7 @@ async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
     try:
         entry = await bus.get(subjects.vm_secret(record.node, record.uid))
     except BusError as error:
-        message = "the bus does not give the VM's secrets now; it is asked again"
+        message = "the bus does not give the VM's secrets now; the agent asks again"
         raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
     if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
         return None  # no secrets, or those of another create of this uid

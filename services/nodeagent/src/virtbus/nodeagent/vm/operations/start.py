@@ -63,7 +63,9 @@ async def _define(
     """Define the domain from the record; raises VirtbusError."""
     made = image.latest
     if made is None:
-        raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not ready; tried again")
+        raise VirtbusError(
+            Code.UNAVAILABLE, "no_image", "the disks are not ready; the agent retries"
+        )
     disks = await tools.disks.sources(record, made.disks)
     with tracing.span("libvirt define", uid=record.uid):
         await tools.hypervisor.define(
@@ -92,7 +94,7 @@ async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -
     wanted = record.spec.domain.devices.interfaces
     made = net.latest
     if made is None:
-        message = "the network is not ready; tried again"
+        message = "the network is not ready; the agent retries"
         raise VirtbusError(Code.UNAVAILABLE, "no_network", message)
     if [one.name for one in made.interfaces] != [nic.name for nic in wanted]:
         message = "netd still has the interfaces of the last run; tried again"

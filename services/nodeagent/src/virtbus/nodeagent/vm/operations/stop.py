@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 THAW_S = 3.0
-"""The most seconds by which a thaw delays a shutdown. The grace runs meanwhile."""
+"""Maximum delay of a shutdown by a thaw, in seconds. The grace runs meanwhile."""
 
 
 async def shutdown(uid: str, hypervisor: Hypervisor, freezes: Freezes) -> MachineEvent | None:

@@ -1,0 +1,65 @@
+"""Deletes named objects such as volumes, and waits until they are gone."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from virtbus.cli import output
+from virtbus.cli.failures import CliError, Exit, unknown
+from virtbus.cli.invocation import Invocation
+
+POLL_S = 0.5
+View = Mapping[str, Any]
+
+
+def delete_named(
+    invocation: Invocation,
+    resource: str,
+    asked: Sequence[View],
+    *,
+    wait_s: float | None,
+    check: Callable[[View], None] = lambda _: None,
+) -> None:
+    """Delete the objects that `asked` names and show them; `wait_s` None: do not wait.
+
+    `check` gets each view while an object exists, and may raise CliError. Raises CliError `unknown`
+    at the time limit.
+    """
+    ended = [invocation.call(resource, "delete", one) for one in asked]
+    if wait_s is not None:
+        until = time.monotonic() + wait_s
+        for view in ended:
+            _wait(invocation, resource, view, until, check)
+    waited = wait_s is not None
+    items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": waited} for one in ended]
+    word = "deleted" if waited else "deleting"
+    lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
+    invocation.show({"items": items}, lambda: lines)
+
+
+def _wait(
+    invocation: Invocation,
+    resource: str,
+    view: View,
+    until: float,
+    check: Callable[[View], None],
+) -> None:
+    """Return once the object is gone, or another one has its name."""
+    asked = output.picked(view, "name", "namespace")
+    while True:
+        try:
+            seen = invocation.call(resource, "get", asked)
+        except CliError as error:
+            if error.exit_code is Exit.NOT_FOUND:
+                return
+            raise
+        if seen.get("uid") != view.get("uid"):
+            return
+        check(seen)
+        if time.monotonic() > until:
+            name, why = seen.get("name"), seen.get("message") or "its node has not answered yet"
+            raise unknown(
+                f"{name} is still being deleted: {why}",
+                f"it continues by itself: `virtbus {resource} get {name}`",
+            )
+        time.sleep(POLL_S)

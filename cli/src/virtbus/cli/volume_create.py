@@ -1,0 +1,242 @@
+"""Implements `virtbus volume create|fill`, and shows the progress of copies (ADR 0053)."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from virtbus.bus.runtime.ids import uuid7
+from virtbus.cli import completion_sources, operation
+from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.progress import Steps
+from virtbus.cli.vm import request
+from virtbus.cli.vm.target import namespace_option
+from virtbus.cli.volume import table
+
+POLL_S = 0.5
+UPLOADS = "volumes"
+"""The first part of the image names of `--from-file`. Each exists until its volume has its copy."""
+_WAIT = click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait for the end of a copy."
+)
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus volume create data-1 --size 10GiB
+        virtbus volume create root-1 --size 20GiB --from-image debian/12 --node n2 --protected
+        virtbus volume create data-2 --from-volume data-1
+        virtbus volume create root-2 --from-vm web
+        virtbus volume create legacy --from-file disk.vmdk --node n1
+        virtbus volume create golden --from-url https://example.com/disk.qcow2 --no-wait
+        """
+    )
+)
+@click.argument("name")
+@click.option(
+    "--size", metavar="SIZE", help="Such as 512MiB or 10GiB.  [default of a copy: the source's]"
+)
+@click.option(
+    "--from-image",
+    "image",
+    metavar="REF",
+    shell_complete=completion_sources.images,
+    help="Begin with an image. The disk rests on it, and is made by its first VM.",
+)
+@click.option("--full", is_flag=True, help="Copy the image now; the disk does not need it then.")
+@click.option(
+    "--from-volume",
+    "volume",
+    metavar="NAME",
+    shell_complete=completion_sources.volumes,
+    help="Copy another volume, which no running VM has.",
+)
+@click.option(
+    "--from-vm",
+    "vm",
+    metavar="VM[:DISK]",
+    shell_complete=completion_sources.vms,
+    help="Copy a disk of a VM that is off.  [default: its first]",
+)
+@click.option(
+    "--from-file",
+    "file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Upload a local disk, and copy it: qcow2, raw, or what `image pull` accepts.",
+)
+@click.option("--from-url", "url", metavar="URL", help="Fetch a disk, and copy it.")
+@click.option(
+    "--node",
+    metavar="NODE",
+    shell_complete=completion_sources.nodes,
+    help="The node of its data.  [default: the node of its first VM; a copy gets a node now]",
+)
+@click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
+@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
+@click.option(
+    "--uid", metavar="UUID", help="A uid of your choice: the same command may then be repeated."
+)
+@_WAIT
+@namespace_option
+@verb
+def command(
+    invocation: Invocation,
+    *,
+    name: str,
+    namespace: str,
+    wait: bool,
+    file: Path | None,
+    **flags: Any,
+) -> None:
+    """Make the volume NAME: empty, on an image, or as a copy.
+
+    The node makes the copy. It continues if this command is interrupted. A VM that has the volume
+    waits for it.
+    """
+    source = _source(file, flags, wait=wait)
+    spec: dict[str, Any] = {"size": flags["size"] or 0}
+    if source:
+        spec["source"] = source
+    if not flags["size"] and not ({"full", "volume", "vm"} & source.keys()):
+        raise usage("an empty volume and one on an image need --size", "add --size 10GiB")
+    if flags["protected"]:
+        spec["protected"] = True
+    wanted = {
+        "name": name,
+        "namespace": namespace,
+        "uid": flags["uid"] or uuid7(),
+        "spec": spec,
+        "labels": request.labels(flags["label_texts"]),
+    }
+    if file is not None:
+        _make_of_file(invocation, wanted, file, flags["node"])
+        return
+    if flags["node"]:
+        wanted["node"] = flags["node"]
+    _show(invocation, _made(invocation, wanted), wait=wait)
+
+
+def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[str, Any]:
+    """Return the source of the spec; empty for an empty volume."""
+    given = [flags[one] for one in ("image", "volume", "vm", "url") if flags[one]]
+    if len(given) + (file is not None) > 1:
+        raise usage(
+            "give one of --from-image, --from-volume, --from-vm, --from-file and --from-url"
+        )
+    if file is not None and not wait:
+        raise usage("--from-file waits for its copy", "leave --no-wait out")
+    if flags["full"] and not flags["image"]:
+        raise usage("--full needs --from-image; other sources are always copied")
+    if flags["volume"]:
+        return {"volume": flags["volume"]}
+    if flags["vm"]:
+        vm, _, disk = flags["vm"].partition(":")
+        return {"vm": vm} | ({"disk": disk} if disk else {})
+    if flags["url"]:
+        return {"image": flags["url"], "full": True}
+    if flags["image"]:
+        return {"image": flags["image"]} | ({"full": True} if flags["full"] else {})
+    return {"full": True} if file is not None else {}
+
+
+def _made(invocation: Invocation, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a volume; return it."""
+    answer = invocation.call("volume", "create", wanted)
+    view: dict[str, Any] = answer.get("volume") or {}
+    if not answer.get("created"):
+        invocation.note(f"{view.get('name')} was there already, unchanged")
+    return view
+
+
+def _make_of_file(
+    invocation: Invocation, wanted: dict[str, Any], file: Path, node: str | None
+) -> None:
+    """Upload a file to the node of the volume, copy it there, and remove the uploaded image."""
+    from virtbus.cli.image_nodes import chosen
+    from virtbus.cli.image_upload import uploaded  # imported here, because they load slowly
+
+    nodes = chosen(invocation, [node] if node else [], [])
+    if len(nodes) > 1:
+        raise usage("the file is uploaded to one node", f"add --node, such as --node {nodes[0]}")
+    base = f"{UPLOADS}/{wanted['namespace']}/{wanted['name']}"
+    image = uploaded(invocation, file, lambda digest: f"{base}-{digest[7:19]}", nodes[0])
+    source = {"image": f"{image.name}@{image.digest}", "full": True}
+    wanted |= {"node": nodes[0], "spec": {**wanted["spec"], "source": source}}
+    view = _made(invocation, wanted)
+    try:
+        view = until_filled(invocation, view)
+    except CliError:
+        invocation.note(f"the uploaded file stays as the image {image.name}; see `image delete`")
+        raise
+    refuse_unfilled(view)
+    invocation.call("image", "delete", {"ref": image.name, "node": nodes[0]})
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(epilog=examples("virtbus volume fill data-2"))
+@click.argument("name", shell_complete=completion_sources.volumes)
+@_WAIT
+@namespace_option
+@verb
+def fill(invocation: Invocation, *, name: str, namespace: str, wait: bool) -> None:
+    """Copy the content of the volume NAME again, after a failure or a cancel.
+
+    A volume that has content is never written.
+    """
+    view = invocation.call("volume", "fill", {"name": name, "namespace": namespace})
+    _show(invocation, view, wait=wait)
+
+
+def _show(invocation: Invocation, view: dict[str, Any], *, wait: bool) -> None:
+    """Show a volume, after the end of its copy if `wait`."""
+    if wait and view.get("state") == "Filling":
+        view = until_filled(invocation, view)
+    if wait:
+        refuse_unfilled(view)
+    invocation.show(view, lambda: table([view]))
+    if not wait and view.get("fill_operation"):
+        id_ = view["fill_operation"]
+        invocation.note(f"`virtbus operation watch {id_}` shows its progress")
+
+
+def until_filled(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
+    """Return the volume after the end of its copy; show the progress meanwhile.
+
+    Raises:
+        CliError: as `Invocation.call`; `unknown` if a person interrupts this; the copy continues.
+    """
+    asked = {"name": view.get("name"), "namespace": view.get("namespace"), "uid": view.get("uid")}
+    id_, steps = str(view.get("fill_operation")), Steps(shown=invocation.for_eyes)
+    try:
+        while view.get("state") == "Filling":
+            _tell(invocation, steps, id_)
+            time.sleep(POLL_S)
+            view = invocation.call("volume", "get", asked)
+    except KeyboardInterrupt:
+        message = f"operation {id_} continues"
+        raise unknown(message, f"`virtbus operation watch {id_}`, or `… cancel {id_}`") from None
+    finally:
+        steps.close()
+    return view
+
+
+def _tell(invocation: Invocation, steps: Steps, id_: str) -> None:
+    """Show the progress of an operation. A controller may not have written it yet."""
+    try:
+        operation.show_progress(steps, invocation.call("operation", "get", {"id": id_}))
+    except CliError as error:
+        if error.exit_code is not Exit.NOT_FOUND:
+            raise
+
+
+def refuse_unfilled(view: Mapping[str, Any]) -> None:
+    """Raise CliError if the copy into a volume has failed."""
+    if view.get("state") == "FillFailed":
+        message = f"{view.get('name')} has no content: {view.get('message')}"
+        raise CliError(Exit.REFUSED, "fill_failed", message)

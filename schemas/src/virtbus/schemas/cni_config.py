@@ -1,0 +1,47 @@
+"""Finds the plugins that a CNI conflist can run, before anything runs them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+_DEEPEST = 32
+
+
+def plugins_in(config: str) -> tuple[tuple[str, str], ...]:
+    """Return each `type` in the plugins of a conflist, with its path.
+
+    A path is such as `plugins[0].ipam.type`. A plugin may run another one that its configuration
+    names, at any depth. So each `type` counts as a plugin.
+
+    Raises:
+        ValueError: it is no conflist.
+    """
+    try:
+        conf = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        msg = f"is not JSON ({error})"
+        raise ValueError(msg) from None
+    plugins = conf.get("plugins") if isinstance(conf, dict) else None
+    if not isinstance(plugins, list) or not plugins:
+        msg = "has no list `plugins`; write a conflist"
+        raise ValueError(msg)
+    for index, plugin in enumerate(plugins):
+        kind = plugin.get("type") if isinstance(plugin, dict) else None
+        if kind is None:
+            msg = f"plugins[{index}] has no `type`, the name of a plugin"
+            raise ValueError(msg)
+    return tuple(_types(plugins, "plugins"))
+
+
+def _types(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    if depth > _DEEPEST:
+        msg = f"{path} is nested too deeply"
+        raise ValueError(msg)
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _types(each, f"{path}[{index}]", depth + 1)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key == "type":
+                yield f"{path}.type", each if isinstance(each, str) else repr(each)
+            yield from _types(each, f"{path}.{key}", depth + 1)

@@ -1,0 +1,55 @@
+"""Derives what a VM needs of a node from its spec."""
+
+from typing import NamedTuple
+
+from virtbus.controller.core.network_demand import (
+    NO_TARGETS,
+    NetworkDemand,
+    Targets,
+    network_demand,
+)
+from virtbus.schemas.vm import VmSpec
+
+HOSTNAME = "kubernetes.io/hostname"
+"""Every node has this label, with its name as the value (as in Kubernetes)."""
+QEMU_OVERHEAD_BYTES = 48 * 1024**2
+"""Overhead per VM in addition to the guest's memory (measured: PSS 31.5 MiB for a 32 MiB guest)."""
+OVERLAY_BYTES = 64 * 1024**2
+"""Disk space that counts for a new disk. Overlays are thin, and a small guest's first boot writes
+less. Later growth of a disk shows in the node's free bytes."""
+
+
+class Demand(NamedTuple):
+    """The part of a spec that decides which nodes can take it; equal for similar VMs."""
+
+    vcpus: int
+    memory_bytes: int
+    disk_bytes: int
+    accelerator: str
+    networks: NetworkDemand
+    labels: frozenset[tuple[str, str]]
+    host: str = ""
+
+
+def demand_of(spec: VmSpec, targets: Targets = NO_TARGETS) -> Demand:
+    """Return the demand of a VM; `targets` are the network objects that it uses."""
+    return Demand(
+        spec.domain.cpu.vcpus,
+        memory_of(spec),
+        disk_of(spec),
+        spec.domain.accelerator,
+        network_demand(spec, targets),
+        frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
+        spec.node_selector.get(HOSTNAME, ""),
+    )
+
+
+def memory_of(spec: VmSpec) -> int:
+    """Return the memory that a VM uses on a host."""
+    return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
+
+
+def disk_of(spec: VmSpec) -> int:
+    """Return the disk space that a VM uses on a host at first."""
+    sizes = [v.empty_disk.capacity if v.empty_disk else OVERLAY_BYTES for v in spec.volumes]
+    return sum(min(size, OVERLAY_BYTES) for size in sizes)

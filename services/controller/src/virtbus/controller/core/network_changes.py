@@ -1,0 +1,346 @@
+"""Decides about creates, changes and deletes of networks, and shows networks (ADR 0055)."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, ip_address
+
+from virtbus.controller.core import named_creates
+from virtbus.controller.core.image_name_changes import ADMINS
+from virtbus.controller.core.mutations import changed_paths
+from virtbus.controller.core.named_creates import CreateStep, refuse_deleting
+from virtbus.controller.core.networks import Networks, subnets_of
+from virtbus.controller.core.vm_keys import StoredNetwork
+from virtbus.schemas.cni_config import plugins_in
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.network_api import NeededRoute, NetworkObjectView, NetworkRef, NetworkUpdate
+from virtbus.schemas.network_object import (
+    BUILT_IN,
+    EVERYWHERE,
+    NetworkKind,
+    NetworkRecord,
+    NetworkSpec,
+    NetworkState,
+    NetworkTarget,
+)
+from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.wire import invalid
+
+USERS_SHOWN = 8
+_FIELDS = {
+    NetworkKind.NAT: frozenset({"subnet", "gateway", "dns", "mtu"}),
+    NetworkKind.ROUTED: frozenset({"subnets", "dns", "mtu"}),
+    NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu"}),
+    NetworkKind.CNI: frozenset({"conflist", "config"}),
+}
+"""The fields of each kind, besides `kind` and `protected`."""
+_ALL_FIELDS = frozenset[str]().union(*_FIELDS.values())
+_NEEDED = {
+    NetworkKind.NAT: "subnet",
+    NetworkKind.ROUTED: "subnets",
+    NetworkKind.ISOLATED: "subnet",
+    NetworkKind.CNI: "conflist",
+}
+
+
+def create_step(there: NetworkRecord | None, ended: str, wanted: NetworkRecord) -> CreateStep:
+    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    paths: Iterable[str] = ()
+    if there is not None:
+        before, after = (one.spec.model_dump(mode="json") for one in (there, wanted))
+        paths = changed_paths(before, after, "spec")
+    differences = tuple(Detail(path=path, message="is another") for path in paths)
+    return named_creates.create_step(there, ended, wanted, "network", differences)
+
+
+# --- what users may ask for -------------------------------------------------------------------
+def refuse_spec(name: str, spec: NetworkSpec) -> None:
+    """Raise 400 with each field that is missing, or that the kind does not have."""
+    found = list(_problems(spec))
+    if name == BUILT_IN:
+        hint = "choose another: VMs use the built-in network without an object"
+        found.append(Detail(path="name", message=f"{BUILT_IN} is built in", hint=hint))
+    if found:
+        raise invalid(tuple(found))
+
+
+def _problems(spec: NetworkSpec) -> Iterator[Detail]:
+    allowed = _FIELDS[spec.kind]
+    for field in sorted(_ALL_FIELDS - allowed):
+        if getattr(spec, field):
+            hint = f"leave it out, or choose a kind with it; {spec.kind} has {_words(allowed)}"
+            message = f"is no field of the kind {spec.kind}"
+            yield Detail(path=f"spec.{field}", message=message, hint=hint)
+    needed = _NEEDED[spec.kind]
+    if not getattr(spec, needed) and not (spec.kind is NetworkKind.CNI and spec.config):
+        hint = "such as 10.200.0.0/24" if needed != "conflist" else "or spec.config"
+        yield Detail(path=f"spec.{needed}", message=f"is needed by {spec.kind}", hint=hint)
+    if spec.gateway and spec.subnet:
+        yield from _gateway(IPv4Address(spec.gateway), IPv4Network(spec.subnet))
+    yield from _overlaps(spec)
+    yield from _config(spec)
+
+
+def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
+    nets = [(node, IPv4Network(text)) for node, text in sorted(spec.subnets.items())]
+    for index, (node, subnet) in enumerate(nets):
+        for other, theirs in nets[:index]:
+            if subnet.overlaps(theirs):
+                message = f"overlaps {theirs} of {other}"
+                yield Detail(path=f"spec.subnets.{node}", message=message, hint="choose another")
+
+
+def _config(spec: NetworkSpec) -> Iterator[Detail]:
+    if not spec.config:
+        return
+    if spec.conflist:
+        yield Detail(path="spec.config", message="excludes conflist", hint="give one of them")
+    try:
+        plugins_in(spec.config)
+    except ValueError as error:
+        yield Detail(path="spec.config", message=str(error))
+
+
+def _gateway(gateway: IPv4Address, subnet: IPv4Network) -> Iterator[Detail]:
+    if gateway not in subnet or gateway in {subnet.network_address, subnet.broadcast_address}:
+        hint = f"such as {subnet[1]}"
+        yield Detail(path="spec.gateway", message=f"is no host of {subnet}", hint=hint)
+
+
+def _words(fields: Collection[str]) -> str:
+    return ", ".join(sorted(fields))
+
+
+def refuse_client(
+    namespace: str, spec: NetworkSpec | None, account: str, free: Sequence[IPv4Network]
+) -> None:
+    """Raise 403 if the account may not make or change this network.
+
+    Hosts have routes to subnets of nat and routed networks, and a conflist runs programs on nodes.
+    So clients choose subnets within `free` only. `spec` None: only the namespace counts.
+    """
+    if account.lower() in ADMINS:
+        return
+    if namespace == EVERYWHERE:
+        raise _admin_only("a network of all namespaces", "use a namespace")
+    if spec is None:
+        return
+    if spec.config:
+        raise _admin_only("a conflist in a network", "name a conflist of the node")
+    record = NetworkRecord(uid=_NO_UID, namespace=namespace, name="x", spec=spec, created_ns=0)
+    for path, subnet in subnets_of(record):
+        if not any(subnet.subnet_of(one) for one in free):
+            choice = ", ".join(map(str, free))
+            way_out = f"choose one within {choice}" if free else "use an isolated network"
+            raise _admin_only(f"{path} {subnet}", f"{way_out} (setting client_subnets)")
+
+
+_NO_UID = "00000000-0000-0000-0000-000000000000"
+
+
+def _admin_only(what: str, way_out: str) -> VirtbusError:
+    message = f"{what} needs the credentials admin; {way_out}"
+    return VirtbusError(Code.DENIED, "admin_only", message)
+
+
+def refuse_overlap(
+    record: NetworkRecord, networks: Networks, nodes: Mapping[str, NodeRecord]
+) -> None:
+    """Raise 409 with each subnet that overlaps one of a network, a node's, or a host's address."""
+    found = tuple(
+        Detail(path=path, message=f"{subnet} overlaps {other}", hint="choose another subnet")
+        for path, subnet in subnets_of(record)
+        if (other := _taken(subnet, record, networks, nodes))
+    )
+    if found:
+        message = f"{found[0].path}: {found[0].message}; {found[0].hint}"
+        raise VirtbusError(Code.CONFLICT, "subnet_taken", message, details=found)
+
+
+def _taken(
+    subnet: IPv4Network,
+    record: NetworkRecord,
+    networks: Networks,
+    nodes: Mapping[str, NodeRecord],
+) -> str:
+    for other, owner in networks.subnets():
+        if owner.uid != record.uid and subnet.overlaps(other):
+            return f"{other} of the network {owner.namespace}/{owner.name}"
+    for name, node in sorted(nodes.items()):
+        guests = IPv4Network(node.guest_subnet, strict=False) if node.guest_subnet else None
+        if guests is not None and subnet.overlaps(guests):
+            return f"{guests}, the network {BUILT_IN} of {name}"
+        for text in node.addresses:
+            if (address := ip_address(text)).version == 4 and address in subnet:
+                return f"the address {address} of {name}"
+    return ""
+
+
+def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> None:
+    """Raise 422 if no node of the fleet could have the network.
+
+    A fleet without nodes refuses nothing.
+    """
+    if not nodes:
+        return
+    found: list[Detail] = []
+    for node in sorted(set(spec.subnets) - set(nodes)):
+        hint = f"known nodes: {', '.join(sorted(nodes)[:USERS_SHOWN])}"
+        found.append(Detail(path=f"spec.subnets.{node}", message="is no node", hint=hint))
+    if spec.conflist and not any(spec.conflist in node.networks for node in nodes.values()):
+        hint = "add the conflist to cni_conf_dir of a node first"
+        found.append(Detail(path="spec.conflist", message="no node has it", hint=hint))
+    if spec.config:
+        found += _forbidden(spec.config, nodes.values())
+    if found:
+        message = f"{found[0].path}: {found[0].message}; {found[0].hint}"
+        raise VirtbusError(Code.UNSUPPORTED, "network_impossible", message, details=tuple(found))
+
+
+def _forbidden(config: str, nodes: Iterable[NodeRecord]) -> list[Detail]:
+    """Return the plugins that the most permissive node does not allow."""
+    wanted = plugins_in(config)
+    refused = (
+        [(path, plugin) for path, plugin in wanted if plugin not in node.cni_plugins]
+        for node in nodes
+    )
+    hint = "an operator adds it to the setting cni_plugins_allowed of a node's netd"
+    return [
+        Detail(path=f"spec.config.{path}", message=f"no node allows {plugin} here", hint=hint)
+        for path, plugin in min(refused, key=len)
+    ]
+
+
+# --- changes ----------------------------------------------------------------------------------
+def updated(record: NetworkRecord, want: NetworkUpdate) -> NetworkRecord:
+    """Return the network with the changes of a request.
+
+    Raises:
+        VirtbusError: 400 the kind has no such field; 409 it is being deleted.
+    """
+    refuse_deleting(record, "network")
+    fields = {"dns": want.dns, "mtu": want.mtu, "protected": want.protected}
+    spec = record.spec.model_copy(
+        update={field: value for field, value in fields.items() if value is not None}
+    )
+    refuse_spec(record.name, spec)
+    labels = record.labels if want.labels is None else dict(want.labels)
+    if spec == record.spec and labels == record.labels:
+        return record
+    generation = record.generation + (spec != record.spec)
+    return record.model_copy(update={"spec": spec, "labels": labels, "generation": generation})
+
+
+def deleting(record: NetworkRecord, users: Sequence[str], now_ns: int) -> NetworkRecord:
+    """Return the network after a delete request.
+
+    Raises:
+        VirtbusError: 409 it is protected, or VMs use it.
+    """
+    if record.deleting:
+        return record
+    if users:
+        raise in_use(record, users)
+    if record.spec.protected:
+        message = (
+            f"{record.name} is protected; `virtbus network update {record.name} --no-protected` "
+            "clears that"
+        )
+        raise VirtbusError(Code.CONFLICT, "protected", message)
+    update = {"deleting": True, "deleting_since_ns": now_ns, "kept_for": ""}
+    return record.model_copy(update=update)
+
+
+def kept(record: NetworkRecord, users: Sequence[str]) -> NetworkRecord:
+    """Return the network after a delete that found users."""
+    update = {"deleting": False, "deleting_since_ns": 0, "kept_for": _use(users)}
+    return record.model_copy(update=update)
+
+
+def in_use(record: NetworkRecord, users: Sequence[str]) -> VirtbusError:
+    """Return 409 with the VMs that use the network."""
+    details = tuple(Detail(path=f"vm/{user}", message="uses it") for user in users[:USERS_SHOWN])
+    message = f"{record.name} is in use: {_use(users)}; delete them first, then repeat"
+    return VirtbusError(Code.CONFLICT, "network_in_use", message, details=details)
+
+
+def _use(users: Sequence[str]) -> str:
+    more = f" and {len(users) - USERS_SHOWN} more" if len(users) > USERS_SHOWN else ""
+    return f"{', '.join(users[:USERS_SHOWN])}{more} use it"
+
+
+def mended(
+    want: NetworkRef, known: NetworkRecord | None, users: Sequence[str], uid: str, now_ns: int
+) -> NetworkRecord:
+    """Return the network as deleted, in place of a record that cannot be read.
+
+    `known` is its last readable record, if any; without one, `uid` is given to it. `users` are the
+    VMs that name it. Raises VirtbusError as `deleting`.
+    """
+    if known is None:
+        known = NetworkRecord(
+            uid=want.uid or uid,
+            namespace=want.namespace,
+            name=want.name,
+            spec=NetworkSpec(kind=NetworkKind.ISOLATED),
+            created_ns=0,
+        )
+    named_creates.refuse_other(want.uid, known, "network")
+    return deleting(known, users, now_ns)
+
+
+def restored(target: NetworkTarget, now_ns: int) -> NetworkRecord:
+    """Return the network that a VM's record describes, for a bus that has lost it.
+
+    Labels are lost.
+    """
+    return NetworkRecord(
+        uid=target.uid,
+        namespace=target.namespace,
+        name=target.name,
+        spec=target.spec,
+        generation=target.generation,
+        created_ns=now_ns,
+    )
+
+
+# --- answers ----------------------------------------------------------------------------------
+def not_found(want: NetworkRef) -> VirtbusError:
+    """Return 404 with the requested name."""
+    where = "all namespaces" if want.namespace == EVERYWHERE else f"namespace {want.namespace}"
+    message = (
+        f"there is no network object {want.name} of {where}; `virtbus network list` shows what "
+        "there is"
+    )
+    return VirtbusError(Code.NOT_FOUND, "network_not_found", message)
+
+
+def shown(
+    held: StoredNetwork, users: Sequence[str], nodes: Mapping[str, NodeRecord]
+) -> NetworkObjectView:
+    """Return the network as the API shows it."""
+    record = held.record
+    state = NetworkState.IN_USE if users else NetworkState.READY
+    message = f"a delete was reverted: {record.kept_for}" if record.kept_for else ""
+    if record.deleting:
+        state, message = NetworkState.DELETING, "it ends within seconds unless a VM uses it"
+    return NetworkObjectView(
+        uid=record.uid,
+        namespace=record.namespace,
+        name=record.name,
+        labels=record.labels,
+        spec=record.spec,
+        state=state,
+        message=message,
+        routes=tuple(_routes(record.spec, nodes)),
+        users=tuple(users[:USERS_SHOWN]),
+        user_count=len(users),
+        generation=record.generation,
+        revision=held.revision,
+        created_ns=record.created_ns,
+    )
+
+
+def _routes(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Iterator[NeededRoute]:
+    for name, subnet in sorted(spec.subnets.items()):
+        node = nodes.get(name)
+        via = tuple(one for one in node.addresses if ":" not in one) if node is not None else ()
+        yield NeededRoute(destination=subnet, node=name, via=via)

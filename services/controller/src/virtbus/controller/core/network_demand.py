@@ -1,0 +1,51 @@
+"""Derives what a VM's networks need of its node (ADR 0055)."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+from virtbus.schemas.cni_config import plugins_in
+from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
+from virtbus.schemas.vm import VmSpec
+
+Targets = Mapping[str, NetworkTarget]
+"""The network objects of a VM, by the names in its spec."""
+NO_TARGETS: Targets = MappingProxyType({})
+
+
+class NetworkDemand(NamedTuple):
+    """The needs of a VM's networks; equal for VMs that need the same."""
+
+    offered: frozenset[str] = frozenset({BUILT_IN})
+    """Networks that the node itself has: `default`, and conflists."""
+    nodes: frozenset[str] | None = None
+    """The nodes that have a subnet of each routed network; None: any."""
+    plugins: frozenset[str] = frozenset()
+    """CNI plugins that the node has to allow."""
+
+
+def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
+    """Return the needs of the networks of a spec."""
+    offered: set[str] = set()
+    nodes: frozenset[str] | None = None
+    plugins: set[str] = set()
+    for name in {network.network for network in spec.networks}:
+        target = targets.get(name)
+        if target is None:
+            offered.add(name)
+            continue
+        if target.spec.conflist:
+            offered.add(target.spec.conflist)
+        if target.spec.config:
+            plugins |= _plugins(target.spec.config)
+        if target.spec.subnets:
+            there = frozenset(target.spec.subnets)
+            nodes = there if nodes is None else nodes & there
+    return NetworkDemand(frozenset(offered), nodes, frozenset(plugins))
+
+
+@lru_cache(256)
+def _plugins(config: str) -> frozenset[str]:
+    """Return the plugins of a conflist, which was checked at the network's create."""
+    return frozenset(plugin for _, plugin in plugins_in(config))

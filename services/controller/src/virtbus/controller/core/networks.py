@@ -1,0 +1,75 @@
+"""Caches the networks of the fleet, and finds the VMs that use them (ADR 0055)."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv4Network
+
+from virtbus.controller.core.named_records import NamedRecords
+from virtbus.controller.core.vm_keys import StoredNetwork, StoredVm
+from virtbus.schemas.network_object import NetworkKind, NetworkRecord
+from virtbus.schemas.records import read_network
+from virtbus.schemas.subjects import network_record
+
+_ON_HOSTS = frozenset({NetworkKind.NAT, NetworkKind.ROUTED})
+"""Kinds whose subnets a host has a route to, so that they must not overlap."""
+
+
+class Networks(NamedRecords[NetworkRecord]):
+    """The networks by key, and those that are being deleted."""
+
+    def __init__(self) -> None:
+        super().__init__(read_network, lambda one: network_record(one.namespace, one.name))
+        self.deleting: set[str] = set()
+        """The keys of networks that are being deleted."""
+
+    def forget(self, key: str) -> None:
+        """Drop a network that a complete list does not contain."""
+        self.deleting.discard(key)
+        super().forget(key)
+
+    def _store(self, key: str, held: StoredNetwork) -> None:
+        super()._store(key, held)
+        if held.record.deleting:
+            self.deleting.add(key)
+
+    # --- answers --------------------------------------------------------------------------
+    def get(self, namespace: str, name: str) -> StoredNetwork | None:
+        """Return a network by name."""
+        return self.at(network_record(namespace, name))
+
+    def delivered(self, revision: int) -> bool:
+        """Return True if the watch has delivered all messages up to this one of a network."""
+        return self._seen >= revision
+
+    def subnets(self) -> Iterator[tuple[IPv4Network, NetworkRecord]]:
+        """Yield the subnets to which hosts have routes, with their networks."""
+        for held in self._stored.values():
+            for _, subnet in subnets_of(held.record):
+                yield subnet, held.record
+
+
+def subnets_of(record: NetworkRecord) -> list[tuple[str, IPv4Network]]:
+    """Return the subnets of a network to which hosts have routes, with their field paths."""
+    spec = record.spec
+    if spec.kind not in _ON_HOSTS:
+        return []
+    found = [("spec.subnet", IPv4Network(spec.subnet))] if spec.subnet is not None else []
+    each = ((f"spec.subnets.{node}", IPv4Network(text)) for node, text in spec.subnets.items())
+    return [*found, *each]
+
+
+def users_by_network(vms: Mapping[str, StoredVm]) -> dict[str, list[str]]:
+    """Return the VMs that use each network, as `<namespace>/<name>`, by the network's uid."""
+    found: dict[str, list[str]] = {}
+    for held in vms.values():
+        for uid in {target.uid for target in held.record.network_targets.values()}:
+            found.setdefault(uid, []).append(f"{held.record.namespace}/{held.record.name}")
+    return found
+
+
+def users_of(uid: str, vms: Iterable[StoredVm]) -> list[str]:
+    """Return the VMs that use one network, as `<namespace>/<name>`."""
+    return sorted(
+        f"{held.record.namespace}/{held.record.name}"
+        for held in vms
+        if any(target.uid == uid for target in held.record.network_targets.values())
+    )

@@ -1,0 +1,198 @@
+"""Decides how the first content of a volume is copied, from its source to its end (ADR 0053)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from virtbus.controller.core.placement import Candidate
+from virtbus.controller.core.volume_changes import has_data, refuse_deleting
+from virtbus.controller.core.volume_holds import ref_of
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.image import image_key
+from virtbus.schemas.node import NodeState
+from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord
+from virtbus.schemas.volume_ref import FillSource
+from virtbus.schemas.wire import invalid
+
+MAX_WHY_CHARS = 1000
+"""Length of a failure's message in the volume; the operation has the whole message."""
+
+
+def of_image(record: VolumeRecord, node: str, operation: str) -> VolumeRecord:
+    """Return a new volume that is filled with a copy of its image, on `node`."""
+    source = FillSource(image=record.spec.source.image or "", target=record.target)
+    return _filled_by(record, source, node, operation)
+
+
+def of_volume(
+    record: VolumeRecord, source: VolumeRecord, operation: str, running: str
+) -> VolumeRecord:
+    """Return a new volume that is filled with a copy of another.
+
+    `running` is the name of the VM that holds the source; empty if that VM is off.
+
+    Raises:
+        VirtbusError: 400 it is smaller than the source; 409 `deleting`, `volume_lost`,
+            `volume_empty`, `volume_not_filled`, `volume_in_use`, `volume_elsewhere`.
+    """
+    _refuse_unready(source, running)
+    if record.node not in {"", source.node}:
+        message = f"the volume {source.name} is on {source.node}; leave {record.node} out"
+        raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
+    size = record.spec.size or source.spec.size
+    if size < source.spec.size:
+        message = f"is less than {format_bytes(source.spec.size)}, which {source.name} has"
+        raise invalid((Detail(path="spec.size", message=message, hint="0 means its size"),))
+    spec = record.spec.model_copy(update={"size": size})
+    sized = record.model_copy(update={"spec": spec})
+    return _filled_by(sized, FillSource(volume=ref_of(source)), source.node, operation)
+
+
+def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> VolumeRecord:
+    """Return a new volume that is filled with a disk of a VM; `disk` is of `exports.of_vm`.
+
+    Raises:
+        VirtbusError: 409 `volume_elsewhere`; otherwise as `exports.of_vm`.
+    """
+    if record.node not in {"", disk["node"]}:
+        message = f"{disk['name']} is on {disk['node']}; leave {record.node} out"
+        raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
+    source = FillSource(vm=disk["uid"], epoch=disk["epoch"], disk=disk["disk"], volume=disk["ref"])
+    return _filled_by(record, source, disk["node"], operation)
+
+
+def _refuse_unready(source: VolumeRecord, running: str) -> None:
+    refuse_deleting(source)
+    name = source.name
+    if source.lost:
+        message = f"the data of the volume {name} was on {source.node}, which is forgotten"
+        raise VirtbusError(Code.CONFLICT, "volume_lost", message)
+    refuse_unfilled(source)
+    if not has_data(source):
+        message = f"no VM has used the volume {name}, so it has no data to copy"
+        raise VirtbusError(Code.CONFLICT, "volume_empty", message)
+    if running:
+        message = f"VM {running} uses the volume {name}; `virtbus vm stop {running}`, then repeat"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
+
+
+def refuse_unfilled(record: VolumeRecord) -> None:
+    """Raise 409 for a volume whose content has not been copied yet."""
+    if record.fill is not None and record.fill.state is not FillState.FILLED:
+        message = (
+            f"the volume {record.name} has no content yet; `virtbus volume get {record.name} -n "
+            f"{record.namespace}` shows the progress of its copy"
+        )
+        raise VirtbusError(Code.CONFLICT, "volume_not_filled", message)
+
+
+def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: str) -> VolumeRecord:
+    fill = VolumeFill(operation=operation, source=source)
+    return record.model_copy(update={"fill": fill, "node": node, "bound": True})
+
+
+def node_for(nodes: Sequence[Candidate], image: str, size_bytes: int) -> str:
+    """Return the node for a copy of an image: one that has it, otherwise the one with most space.
+
+    Raises:
+        VirtbusError: 429 `no_node`: no node is ready and has room for `size_bytes`.
+    """
+    keys = {image_key(image), image_key(image.rpartition("@")[2])}
+    found = [
+        (not node.images.isdisjoint(keys), _spare_bytes(node), node.record.node)
+        for node in nodes
+        if not node.cordoned and not node.silent and node.record.state is NodeState.READY
+        if not node.record.disk_reserve_bytes or _spare_bytes(node) >= size_bytes
+    ]
+    if not found:
+        message = (
+            f"no node is ready and has {format_bytes(size_bytes)} of disk free; free some, or name "
+            "a node with --node: the copy is refused there if it does not fit"
+        )
+        raise VirtbusError(Code.EXHAUSTED, "no_node", message, after_ms=10_000)
+    return max(found)[2]
+
+
+def _spare_bytes(node: Candidate) -> int:
+    return node.free_disk_bytes - node.record.disk_reserve_bytes
+
+
+# --- the operation ------------------------------------------------------------------------------
+def operation_of(record: VolumeRecord, fill: VolumeFill, now_ns: int) -> OperationRecord:
+    """Return the operation that fills a volume; equal for repeats, except its time."""
+    return OperationRecord(
+        kind="fill",
+        id=fill.operation,
+        namespace=record.namespace,
+        resource="volume",
+        uid=record.uid,
+        name=record.name,
+        node=record.node,
+        owner=record.owner,
+        ref=ref_of(record),
+        source=fill.source,
+        created_ns=now_ns,
+    )
+
+
+def again(record: VolumeRecord, operation: str) -> VolumeRecord:
+    """Return the volume whose content is copied again, by another operation.
+
+    Raises:
+        VirtbusError: 409 `deleting`, `volume_lost`, `not_copied`, `volume_filled`.
+    """
+    refuse_deleting(record)
+    fill = record.fill
+    if record.lost:
+        message = f"the data of {record.name} was on {record.node}, which is forgotten; delete it"
+        raise VirtbusError(Code.CONFLICT, "volume_lost", message)
+    if fill is None:
+        message = f"the volume {record.name} has no source that is copied"
+        raise VirtbusError(Code.CONFLICT, "not_copied", message)
+    if fill.state is FillState.FILLING:
+        return record
+    if fill.state is FillState.FILLED:
+        message = f"the volume {record.name} has its content; create a volume for another copy"
+        raise VirtbusError(Code.CONFLICT, "volume_filled", message)
+    begun = VolumeFill(operation=operation, source=fill.source)
+    return record.model_copy(update={"fill": begun})
+
+
+def after(record: VolumeRecord, status: OperationStatus) -> VolumeRecord:
+    """Return the volume after the end of its operation; unchanged before."""
+    fill = record.fill
+    if fill is None or fill.state is not FillState.FILLING or not status.ended:
+        return record
+    if status.phase is not OperationPhase.SUCCEEDED:
+        why = status.error.message if status.error else "it was cancelled"
+        return failed(record, fill, why)
+    done = fill.model_copy(update={"state": FillState.FILLED, "message": ""})
+    changes: dict[str, object] = {"fill": done}
+    if not record.spec.size:
+        size = status.virtual_size_bytes
+        changes["spec"] = record.spec.model_copy(update={"size": size})
+        changes["generation"] = record.generation + 1
+    return record.model_copy(update=changes)
+
+
+def failed(record: VolumeRecord, fill: VolumeFill, why: str) -> VolumeRecord:
+    """Return the volume after a failure of its copy."""
+    ended = {"state": FillState.FAILED, "message": why[:MAX_WHY_CHARS]}
+    return record.model_copy(update={"fill": fill.model_copy(update=ended)})
+
+
+def progress(record: VolumeRecord, status: OperationStatus | None) -> str:
+    """Return the progress of a volume's copy or the next step; empty if there is none to show."""
+    fill = record.fill
+    if fill is None or fill.state is FillState.FILLED:
+        return ""
+    if fill.state is FillState.FAILED:
+        return (
+            f"{fill.message}; `virtbus volume fill {record.name} -n {record.namespace}` copies "
+            "again, `virtbus volume delete` removes it"
+        )
+    if status is None or not status.step:
+        return f"operation {fill.operation} has not begun to copy"
+    done = 100 * status.done_bytes // status.total_bytes if status.total_bytes else 0
+    return f"operation {fill.operation}: {status.step}, {min(100, done)} %"

@@ -1,0 +1,36 @@
+"""Writes networks to the bus, also those that the bus has lost and a VM's record describes."""
+
+import logging
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core.network_changes import create_step, restored
+from virtbus.controller.edge.named_writes import NamedWrites
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.records import read_network
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+
+class NetworkWrites(NamedWrites[NetworkRecord]):
+    """The controller's writes of networks."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus, "network", subjects.network_record, read_network, create_step)
+
+    async def restore(self, vm: VmRecord) -> None:
+        """Write the networks of a VM's record that the bus has lost.
+
+        A VM does not need the object of its network. So a name that another network has by now, or
+        a uid that was deleted, is logged only. Raises BusError.
+        """
+        for target in vm.network_targets.values():
+            try:
+                if await self.latest(target.namespace, target.name) is None:
+                    await self.create(restored(target, self._bus.sources.time_ns()))
+            except (VirtbusError, ConflictError) as error:
+                extra = {"code": "network_not_restored", "uid": vm.uid}
+                log.warning("network %s stays lost: %s", target.name, error, extra=extra)

@@ -1,0 +1,22 @@
+"""Refuses new operations when there are too many, or when the bus is too full."""
+
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.quotas import Quota
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
+from virtbus.schemas.errors import Code, VirtbusError
+
+
+class OperationRoom:
+    """The space for further operations."""
+
+    def __init__(self, fleet: Fleet, storage: BusStorageGuard, quota: Quota) -> None:
+        self._fleet = fleet
+        self._storage = storage
+        self._quota = quota
+
+    def refuse_more(self, namespace: str) -> None:
+        """Raise 429 if a new operation exceeds a quota, or needs the space that VMs need."""
+        self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
+        if why := self._quota.full(self._fleet.operations, namespace, "operations"):
+            message = f"{why}; `virtbus operation delete` removes those that have ended"
+            raise VirtbusError(Code.EXHAUSTED, "operation_quota", message, after_ms=10_000)

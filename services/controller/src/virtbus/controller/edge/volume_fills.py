@@ -1,0 +1,198 @@
+"""Begins the operations that fill volumes, and records their ends (ADR 0053).
+
+The volume is written first. So a crash before the operation leaves a volume that is Filling; the
+leader then writes the operation. Both have ids that the volume's record contains.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from virtbus.bus.client.owners import check_owner
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.controller.core import exports, volume_fills
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_changes import create_step, not_found
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.operation_room import OperationRoom
+from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas.api import VmRef
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.operation_api import OperationExport
+from virtbus.schemas.volume import FillState, VolumeRecord
+from virtbus.schemas.volume_api import VolumeAsk
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 2.0
+SETTLE_S = 0.1
+"""Delay after `wake`, so that one round handles concurrent changes."""
+GONE = frozenset({"deleted", "id_taken"})
+
+
+class VolumeFills:
+    """The copies into volumes, as controllers see them."""
+
+    def __init__(
+        self, bus: Bus, fleet: Fleet, events: FleetEvents, room: OperationRoom, vms: VmApi
+    ) -> None:
+        self._sources = bus.sources
+        self._fleet = fleet
+        self._events = events
+        self._volumes = VolumeWrites(bus)
+        self._operations = OperationWrites(bus)
+        self._room = room
+        self._vms = vms
+        self._wake = asyncio.Event()
+
+    # --- requests ---------------------------------------------------------------------------
+    async def planned(self, record: VolumeRecord, account: str) -> VolumeRecord:
+        """Return a new volume with its fill; one that exists is returned as it is stored.
+
+        Raises:
+            VirtbusError: as `create_step`, `volume_fills.of_volume` and `node_for`; 404
+                `volume_not_found`; 429 `operation_quota`.
+        """
+        there = await self._volumes.latest(record.namespace, record.name)
+        if there is not None:
+            create_step(there.record, "", record)  # raises unless it is this volume
+            known = there.record
+            return record.model_copy(
+                update={"fill": known.fill, "node": known.node, "bound": known.bound}
+            )
+        self._room.refuse_more(record.namespace)
+        operation, wanted = self._sources.uuid7(), record.spec.source
+        if wanted.vm is not None:
+            return volume_fills.of_vm(record, await self._disk_of(record, account), operation)
+        if wanted.volume is None:
+            node = record.node or self._node_for(record)
+            return volume_fills.of_image(record, node, operation)
+        ask = VolumeAsk(name=wanted.volume, namespace=record.namespace)
+        source = await self._volumes.latest(ask.namespace, ask.name)
+        if source is None:
+            raise not_found(ask)
+        check_owner(account, source.record.owner)
+        return volume_fills.of_volume(record, source.record, operation, self._user(source.record))
+
+    async def _disk_of(self, record: VolumeRecord, account: str) -> dict[str, object]:
+        """Return the disk of the VM that the volume copies, as `exports.of_vm`."""
+        source = record.spec.source
+        ask = OperationExport(namespace=record.namespace, vm=source.vm, disk=source.disk)
+        held = await self._vms.find(VmRef(name=source.vm, namespace=record.namespace), account)
+        return exports.of_vm(ask, held.record, self._vms.show(held).state)
+
+    def _node_for(self, record: VolumeRecord) -> str:
+        nodes = self._fleet.candidates(asyncio.get_running_loop().time())
+        return volume_fills.node_for(nodes, record.spec.source.image or "", record.spec.size)
+
+    def _user(self, volume: VolumeRecord) -> str:
+        """Return the VM that holds a volume and is not off; the node checks it again."""
+        view = self._fleet.show(volume.holder, asyncio.get_running_loop().time())
+        if view is None:
+            return volume.holder
+        return "" if view.state in exports.OFF_STATES else view.name
+
+    def refuse_more(self, namespace: str) -> None:
+        """Raise 429 as `OperationRoom.refuse_more`."""
+        self._room.refuse_more(namespace)
+
+    async def begin(self, held: StoredVolume) -> None:
+        """Write the operation of a volume that is Filling, unless it is there.
+
+        Raises:
+            VirtbusError: 410 `deleted`: it was removed; 409 `id_taken`.
+            BusError: it was not written, or the outcome is unknown.
+        """
+        record, fill = held.record, held.record.fill
+        if fill is None or fill.state is not FillState.FILLING or record.deleting:
+            return
+        wanted = volume_fills.operation_of(record, fill, self._sources.time_ns())
+        stored, created = await self._operations.create(wanted)
+        self._fleet.operations.apply(stored)
+        if created:
+            self._events.operation(stored.record, stored.revision)
+            extra = {"code": "operation_accepted", "uid": record.uid}
+            log.info("fill of %s accepted: %s", record.name, wanted.id, extra=extra)
+            await self._end_late(stored.record)
+
+    async def _end_late(self, operation: OperationRecord) -> None:
+        """Cancel an operation whose volume was deleted before the operation was written."""
+        there = await self._volumes.latest(operation.namespace, operation.name)
+        fill = there.record.fill if there is not None and not there.record.deleting else None
+        if fill is None or fill.operation != operation.id:
+            await self._operations.cancel(operation.id)
+
+    async def begin_soon(self, held: StoredVolume) -> None:
+        """As `begin`; after an error the leader writes the operation."""
+        with suppress(BusError, VirtbusError):
+            await self.begin(held)
+
+    def progress(self, record: VolumeRecord) -> str:
+        """Return the progress of a volume's copy, or the next step; empty if there is none."""
+        known = self._fleet.operations.of_id(record.fill.operation) if record.fill else None
+        status = self._fleet.operations.status_of(known.record).status if known else None
+        return volume_fills.progress(record, status)
+
+    # --- the leader -------------------------------------------------------------------------
+    def wake(self) -> None:
+        """Start a round: an operation may have ended."""
+        if self._fleet.volumes.filling:
+            self._wake.set()
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Begin missing operations and record the ends of others, while the lease is held."""
+        while True:
+            for key in sorted(self._fleet.volumes.filling):
+                tenure.check()
+                await self._guarded(key)
+            if await wait_for_event(self._wake, ROUND_S):
+                await asyncio.sleep(SETTLE_S)
+            self._wake.clear()
+
+    async def _guarded(self, key: str) -> None:
+        held = self._fleet.volumes.at(key)
+        if held is None or held.record.deleting:
+            return
+        try:
+            await self._one(held)
+        except ConflictError:
+            return  # another change was first
+        except (BusError, VirtbusError) as error:
+            extra = {"code": "fill_waits", "uid": held.record.uid}
+            log.info("fill of %s will be retried: %s", held.record.name, error, extra=extra)
+
+    async def _one(self, held: StoredVolume) -> None:
+        fill = held.record.fill
+        if fill is None:
+            return
+        operation = self._fleet.operations.of_id(fill.operation)
+        if operation is not None:
+            status = self._fleet.operations.status_of(operation.record).status
+            await self._replace(held, volume_fills.after(held.record, status))
+            return
+        try:
+            await self.begin(held)
+        except VirtbusError as error:
+            if error.reason not in GONE:
+                raise
+            why = "its operation was removed before a controller saw its end"
+            await self._replace(held, volume_fills.failed(held.record, fill, why))
+
+    async def _replace(self, held: StoredVolume, record: VolumeRecord) -> None:
+        """Write the state of a fill; raises ConflictError, BusError."""
+        if record == held.record or record.fill is None:
+            return
+        new = await self._volumes.replace(held, record)
+        self._fleet.volumes.apply(new)
+        message = f"{record.fill.state}: {record.fill.message}".rstrip(": ")
+        self._events.named(EventKind.VOLUME_UPDATED, record, new.revision, message)
+        extra = {"code": "volume_fill", "uid": record.uid}
+        log.info("volume %s: %s", record.name, message, extra=extra)

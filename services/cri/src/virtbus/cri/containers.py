@@ -1,0 +1,170 @@
+"""Implements CRI's calls about containers: a container is one run of its pod's guest."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from virtbus.cri.core import answers, vm_request
+from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.configs import ContainerConfig
+from virtbus.cri.core.image_record import PulledImage
+from virtbus.cri.core.pod import Container, Pod
+from virtbus.cri.machines import Machines
+from virtbus.cri.pods import Pods, not_found
+from virtbus.schemas.errors import Code, VirtbusError
+
+ID_BYTES = 32
+START_S = 110.0
+"""The longest wait for a guest's start; kubelet's own limit is 120 s by default."""
+
+
+class Logs(Protocol):
+    """The log files of containers."""
+
+    def path(self, pod: Pod, container: Container) -> str:
+        """Return the absolute path of a container's log, empty for none."""
+
+    def reopen(self, container: Container) -> None:
+        """Open the log by its name again; raises VirtbusError 409 `not_running`."""
+
+
+class Containers:
+    """The calls. `image` finds a pulled image by its name or id, or raises VirtbusError 404."""
+
+    def __init__(
+        self, pods: Pods, machines: Machines, logs: Logs, image: Callable[[str], PulledImage]
+    ) -> None:
+        self._pods = pods
+        self._machines = machines
+        self._logs = logs
+        self._image = image
+
+    async def create(self, sandbox_id: str, config: ContainerConfig) -> str:
+        """Create the VM of a pod, powered off; return the container's id.
+
+        A repeat for the same attempt returns the same id.
+
+        Raises:
+            VirtbusError: 400 `pod_refused`, `second_container`; 404; 409 `sandbox_not_ready`,
+                `still_running`; the errors of `Machines.ensure`.
+        """
+        found = self._pods.find_sandbox(sandbox_id)
+        if found is None:
+            raise not_found("sandbox", sandbox_id)
+        key, sandbox_id = found
+        async with self._pods.lock(key):
+            pod = self._pod(key, sandbox_id)
+            vm_request.check_container(config)
+            vm_request.refuse_second(pod, config.metadata.name)
+            known = _same(pod, sandbox_id, config)
+            if known is not None:
+                return known.id
+            image = self._image(config.image.image)
+            await self._end_former(pod)
+            await self._machines.ensure(key, pod.sandbox(sandbox_id).config, config, image)
+            sources = self._pods.sources
+            container = Container(
+                id=sources.secret(ID_BYTES).hex(),
+                sandbox_id=sandbox_id,
+                config=config.without_secrets(),
+                image_id=image.digest,
+                created_ns=sources.time_ns(),
+            )
+            await self._pods.put(self._pods.all[key].with_container(container))
+            return container.id
+
+    def _pod(self, key: str, sandbox_id: str) -> Pod:
+        """Return the pod of a ready sandbox."""
+        pod = self._pods.all.get(key)
+        if pod is None or all(one.id != sandbox_id for one in pod.sandboxes):
+            raise not_found("sandbox", sandbox_id)
+        if not pod.sandbox(sandbox_id).ready:
+            message = f"the sandbox {sandbox_id} was stopped; run another one for the pod"
+            raise VirtbusError(Code.CONFLICT, "sandbox_not_ready", message)
+        return pod
+
+    async def _end_former(self, pod: Pod) -> None:
+        """End the attempt before, if its start has no known outcome; refuse if it runs."""
+        former = pod.active
+        if former is None:
+            return
+        if former.phase == "running":
+            message = f"the container {former.id} still runs; stop it before the next attempt"
+            raise VirtbusError(Code.CONFLICT, "still_running", message)
+        await self._machines.abandon(pod.key)
+
+    async def start(self, container_id: str, left_s: float | None) -> None:
+        """Start a container's guest, and wait until it runs; a running one stays as it is.
+
+        Another call may stop it meanwhile.
+
+        Raises:
+            VirtbusError: 404; 409 `exited`; the errors of `Machines.start` and `until_started`.
+        """
+        key, container_id = self._found(container_id)
+        async with self._pods.lock(key):
+            key, container_id = self._found(container_id)
+            container = self._pods.all[key].container(container_id)
+            if container.phase == "running":
+                return
+            if container.phase == "exited":
+                message = f"the container {container_id} has ended; create its next attempt"
+                raise VirtbusError(Code.CONFLICT, "exited", message)
+            self._pod(key, container.sandbox_id)
+            await self._machines.start(key, container_id)
+        timeout_s = START_S if left_s is None else min(START_S, max(0.0, left_s - 1))
+        await self._machines.until_started(key, container_id, timeout_s)
+
+    async def stop(self, container_id: str, grace_s: int) -> None:
+        """End a container's guest; no effect if it has ended or is unknown."""
+        found = self._pods.find_container(container_id)
+        if found is None:
+            return
+        key, container_id = found
+        async with self._pods.lock(key):
+            await self._stop(key, container_id, grace_s)
+
+    async def _stop(self, key: str, container_id: str, grace_s: int) -> None:
+        pod = self._pods.all.get(key)
+        if pod is not None and pod.active is not None and pod.active.id == container_id:
+            await self._machines.stop(key, max(0, grace_s))
+
+    async def remove(self, container_id: str) -> None:
+        """Forget a container; its guest is ended first. The VM and its disks stay with the pod."""
+        found = self._pods.find_container(container_id)
+        if found is None:
+            return
+        key, container_id = found
+        async with self._pods.lock(key):
+            await self._stop(key, container_id, 0)
+            pod = self._pods.all.get(key)
+            if pod is not None:
+                await self._pods.put(pod.without_container(container_id))
+
+    def status(self, container_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
+        """Return a container's status; with `verbose`, also its VM."""
+        key, container_id = self._found(container_id)
+        pod = self._pods.all[key]
+        container = pod.container(container_id)
+        told = answers.container_status(container, self._logs.path(pod, container))
+        return told, answers.machine_info(pod) if verbose else {}
+
+    def listed(self, wanted: Plain) -> list[Plain]:
+        """Return the containers of a `ContainerFilter`."""
+        return [answers.container_item(one) for one in answers.containers(self._pods.all, wanted)]
+
+    def reopen(self, container_id: str) -> None:
+        """Open a container's log again, after its rotation."""
+        key, container_id = self._found(container_id)
+        self._logs.reopen(self._pods.all[key].container(container_id))
+
+    def _found(self, container_id: str) -> tuple[str, str]:
+        found = self._pods.find_container(container_id)
+        if found is None:
+            raise not_found("container", container_id)
+        return found
+
+
+def _same(pod: Pod, sandbox_id: str, config: ContainerConfig) -> Container | None:
+    wanted = (sandbox_id, config.metadata)
+    same = (one for one in pod.containers if (one.sandbox_id, one.config.metadata) == wanted)
+    return next(same, None)

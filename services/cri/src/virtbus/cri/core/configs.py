@@ -1,0 +1,135 @@
+"""Defines the parts of CRI's requests that virtbus reads, with CRI's own field names.
+
+Every other field is dropped. CRI's messages contain them for Linux containers.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from virtbus.schemas.model import LenientModel
+
+NODE_MODE = "NODE"
+"""The namespace mode of a pod that shares a namespace of its node."""
+
+
+class SandboxMetadata(LenientModel):
+    """The identity of a sandbox. `uid` is the pod's."""
+
+    name: str = ""
+    uid: str = ""
+    namespace: str = ""
+    attempt: int = 0
+
+
+class PortMapping(LenientModel):
+    """A port of the node that leads to a port of the pod; without `host_port` it is only named."""
+
+    protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
+    container_port: int = 0
+    host_port: int = 0
+    host_ip: str = ""
+
+
+class NamespaceOptions(LenientModel):
+    """The namespace modes of a pod."""
+
+    network: str = "POD"
+
+
+class SandboxSecurity(LenientModel):
+    """The security context of a sandbox."""
+
+    namespace_options: NamespaceOptions = NamespaceOptions()
+
+
+class LinuxSandbox(LenientModel):
+    """The Linux part of a sandbox's configuration."""
+
+    security_context: SandboxSecurity = SandboxSecurity()
+
+
+class SandboxConfig(LenientModel):
+    """`PodSandboxConfig`."""
+
+    metadata: SandboxMetadata = SandboxMetadata()
+    hostname: str = ""
+    log_directory: str = ""
+    port_mappings: tuple[PortMapping, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    linux: LinuxSandbox = LinuxSandbox()
+
+
+class ContainerMetadata(LenientModel):
+    """The identity of a container in its sandbox."""
+
+    name: str = ""
+    attempt: int = 0
+
+
+class ImageSpec(LenientModel):
+    """An image: the name in the manifest, or the id that PullImage returned."""
+
+    image: str = ""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    user_specified_image: str = ""
+
+
+class KeyValue(LenientModel):
+    """One environment variable."""
+
+    key: str
+    value: str = ""
+
+
+class Mount(LenientModel):
+    """A volume of the pod: a path of the node, and its path in the container."""
+
+    container_path: str = ""
+    host_path: str = ""
+    readonly: bool = False
+
+
+class Device(LenientModel):
+    """A device of the node."""
+
+    container_path: str = ""
+    host_path: str = ""
+    permissions: str = ""
+
+
+class LinuxResources(LenientModel):
+    """`LinuxContainerResources`; 0 means no limit."""
+
+    cpu_period: int = 0
+    cpu_quota: int = 0
+    cpu_shares: int = 0
+    memory_limit_in_bytes: int = 0
+    oom_score_adj: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+
+
+class LinuxContainer(LenientModel):
+    """The Linux part of a container's configuration."""
+
+    resources: LinuxResources = LinuxResources()
+
+
+class ContainerConfig(LenientModel):
+    """`ContainerConfig`."""
+
+    metadata: ContainerMetadata = ContainerMetadata()
+    image: ImageSpec = ImageSpec()
+    envs: tuple[KeyValue, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[Device, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    log_path: str = ""
+    linux: LinuxContainer = LinuxContainer()
+
+    def without_secrets(self) -> "ContainerConfig":
+        """Return the configuration as it is stored: environment variables may be secrets."""
+        return self.model_copy(update={"envs": ()})

@@ -1,0 +1,79 @@
+"""Translates the image names of pods to references of virtbus.
+
+- A name with the prefix `virtlet.cloud/` is a name on the bus or in imaged's rules. If the rest
+  begins with a host, it is the URL of a disk image, as in Virtlet.
+- A name that begins with a registry's host is a container image with a disk.
+- Any other name is a name on the bus or in imaged's rules.
+
+kubelet adds `:latest` to a name without a tag, so this tag is dropped.
+"""
+
+import re
+from typing import NamedTuple
+
+from virtbus.schemas.container import SCHEME
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import check_image_ref, parse_image_ref
+
+PREFIX = "virtlet.cloud/"
+_LATEST = ":latest"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class ImageName(NamedTuple):
+    """A pod's image name: without its digest, and the digest (empty: none)."""
+
+    name: str
+    digest: str
+
+    @property
+    def plain(self) -> str:
+        """Return the name without the tag that kubelet adds."""
+        return self.name.removesuffix(_LATEST)
+
+
+def parse(text: str) -> ImageName:
+    """Return the parts of `[name[:tag]][@sha256:<hex>]` or `sha256:<hex>`.
+
+    Raises:
+        VirtbusError: 400 the text is empty, or its digest is malformed.
+    """
+    if _DIGEST.fullmatch(text):
+        return ImageName("", text)
+    name, at, digest = text.partition("@")
+    if not name or (at and _DIGEST.fullmatch(digest) is None):
+        message = f"{text!r:.200} is no image; give a name, a name@sha256:DIGEST, or an id"
+        raise VirtbusError(Code.INVALID, "image_invalid", message)
+    return ImageName(name, digest)
+
+
+def candidates(image: ImageName) -> tuple[str, ...]:
+    """Return the references that the name may mean, in the order to try.
+
+    Raises:
+        VirtbusError: 400 `image_invalid`.
+    """
+    pin = f"@{image.digest}" if image.digest else ""
+    if image.plain.startswith(PREFIX):
+        rest = image.plain.removeprefix(PREFIX)
+        found = [rest, f"https://{rest}"] if _begins_with_host(rest) else [rest]
+    elif _begins_with_host(image.plain):
+        found = [f"{SCHEME}{image.name}"]
+    else:
+        found = [image.plain]
+    try:
+        return tuple(check_image_ref(f"{ref}{pin}") for ref in found)
+    except ValueError as error:
+        message = f"the image {image.name!r:.200} {error}"
+        raise VirtbusError(Code.INVALID, "image_invalid", message) from None
+
+
+def pinned(ref: str, digest: str) -> str:
+    """Return the reference with the digest of its file; that of a container image stays."""
+    source = parse_image_ref(ref)
+    return ref if source.is_container else source._replace(digest=digest).ref
+
+
+def _begins_with_host(name: str) -> bool:
+    first, slash, _ = name.partition("/")
+    return bool(slash) and ("." in first or ":" in first or first == "localhost")

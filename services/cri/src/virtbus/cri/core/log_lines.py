@@ -1,0 +1,51 @@
+"""Turns a console's output into lines of CRI's log format.
+
+Each line is `<time> stdout <F|P> <text>`. P marks a part of a longer line. The guest is hostile, so
+the memory for an unfinished line is bounded. A prompt without a line break becomes a part once the
+guest has been silent for a while.
+"""
+
+from collections.abc import Iterator
+
+LINE_BYTES = 16 * 1024
+"""The longest part in one log line, as in containerd."""
+
+
+class LogLines:
+    """Collects output, and returns complete log lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    @property
+    def pending(self) -> int:
+        """Return the number of bytes that no line contains yet."""
+        return len(self._rest)
+
+    def feed(self, data: bytes, stamp: str) -> bytes:
+        """Return the log lines that `data` completes; `stamp` is the time in RFC 3339."""
+        *whole, rest = (self._rest + data).split(b"\n")
+        lines = [line for one in whole for line in _cut(one.removesuffix(b"\r"))]
+        while len(rest) > LINE_BYTES:
+            lines.append((b"P", rest[:LINE_BYTES]))
+            rest = rest[LINE_BYTES:]
+        self._rest = rest
+        return _joined(lines, stamp)
+
+    def flush(self, stamp: str) -> bytes:
+        """Return what is pending as a part of a line."""
+        lines = [(b"P", self._rest)] if self._rest else []
+        self._rest = b""
+        return _joined(lines, stamp)
+
+
+def _cut(line: bytes) -> Iterator[tuple[bytes, bytes]]:
+    while len(line) > LINE_BYTES:
+        yield b"P", line[:LINE_BYTES]
+        line = line[LINE_BYTES:]
+    yield b"F", line
+
+
+def _joined(lines: list[tuple[bytes, bytes]], stamp: str) -> bytes:
+    head = f"{stamp} stdout ".encode()
+    return b"".join(head + tag + b" " + text + b"\n" for tag, text in lines)

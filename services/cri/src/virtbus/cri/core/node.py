@@ -1,0 +1,58 @@
+"""Defines what the CRI remembers of its node, and derives CRI's conditions.
+
+The runtime is ready while it can serve its own state. A bus that is away is a condition of its own:
+kubelet must not take the node for dead because of it.
+"""
+
+from typing import Any
+
+from virtbus.cri.core.stored_record import StoredRecord
+from virtbus.cri.core.vm_request import HOSTNAME
+from virtbus.schemas.node import NodeState, NodeView
+
+BUS = "virtbus.io/BusConnected"
+"""The type of the condition that shows the connection to the bus. kubelet ignores it."""
+RUNTIME, NETWORK = "RuntimeReady", "NetworkReady"
+SERVICES = {RUNTIME: "imaged", NETWORK: "netd"}
+"""The service of the node that a condition depends on, in addition to the agent."""
+
+SERVING = frozenset({NodeState.READY, NodeState.DRAINING})
+"""A drain moves no pod: kubelet drains its node itself."""
+
+
+class KnownNode(StoredRecord):
+    """The node at the last answer of the bus. It is stored, so a restart of the CRI knows it.
+
+    `problems` has a message for each of CRI's conditions that is false.
+    """
+
+    hostname: str
+    problems: dict[str, str]
+
+
+def known(view: NodeView) -> KnownNode:
+    """Return what is remembered of a node."""
+    problems = {}
+    for kind, name in SERVICES.items():
+        service = view.services.get(name)
+        if service is not None and service.state is not NodeState.READY:
+            problems[kind] = service.message or f"{name} is {service.state}"
+    if view.state not in SERVING and not problems:
+        problems[RUNTIME] = f"the node is {view.state}; see `virtbus status`"
+    return KnownNode(hostname=view.labels.get(HOSTNAME, view.node), problems=problems)
+
+
+def conditions(node: KnownNode | None, bus_problem: str) -> list[dict[str, Any]]:
+    """Return CRI's conditions; an empty `bus_problem` means that the bus is connected."""
+    if node is None:
+        why = f"the node has not joined the bus yet: {bus_problem or 'no answer yet'}"
+        found = [_condition(kind, "NodeUnknown", why) for kind in SERVICES]
+    else:
+        found = [_condition(kind, "NotReady", node.problems.get(kind, "")) for kind in SERVICES]
+    away = f"{bus_problem}; the last known state is served" if bus_problem else ""
+    return [*found, _condition(BUS, "BusAway", away)]
+
+
+def _condition(kind: str, reason: str, problem: str) -> dict[str, Any]:
+    reason = reason if problem else ""
+    return {"type": kind, "status": not problem, "reason": reason, "message": problem}

@@ -1,0 +1,116 @@
+"""Derives a pod's containers from its VM on the bus, by one table.
+
+Only a view that shows the VM after the CRI's last change counts. Absence proves nothing: a
+container ends only if its VM is known to have ended. A view of an unreachable node changes nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from virtbus.cri.core.pod import Container, Ending, Pod
+from virtbus.schemas.guest_end import GuestExit
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm_status import VmView
+
+Word = Literal["unchanged", "runs", "ended"]
+
+MEANING: Mapping[VmState, Word] = {
+    VmState.PENDING: "unchanged",
+    VmState.SCHEDULED: "unchanged",
+    VmState.PREPARING: "unchanged",
+    VmState.STARTING: "unchanged",
+    VmState.RUNNING: "runs",
+    VmState.PAUSED: "runs",
+    VmState.STOPPING: "unchanged",
+    VmState.STOPPED: "ended",
+    VmState.SUCCEEDED: "ended",
+    VmState.FAILED: "ended",
+    VmState.UNKNOWN: "unchanged",
+    VmState.DELETING: "unchanged",
+}
+"""A VM's state → its meaning for the container whose guest it is."""
+
+KILLED = 137
+"""128 + SIGKILL, as for a container whose process was killed."""
+START_FAILED = 128
+"""The exit code that containerd gives to a container whose start failed."""
+
+EXITS: Mapping[str, tuple[int, str]] = {
+    "shut down": (0, "Completed"),
+    "ended": (KILLED, "Error"),
+    "crashed": (134, "EmulatorDied"),
+    "panicked": (1, "GuestPanicked"),
+    "watchdog": (124, "WatchdogExpired"),
+}
+"""The way of a guest's end → exit code and reason. 0 means that it powered itself off."""
+
+WORDS: Mapping[str, str] = {
+    "shut down": "the guest powered itself off",
+    "ended": "the guest was ended from outside",
+    "crashed": "the guest's emulator died, or its host restarted",
+    "panicked": "the guest's kernel panicked",
+    "watchdog": "the guest's watchdog powered it off",
+}
+
+
+def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
+    """Return the pod after a view of its VM."""
+    machine = pod.machine
+    if machine is None or machine.uid != view.uid or view.revision < machine.revision:
+        return pod
+    addresses = tuple(
+        address.partition("/")[0] for nic in view.interfaces for address in nic.addresses
+    )
+    pod = pod.with_machine(
+        made=True,
+        addresses=addresses or machine.addresses,
+        state=str(view.state),
+        message=view.message,
+    )
+    container = pod.active
+    if container is None or not view.power_observed:
+        return pod
+    match MEANING[view.state]:
+        case "unchanged":
+            return pod
+        case "runs":
+            if container.phase == "running":
+                return pod
+            started_ns = view.started_ns or now_ns
+            update = {"phase": "running", "started_ns": started_ns}
+            return pod.with_container(container.model_copy(update=update))
+        case "ended":
+            return ended(pod, container, ending_of(container, view, now_ns), off=view.powered)
+
+
+def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
+    """Return the end of a container whose VM is known to have ended."""
+    if container.phase == "starting" and view.state is VmState.FAILED and view.started_ns is None:
+        message = view.message or view.reason or "the VM did not start"
+        return Ending(
+            finished_ns=now_ns, exit_code=START_FAILED, reason="StartError", message=message
+        )
+    last = view.last_exit
+    if last is None or last.at_ns < container.started_ns:
+        last = GuestExit(how="ended", asked=False, at_ns=now_ns)
+    exit_code, reason = EXITS[last.how]
+    return Ending(
+        finished_ns=last.at_ns, exit_code=exit_code, reason=reason, message=WORDS[last.how]
+    )
+
+
+def gone(pod: Pod, now_ns: int) -> Pod:
+    """Return the pod after its VM was deleted on the bus by somebody else."""
+    pod = pod.model_copy(update={"machine": None})
+    container = pod.active
+    if container is None:
+        return pod
+    message = "the VM was deleted on the bus"
+    end = Ending(finished_ns=now_ns, exit_code=KILLED, reason="VmDeleted", message=message)
+    return ended(pod, container, end, off=False)
+
+
+def ended(pod: Pod, container: Container, ending: Ending, *, off: bool) -> Pod:
+    """Return the pod with the container's end; `off`: its VM's record must be powered off."""
+    pod = pod.with_container(container.model_copy(update={"phase": "exited", "ending": ending}))
+    return pod.with_machine(power_off=off)

@@ -1,0 +1,144 @@
+"""Defines a pod, as the CRI stores it: its sandboxes, its containers, and its VM.
+
+A pod is one file. So every change of it is atomic, and after any kill the same lists are returned.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Literal, TypeVar
+
+from virtbus.cri.core.configs import ContainerConfig, SandboxConfig, SandboxMetadata
+from virtbus.cri.core.stored_record import StoredRecord
+from virtbus.schemas.ids import Uid
+from virtbus.schemas.model import LenientModel
+
+Phase = Literal["created", "starting", "running", "exited"]
+"""`starting`: a start was requested, and its outcome is not known yet."""
+
+
+class Sandbox(LenientModel):
+    """One attempt of a pod's sandbox. kubelet makes another one if this one is not `ready`."""
+
+    id: str
+    config: SandboxConfig
+    runtime_handler: str = ""
+    created_ns: int
+    ready: bool = True
+
+
+class Ending(LenientModel):
+    """The end of a container, as CRI tells it."""
+
+    finished_ns: int
+    exit_code: int
+    reason: str
+    message: str = ""
+
+
+class Container(LenientModel):
+    """One attempt of the pod's container: one run of its guest."""
+
+    id: str
+    sandbox_id: str
+    config: ContainerConfig
+    image_id: str
+    created_ns: int
+    phase: Phase = "created"
+    started_ns: int = 0
+    ending: Ending | None = None
+
+    @property
+    def name(self) -> str:
+        return self.config.metadata.name
+
+    @property
+    def attempt(self) -> int:
+        return self.config.metadata.attempt
+
+    @property
+    def up(self) -> bool:
+        """Return True if its guest may run."""
+        return self.phase in {"starting", "running"}
+
+
+class Machine(LenientModel):
+    """The pod's VM. It is stored before the VM is created, so a repeat creates no second one."""
+
+    uid: Uid
+    name: str
+    image_id: str
+    made: bool = False
+    """The bus has accepted the VM."""
+    revision: int = 0
+    """The record's revision after the last change by the CRI. Earlier views show the past."""
+    addresses: tuple[str, ...] = ()
+    state: str = ""
+    message: str = ""
+    power_off: bool = False
+    """The guest has ended by itself. The record must say so, or a reboot would start it again."""
+
+
+class Removal(StoredRecord):
+    """A VM that no pod needs any more. It is deleted as soon as the bus answers."""
+
+    uid: Uid
+
+
+T = TypeVar("T", bound=Sandbox | Container)
+
+
+class Pod(StoredRecord):
+    """A pod of this node."""
+
+    key: str
+    sandboxes: tuple[Sandbox, ...] = ()
+    containers: tuple[Container, ...] = ()
+    machine: Machine | None = None
+
+    @property
+    def active(self) -> Container | None:
+        """Return the container whose guest may run, or None."""
+        return next((one for one in self.containers if one.up), None)
+
+    def sandbox(self, sandbox_id: str) -> Sandbox:
+        """Return the sandbox with this id."""
+        return next(one for one in self.sandboxes if one.id == sandbox_id)
+
+    def container(self, container_id: str) -> Container:
+        """Return the container with this id."""
+        return next(one for one in self.containers if one.id == container_id)
+
+    def with_sandbox(self, sandbox: Sandbox) -> "Pod":
+        """Return the pod with this sandbox added or replaced."""
+        return self.model_copy(update={"sandboxes": _put(self.sandboxes, sandbox)})
+
+    def with_container(self, container: Container) -> "Pod":
+        """Return the pod with this container added or replaced."""
+        return self.model_copy(update={"containers": _put(self.containers, container)})
+
+    def with_machine(self, **fields: object) -> "Pod":
+        """Return the pod with these fields of its VM changed."""
+        if self.machine is None:
+            return self
+        return self.model_copy(update={"machine": self.machine.model_copy(update=fields)})
+
+    def without_container(self, container_id: str) -> "Pod":
+        """Return the pod without this container; its VM stays."""
+        kept = tuple(one for one in self.containers if one.id != container_id)
+        return self.model_copy(update={"containers": kept})
+
+    def without_sandbox(self, sandbox_id: str) -> "Pod":
+        """Return the pod without this sandbox and its containers."""
+        sandboxes = tuple(one for one in self.sandboxes if one.id != sandbox_id)
+        containers = tuple(one for one in self.containers if one.sandbox_id != sandbox_id)
+        return self.model_copy(update={"sandboxes": sandboxes, "containers": containers})
+
+
+def _put(known: Iterable[T], one: T) -> tuple[T, ...]:
+    return (*(other for other in known if other.id != one.id), one)
+
+
+def pod_key(metadata: SandboxMetadata) -> str:
+    """Return the name of a pod's file: 40 hex digits, a function of namespace, name and uid."""
+    whole = f"{metadata.namespace}\n{metadata.name}\n{metadata.uid}"
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:40]

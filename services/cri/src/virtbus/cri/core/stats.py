@@ -1,0 +1,66 @@
+"""Builds CRI's statistics of containers and sandboxes, as plain values with CRI's field names.
+
+The CPU time and memory are those of the guest's emulator. Memory that the guest holds counts as its
+working set, because its node cannot take it back. A value that is unknown is left out.
+"""
+
+from typing import Any
+
+from virtbus.cri.core.pod import Container, Sandbox
+
+Plain = dict[str, Any]
+
+
+def container(
+    one: Container, cpu_ns: int | None, memory_bytes: int | None, *, now_ns: int
+) -> Plain:
+    """Return the statistics of a container without its disk."""
+    attributes = {
+        "id": one.id,
+        "metadata": one.config.metadata.model_dump(),
+        "labels": one.config.labels,
+        "annotations": one.config.annotations,
+    }
+    return {"attributes": attributes, **_usage(cpu_ns, memory_bytes, now_ns)}
+
+
+def with_disk(stats: Plain, folder: str, disk_bytes: int | None, *, now_ns: int) -> Plain:
+    """Return the statistics of a container with its root disk as the writable layer."""
+    if disk_bytes is None:
+        return stats
+    layer = {
+        "timestamp": now_ns,
+        "fs_id": {"mountpoint": folder},
+        "used_bytes": {"value": disk_bytes},
+        "inodes_used": {"value": 1},
+    }
+    return stats | {"writable_layer": layer}
+
+
+def sandbox(one: Sandbox, containers: list[Plain]) -> Plain:
+    """Return the statistics of a sandbox: those of its containers, of which one at most runs."""
+    attributes = {
+        "id": one.id,
+        "metadata": one.config.metadata.model_dump(),
+        "labels": one.config.labels,
+        "annotations": one.config.annotations,
+    }
+    whole = {
+        kind: stats[kind] for stats in containers for kind in ("cpu", "memory") if kind in stats
+    }
+    return {"attributes": attributes, "linux": {**whole, "containers": containers}}
+
+
+def _usage(cpu_ns: int | None, memory_bytes: int | None, now_ns: int) -> Plain:
+    usage: Plain = {}
+    if cpu_ns is not None:
+        usage["cpu"] = {"timestamp": now_ns, "usage_core_nano_seconds": {"value": cpu_ns}}
+    if memory_bytes is not None:
+        value = {"value": memory_bytes}
+        usage["memory"] = {
+            "timestamp": now_ns,
+            "working_set_bytes": value,
+            "usage_bytes": value,
+            "rss_bytes": value,
+        }
+    return usage

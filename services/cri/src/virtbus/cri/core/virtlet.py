@@ -1,0 +1,227 @@
+"""Reads the annotations of Virtlet's pods. All problems of a pod are reported together.
+
+The keys, defaults and rules are Virtlet's. A pod counts as Virtlet's if it has one of the keys, or
+the target runtime. Contents of ConfigMaps and Secrets are refused: the CRI reads no API server.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from virtbus.schemas.disk import DiskBus
+from virtbus.schemas.errors import Detail
+from virtbus.schemas.ids import check_id, check_uid
+from virtbus.schemas.quantity import parse_bytes
+from virtbus.schemas.yaml_text import YamlError, read_yaml
+
+TARGET, TARGET_RUNTIME = "kubernetes.io/target-runtime", "virtlet.cloud"
+VCPUS, CPU_MODEL, CPU = "VirtletVCPUCount", "VirtletCPUModel", "VirtletLibvirtCPUSetting"
+DRIVER, ROOT_SIZE = "VirtletDiskDriver", "VirtletRootVolumeSize"
+IMAGE_TYPE, META_DATA = "VirtletCloudInitImageType", "VirtletCloudInitMetaData"
+USER_DATA, SCRIPT = "VirtletCloudInitUserData", "VirtletCloudInitUserDataScript"
+OVERWRITE = "VirtletCloudInitUserDataOverwrite"
+SOURCE, SOURCE_KEY = "VirtletCloudInitUserDataSource", "VirtletCloudInitUserDataSourceKey"
+SOURCE_ENCODING = "VirtletCloudInitUserDataSourceEncoding"
+SSH_KEYS, SSH_SOURCE = "VirtletSSHKeys", "VirtletSSHKeySource"
+FILES_SOURCE, CHOWN = "VirtletFilesFromDataSource", "VirtletChown9pfsMounts"
+SYSTEM_UUID, FORCE_DHCP = "VirtletSystemUUID", "VirtletForceDHCPNetworkConfig"
+
+KEYS = frozenset(
+    {
+        *(TARGET, VCPUS, CPU_MODEL, CPU, DRIVER, ROOT_SIZE, IMAGE_TYPE, META_DATA, USER_DATA),
+        *(SCRIPT, OVERWRITE, SOURCE, SOURCE_KEY, SOURCE_ENCODING, SSH_KEYS, SSH_SOURCE),
+        *(FILES_SOURCE, CHOWN, SYSTEM_UUID, FORCE_DHCP),
+    }
+)
+"""All annotations. CHOWN and FORCE_DHCP have no effect: there is no 9p, and guests use DHCP."""
+FROM_CLUSTER = (SOURCE, SOURCE_KEY, SSH_SOURCE, FILES_SOURCE)
+MOUNT_SCRIPT = "@virtlet-mount-script@"
+"""A word in scripts for the commands that mount volumes; without volumes there are none."""
+
+MOST_VCPUS = 255
+YAML_CHARS = 32 * 1024
+YAML_VALUES = 2000
+DRIVERS = {"scsi": DiskBus.SCSI, "virtio": DiskBus.VIRTIO}
+IMAGE_TYPES = ("nocloud", "configdrive")
+HOST_MODEL = "host-model"
+HOSTNAMES = ("local-hostname", "hostname")
+INSTANCE_ID = "instance-id"
+"""A key of meta-data without effect: a guest's instance is its VM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The VM that the annotations describe. None and empty values leave the default."""
+
+    vcpus: int | None = None
+    cpu_model: str | None = None
+    disk_bus: DiskBus = DiskBus.VIRTIO
+    root_bytes: int = 0
+    config_drive: bool = False
+    user_data: str | None = None
+    ssh_keys: tuple[str, ...] = ()
+    hostname: str = ""
+    system_uuid: str | None = None
+
+
+@dataclass(slots=True)
+class _Reader:
+    notes: Mapping[str, str]
+    problems: list[Detail] = field(default_factory=list)
+
+    def text(self, key: str) -> str:
+        return self.notes.get(key, "")
+
+    def refuse(self, key: str, message: str) -> None:
+        self.problems.append(Detail(path=f"annotations.{key}", message=f"{key} {message}"))
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """Return the YAML mapping of an annotation; empty without one."""
+        text = self.text(key)
+        if not text.strip():
+            return {}
+        if len(text) > YAML_CHARS:
+            self.refuse(key, f"has more than {YAML_CHARS} characters; give the guest less data")
+            return {}
+        try:
+            value = read_yaml(text, max_values=YAML_VALUES)
+        except YamlError as error:
+            self.refuse(key, f"is no YAML: {error}")
+            return {}
+        if not isinstance(value, dict):
+            self.refuse(key, "is no YAML mapping; write `name: value`")
+            return {}
+        return {str(name): one for name, one in value.items()}
+
+
+def is_virtlets(notes: Mapping[str, str]) -> bool:
+    """Return True for the annotations of a pod that was written for Virtlet."""
+    return notes.get(TARGET) == TARGET_RUNTIME or bool(notes.keys() & (KEYS - {TARGET}))
+
+
+def wishes(notes: Mapping[str, str]) -> tuple[Wishes, list[Detail]]:
+    """Return the wishes of a pod's annotations, and all their problems."""
+    if not is_virtlets(notes):
+        return Wishes(), []
+    reader = _Reader(notes)
+    for key in FROM_CLUSTER:
+        if reader.text(key):
+            reader.refuse(key, "needs a ConfigMap or Secret, which is not read yet; put it inline")
+    meta = reader.mapping(META_DATA)
+    found = Wishes(
+        vcpus=_vcpus(reader),
+        cpu_model=_cpu_model(reader),
+        disk_bus=_disk_bus(reader),
+        root_bytes=_root_bytes(reader),
+        config_drive=_config_drive(reader),
+        user_data=_user_data(reader),
+        ssh_keys=(*_ssh_keys(reader), *_public_keys(reader, meta)),
+        hostname=_hostname(reader, meta),
+        system_uuid=_system_uuid(reader),
+    )
+    return found, reader.problems
+
+
+def _vcpus(reader: _Reader) -> int | None:
+    text = reader.text(VCPUS).strip()
+    if not text:
+        return 1
+    try:
+        count = int(text) if len(text) <= 10 else MOST_VCPUS + 1
+    except ValueError:
+        reader.refuse(VCPUS, "is no whole number")
+        return None
+    if count > MOST_VCPUS:
+        reader.refuse(VCPUS, f"is more than {MOST_VCPUS}")
+        return None
+    return max(1, count)
+
+
+def _cpu_model(reader: _Reader) -> str | None:
+    """Return the CPU model; None is the best that the host has, also for `host-model`."""
+    if reader.text(CPU_MODEL) not in {"", HOST_MODEL}:
+        reader.refuse(CPU_MODEL, f"must be empty or {HOST_MODEL}")
+    wanted = {name.lower(): value for name, value in reader.mapping(CPU).items()}
+    model = wanted.pop("model", None)
+    mode = wanted.pop("mode", "custom" if model else HOST_MODEL)
+    wanted.pop("match", None)
+    if isinstance(model, dict):
+        named = {str(name).lower(): value for name, value in model.items()}
+        model = named.get("value", "")
+    if wanted or mode not in {"custom", HOST_MODEL, "host-passthrough"}:
+        known = "mode, match and model"
+        reader.refuse(CPU, f"has other fields than {known}, which a VM here cannot have")
+        return None
+    return str(model) if model and mode == "custom" else None
+
+
+def _disk_bus(reader: _Reader) -> DiskBus:
+    text = reader.text(DRIVER) or "scsi"
+    if text not in DRIVERS:
+        reader.refuse(DRIVER, f"must be one of {', '.join(DRIVERS)}")
+    return DRIVERS.get(text, DiskBus.SCSI)
+
+
+def _root_bytes(reader: _Reader) -> int:
+    """Return the wished size, 0 for none. A negative size is ignored, as in Virtlet."""
+    text = reader.text(ROOT_SIZE).strip()
+    if not text or text.startswith("-"):
+        return 0
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        reader.refuse(ROOT_SIZE, str(error))
+        return 0
+
+
+def _config_drive(reader: _Reader) -> bool:
+    text = reader.text(IMAGE_TYPE).lower() or IMAGE_TYPES[0]
+    if text not in IMAGE_TYPES:
+        reader.refuse(IMAGE_TYPE, f"must be one of {', '.join(IMAGE_TYPES)}")
+    return text == IMAGE_TYPES[1]
+
+
+def _user_data(reader: _Reader) -> str | None:
+    """Return the script, or the mapping as cloud-config; JSON is YAML, too."""
+    mapping = reader.mapping(USER_DATA)
+    if script := reader.text(SCRIPT):
+        return script.replace(MOUNT_SCRIPT, "")
+    return f"#cloud-config\n{json.dumps(mapping, default=str)}\n" if mapping else None
+
+
+def _ssh_keys(reader: _Reader) -> Iterator[str]:
+    yield from filter(None, map(str.strip, reader.text(SSH_KEYS).splitlines()))
+
+
+def _public_keys(reader: _Reader, meta: dict[str, Any]) -> Iterator[str]:
+    keys = meta.pop("public-keys", [])
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        reader.refuse(META_DATA, "has public-keys that are no list of keys")
+        return
+    yield from filter(None, map(str.strip, keys))
+
+
+def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
+    """Return the host name in the meta-data. The other keys of meta-data cannot be chosen."""
+    named = [str(meta.pop(key)) for key in HOSTNAMES if key in meta]
+    meta.pop(INSTANCE_ID, None)
+    if meta:
+        reader.refuse(META_DATA, f"has keys that cannot be set: {', '.join(sorted(meta))[:200]}")
+    if not named:
+        return ""
+    with suppress(ValueError):
+        return check_id(named[0].partition(".")[0])
+    reader.refuse(META_DATA, "has a host name that is none; use a-z, 0-9 and '-'")
+    return ""
+
+
+def _system_uuid(reader: _Reader) -> str | None:
+    text = reader.text(SYSTEM_UUID).strip()
+    if not text:
+        return None
+    with suppress(ValueError):
+        return check_uid(text)
+    reader.refuse(SYSTEM_UUID, "is no UUID")
+    return None

@@ -1,0 +1,278 @@
+"""Translates a pod and its container to the VM of the pod: the request `vm.create`.
+
+Everything that a VM cannot have is refused here, before the CRI changes anything.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from virtbus.cri.core import virtlet
+from virtbus.cri.core.configs import (
+    NODE_MODE,
+    ContainerConfig,
+    LinuxResources,
+    Mount,
+    PortMapping,
+    SandboxConfig,
+)
+from virtbus.cri.core.image_record import PulledImage
+from virtbus.cri.core.pod import Machine, Pod
+from virtbus.cri.core.virtlet import Wishes
+from virtbus.schemas.api import VmCreate
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.ids import is_id
+from virtbus.schemas.publish import EVERY_ADDRESS, PublishedPort
+from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
+from virtbus.schemas.vm import (
+    CORES_MAX,
+    MEMORY_MAX,
+    MEMORY_MIN,
+    Cpu,
+    Devices,
+    Disk,
+    Domain,
+    EvictionStrategy,
+    Firmware,
+    ImageVolume,
+    Interface,
+    Memory,
+    Network,
+    RunStrategy,
+    VmSpec,
+    Volume,
+)
+from virtbus.schemas.wire import invalid, problems
+
+POD_NAME, POD_NAMESPACE = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
+POD_UID, CONTAINER_NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
+ATTEMPT = "virtbus.io/cri-attempt"
+"""Labels of a pod's VM. `virtbus vm list -l io.kubernetes.pod.name=NAME` finds it."""
+
+HOSTNAME = "kubernetes.io/hostname"
+DEFAULT_MEMORY_BYTES = 1024**3
+"""The memory of a pod without a memory limit, as in Virtlet."""
+NIC = "default"
+ROOT, SEED = "root", "cloudinit"
+_NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9._-]")
+_NAME_CHARS = 50
+_LABEL_CHARS = 63
+OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
+"""Files that kubelet mounts into each container. A guest has its own."""
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""The token of the pod's service account. No guest gets it unasked."""
+
+
+class Place(NamedTuple):
+    """The node of the pods: its label `kubernetes.io/hostname`, and the network of its pods."""
+
+    hostname: str
+    network: str
+
+
+def check_sandbox(config: SandboxConfig) -> None:
+    """Refuse a sandbox that cannot be a VM.
+
+    Raises:
+        VirtbusError: 400 `pod_refused`, with each problem.
+    """
+    found: list[Detail] = []
+    metadata = config.metadata
+    if not metadata.name or not metadata.uid or not is_id(metadata.namespace):
+        found.append(Detail(path="metadata", message="a pod needs a name, a uid and a namespace"))
+    if config.linux.security_context.namespace_options.network == NODE_MODE:
+        message = "a VM has a network of its own; remove hostNetwork from the pod"
+        found.append(Detail(path="linux.security_context", message=message))
+    found += _port_problems(config.port_mappings)
+    found += virtlet.wishes(config.annotations)[1]
+    _refuse(found)
+
+
+def create_request(
+    pod: Pod, sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage, place: Place
+) -> VmCreate:
+    """Return the request for the pod's VM, which is created powered off.
+
+    Raises:
+        VirtbusError: 400 with each part of the pod that a VM cannot have.
+    """
+    check_container(config)
+    machine = pod.machine
+    assert machine is not None, "the machine is stored before its VM is requested"  # noqa: S101
+    try:
+        return VmCreate(
+            name=machine.name,
+            namespace=sandbox.metadata.namespace,
+            uid=machine.uid,
+            labels=labels(sandbox, config),
+            annotations={POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid},
+            spec=_spec(sandbox, config, image, place),
+        )
+    except ValidationError as error:
+        raise invalid(problems(error, model=VmCreate)) from None
+
+
+def check_container(config: ContainerConfig) -> None:
+    """Refuse a container that cannot be a guest; raises VirtbusError 400 `pod_refused`."""
+    found: list[Detail] = []
+    if not config.metadata.name:
+        found.append(Detail(path="metadata.name", message="a container needs a name"))
+    for index, mount in enumerate(config.mounts):
+        if not _of_kubelet(mount):
+            message = f"a volume at {mount.container_path} cannot be given to a VM yet; remove it"
+            found.append(Detail(path=f"mounts[{index}]", message=message))
+    for index, device in enumerate(config.devices):
+        message = f"a device at {device.container_path} cannot be given to a VM yet; remove it"
+        found.append(Detail(path=f"devices[{index}]", message=message))
+    found += _resource_problems(config.linux.resources)
+    _refuse(found)
+
+
+def _resource_problems(resources: LinuxResources) -> Iterator[Detail]:
+    memory_bytes = resources.memory_limit_in_bytes
+    if memory_bytes and not MEMORY_MIN <= memory_bytes <= MEMORY_MAX:
+        message = f"a VM cannot have {memory_bytes} bytes of memory; set a limit of at least 16Mi"
+        yield Detail(path="linux.resources.memory_limit_in_bytes", message=message)
+    if vcpus(resources) > CORES_MAX:
+        message = f"a VM has at most {CORES_MAX} vCPUs; lower the CPU limit"
+        yield Detail(path="linux.resources.cpu_quota", message=message)
+
+
+def _refuse(found: list[Detail]) -> None:
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        message = f"{found[0].message}{more}"
+        raise VirtbusError(Code.INVALID, "pod_refused", message, details=tuple(found))
+
+
+def _of_kubelet(mount: Mount) -> bool:
+    path = mount.container_path
+    return path in OF_KUBELET or path == SERVICE_ACCOUNT or path.endswith("termination-log")
+
+
+def refuse_second(pod: Pod, name: str) -> None:
+    """Refuse a second container: an init container and a sidecar look like this.
+
+    Raises:
+        VirtbusError: 400 `second_container`.
+    """
+    other = next((one.name for one in pod.containers if one.name != name), None)
+    if other is not None:
+        message = (
+            f"a VM pod has one container, and this one has {other!r:.100} and {name!r:.100}; "
+            "remove the others, also initContainers and sidecars"
+        )
+        raise VirtbusError(Code.INVALID, "second_container", message)
+
+
+def vm_name(pod_name: str, uid: str) -> str:
+    """Return a VM's name: the pod's, and the end of the VM's uid.
+
+    A pod may be replaced by one of the same name before its VM is gone.
+    """
+    plain = re.sub(r"[^a-z0-9-]", "-", pod_name.lower())[:_NAME_CHARS].strip("-") or "pod"
+    return f"{plain}-{uid[-12:]}"
+
+
+def labels(sandbox: SandboxConfig, config: ContainerConfig) -> dict[str, str]:
+    """Return the labels of the VM for this attempt of its container."""
+    metadata = sandbox.metadata
+    return {
+        POD_NAME: label_value(metadata.name),
+        POD_NAMESPACE: label_value(metadata.namespace),
+        POD_UID: label_value(metadata.uid),
+        CONTAINER_NAME: label_value(config.metadata.name),
+        ATTEMPT: str(config.metadata.attempt),
+    }
+
+
+def label_value(text: str) -> str:
+    """Return a valid label value: `text`, or a part of it with a hash."""
+    plain = _NOT_OF_A_LABEL.sub("_", text).strip("._-")
+    if plain == text and len(text) <= _LABEL_CHARS:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    head = plain[: _LABEL_CHARS - 13]
+    return f"{head}-{digest}" if head else digest
+
+
+def _spec(
+    sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage, place: Place
+) -> VmSpec:
+    resources = config.linux.resources
+    wanted = virtlet.wishes(sandbox.annotations)[0]
+    root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
+    bus = wanted.disk_bus
+    return VmSpec(
+        run_strategy=RunStrategy.MANUAL,
+        domain=Domain(
+            cpu=Cpu(cores=wanted.vcpus or vcpus(resources), model=wanted.cpu_model),
+            memory=Memory(guest=resources.memory_limit_in_bytes or DEFAULT_MEMORY_BYTES),
+            devices=Devices(
+                disks=(Disk(name=ROOT, bus=bus), Disk(name=SEED, bus=bus, readonly=True)),
+                interfaces=(Interface(name=NIC, publish=_published(sandbox.port_mappings)),),
+            ),
+            firmware=Firmware(uuid=wanted.system_uuid),
+        ),
+        volumes=(
+            Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
+            _seed(sandbox, config, wanted),
+        ),
+        networks=(Network(name=NIC, network=place.network),),
+        node_selector={HOSTNAME: place.hostname},
+        eviction_strategy=EvictionStrategy.EXTERNAL,
+    )
+
+
+def _seed(sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes) -> Volume:
+    values = {
+        "hostname": wanted.hostname or _hostname(sandbox),
+        "environment": {pair.key: pair.value for pair in config.envs},
+        "user_data": wanted.user_data,
+        "ssh_keys": wanted.ssh_keys,
+    }
+    if wanted.config_drive:
+        drive = CloudInitConfigDrive.model_validate(values)
+        return Volume(name=SEED, cloud_init_config_drive=drive)
+    return Volume(name=SEED, cloud_init_no_cloud=CloudInitNoCloud.model_validate(values))
+
+
+def vcpus(resources: LinuxResources) -> int:
+    """Return the vCPUs of a CPU limit, rounded up; one without a limit."""
+    if resources.cpu_quota <= 0 or resources.cpu_period <= 0:
+        return 1
+    return -(-resources.cpu_quota // resources.cpu_period)
+
+
+def _hostname(sandbox: SandboxConfig) -> str | None:
+    name = sandbox.hostname.partition(".")[0]
+    return name if is_id(name) else None
+
+
+def _port_problems(ports: tuple[PortMapping, ...]) -> Iterator[Detail]:
+    for index, port in enumerate(ports):
+        if port.host_port and port.protocol == "SCTP":
+            message = "a hostPort of SCTP cannot lead to a VM; use TCP or UDP"
+            yield Detail(path=f"port_mappings[{index}]", message=message)
+
+
+def _published(ports: tuple[PortMapping, ...]) -> tuple[PublishedPort, ...]:
+    return tuple(
+        PublishedPort(
+            host_port=port.host_port,
+            guest_port=port.container_port,
+            protocol="udp" if port.protocol == "UDP" else "tcp",
+            host_address=port.host_ip if port.host_ip not in {"", EVERY_ADDRESS, "::"} else None,
+        )
+        for port in ports
+        if port.host_port
+    )
+
+
+def new_machine(sandbox: SandboxConfig, image: PulledImage, uid: str) -> Machine:
+    """Return the VM of a pod before it is created."""
+    name = vm_name(sandbox.metadata.name, uid)
+    return Machine(uid=uid, name=name, image_id=image.digest)

@@ -1,0 +1,161 @@
+"""Copies a VM's console into the log file of its container, in CRI's format.
+
+It reads the agent's file on this node, so logs need no bus. The position is stored after the lines.
+So a kill in between repeats the last lines, and loses none. For a rotation, kubelet renames the log
+file and calls ReopenContainerLog.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from virtbus.bus.runtime.sources import Sources
+from virtbus.cri.core.log_lines import LogLines
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 256 * 1024
+"""The most that one turn copies, so that a loud guest delays no other log."""
+LOOK_S = 0.2
+QUIET_S = 1.0
+"""An unfinished line of a guest that is silent for so long is written as a part."""
+
+
+class Position(NamedTuple):
+    """A place in the console: the file's inode, and the bytes before it in the file."""
+
+    inode: int = 0
+    offset: int = 0
+
+
+class ConsoleFollower:
+    """The log of one container. Its files are small and local, so it reads them in the loop."""
+
+    def __init__(self, console: Path, log_path: Path, place: Path, sources: Sources) -> None:
+        self._console = console
+        self._log_path = log_path
+        self._place = place
+        self._sources = sources
+        self._lines = LogLines()
+        self._from = -1
+        self._to = -1
+        self._at = Position()
+        self._fed_s = 0.0
+
+    def begin(self, *, fresh: bool) -> None:
+        """Open both files. A fresh attempt begins at the console's end."""
+        self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(OSError, ValueError, TypeError):
+            self._at = Position(*json.loads(self._place.read_text()))
+            fresh = False
+        if fresh:
+            with suppress(FileNotFoundError):
+                status = self._console.stat()
+                self._at = Position(status.st_ino, status.st_size)
+            self._save()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Open the log file by its name, because kubelet has renamed the old one."""
+        self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        opened = os.open(self._log_path, flags, 0o640)
+        self._shut(self._to)
+        self._to = opened
+
+    def finish(self) -> None:
+        """Copy what is left of an ended guest's output, and forget the position."""
+        try:
+            while self.copy():
+                pass
+            self._write(self._lines.flush(self._stamp()))
+        except OSError as error:
+            log.warning("%s: %s", self._log_path, error, extra={"code": "log_failed"})
+        self._place.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the files; the stored position shows where the next process continues."""
+        self._shut(self._from)
+        self._shut(self._to)
+        self._from = self._to = -1
+
+    async def run(self) -> None:
+        """Copy until cancelled."""
+        while True:
+            try:
+                more = self.copy()
+                self._flush_quiet()
+            except OSError as error:
+                more = False
+                log.warning("%s: %s", self._log_path, error, extra={"code": "log_failed"})
+            await asyncio.sleep(0 if more else LOOK_S)
+
+    def copy(self) -> bool:
+        """Copy the next piece of the console; return True if there may be more."""
+        if self._from < 0 and not self._open_console():
+            return False
+        data = os.pread(self._from, READ_BYTES, self._at.offset)
+        if not data:
+            return self._next_file()
+        self._write(self._lines.feed(data, self._stamp()))
+        self._fed_s = asyncio.get_running_loop().time()
+        self._at = self._at._replace(offset=self._at.offset + len(data))
+        self._save()
+        return True
+
+    def _open_console(self) -> bool:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._from = os.open(self._console, flags)
+        except FileNotFoundError:
+            return False
+        status = os.fstat(self._from)
+        if status.st_ino != self._at.inode or status.st_size < self._at.offset:
+            self._at = Position(status.st_ino, 0)
+        return True
+
+    def _next_file(self) -> bool:
+        """Continue with a new console file, which the agent begins for a new boot."""
+        try:
+            same = self._console.stat().st_ino == self._at.inode
+        except FileNotFoundError:
+            return False
+        if same:
+            if os.fstat(self._from).st_size < self._at.offset:
+                self._at = self._at._replace(offset=0)  # it was truncated
+                return True
+            return False
+        self._shut(self._from)
+        self._from = -1
+        return self._open_console()
+
+    def _flush_quiet(self) -> None:
+        if self._lines.pending and asyncio.get_running_loop().time() - self._fed_s > QUIET_S:
+            self._write(self._lines.flush(self._stamp()))
+            self._save()
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._to, data) :]
+
+    def _stamp(self) -> str:
+        time_ns = self._sources.time_ns()
+        moment = datetime.fromtimestamp(time_ns // 10**9, UTC)
+        return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09d}Z"
+
+    def _save(self) -> None:
+        """Store the position before the first byte that is not in the log."""
+        written = self._at._replace(offset=max(0, self._at.offset - self._lines.pending))
+        part = self._place.with_suffix(".part")
+        part.write_text(json.dumps(written))
+        part.replace(self._place)
+
+    @staticmethod
+    def _shut(descriptor: int) -> None:
+        if descriptor >= 0:
+            os.close(descriptor)

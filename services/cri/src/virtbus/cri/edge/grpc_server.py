@@ -1,0 +1,196 @@
+"""Serves CRI's two gRPC services on a UNIX socket.
+
+It is the only module that knows gRPC and protobuf. Calls get and return plain values with CRI's
+field names. Each error becomes a gRPC status, so nothing that a client sends ends the process.
+"""
+
+import logging
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import grpc
+from cri_api.v1 import api_pb2
+from google.protobuf import json_format
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+
+from virtbus.bus.errors import BusError
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+Plain = dict[str, Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Message, Message]"
+MESSAGE_BYTES = 16 * 1024 * 1024
+"""The size of a message that kubelet sends and accepts."""
+CALLS_AT_ONCE = 512
+STOP_S = 5.0
+
+STATUSES: Mapping[int, grpc.StatusCode] = {
+    Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.GONE: grpc.StatusCode.NOT_FOUND,
+    Code.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class Call(NamedTuple):
+    """A call: the request, and the seconds until the client's deadline (None: it has none)."""
+
+    request: Plain
+    left_s: float | None
+
+
+Handler = Callable[[Call], Awaitable[Plain]]
+Stream = Callable[[Call], AsyncIterator[Plain]]
+
+
+class Offer(NamedTuple):
+    """One service: the handlers of its calls, and the reasons why it refuses the other calls.
+
+    `streams` has the handlers of calls with many answers.
+    """
+
+    handlers: Mapping[str, Handler]
+    refused: Mapping[str, str]
+    streams: Mapping[str, Stream] = MappingProxyType({})
+
+
+@asynccontextmanager
+async def serving(path: Path, offers: Mapping[str, Offer]) -> AsyncIterator[None]:
+    """Serve on the socket `path` while the context is open; only its owner may connect.
+
+    Raises:
+        VirtbusError: 409 `socket_taken`: the path is no socket, or cannot be bound.
+    """
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=CALLS_AT_ONCE,
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MESSAGE_BYTES),
+        ],
+    )
+    server.add_generic_rpc_handlers([_service(name, offer) for name, offer in offers.items()])
+    _make_way(path)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        message = f"cannot listen on {path}: {error}"
+        raise VirtbusError(Code.CONFLICT, "socket_taken", message) from error
+    await server.start()
+    _close_to_others(path)
+    try:
+        yield
+    finally:
+        await server.stop(STOP_S)
+        _remove(path)
+
+
+def _close_to_others(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _make_way(path: Path) -> None:
+    """Remove the socket of an earlier process. The lock of the state folder makes it ours."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        message = f"{path} is no socket; remove it, or set another path by VIRTBUS_LISTEN"
+        raise VirtbusError(Code.CONFLICT, "socket_taken", message)
+    path.unlink()
+
+
+def _service(name: str, offer: Offer) -> grpc.GenericRpcHandler:
+    described = api_pb2.DESCRIPTOR.services_by_name[name]
+    methods = {method.name: _method(method, offer) for method in described.methods}
+    return grpc.method_handlers_generic_handler(described.full_name, methods)
+
+
+def _method(method: MethodDescriptor, offer: Offer) -> "grpc.RpcMethodHandler[Message, Message]":
+    make = _streaming if method.server_streaming else _single
+    why = offer.refused.get(method.name, f"{method.name} is unknown to this version of virtbus")
+    return make(method, offer, why)
+
+
+def _single(
+    method: MethodDescriptor, offer: Offer, why: str
+) -> "grpc.RpcMethodHandler[Message, Message]":
+    asked, answered = _types(method)
+    handler = offer.handlers.get(method.name)
+
+    async def call(request: Message, context: Context) -> Message:
+        if handler is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+        try:
+            return answered(**await handler(_call(request, context)))
+        except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
+            await context.abort(*_status(method.name, error))
+
+    return grpc.unary_unary_rpc_method_handler(call, asked.FromString, answered.SerializeToString)
+
+
+def _streaming(
+    method: MethodDescriptor, offer: Offer, why: str
+) -> "grpc.RpcMethodHandler[Message, Message]":
+    asked, answered = _types(method)
+    source = offer.streams.get(method.name)
+
+    async def stream(request: Message, context: Context) -> None:
+        if source is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+        try:
+            async for one in source(_call(request, context)):
+                await context.write(answered(**one))
+        except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
+            await context.abort(*_status(method.name, error))
+
+    return grpc.unary_stream_rpc_method_handler(
+        stream, asked.FromString, answered.SerializeToString
+    )
+
+
+def _types(method: MethodDescriptor) -> tuple[type[Message], type[Message]]:
+    """Return the types of a method's request and answer."""
+    asked: type[Message] = getattr(api_pb2, method.input_type.name)
+    answered: type[Message] = getattr(api_pb2, method.output_type.name)
+    return asked, answered
+
+
+def _call(request: Message, context: Context) -> Call:
+    plain = json_format.MessageToDict(request, preserving_proto_field_name=True)
+    return Call(plain, _left_s(context))
+
+
+def _status(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Return the status and text for a handler's error. A defect's text stays in the log."""
+    if isinstance(error, VirtbusError):
+        log.info("%s: %s", name, error, extra={"code": error.reason})
+        return STATUSES[error.code], str(error)
+    if isinstance(error, BusError):
+        log.info("%s: %s", name, error, extra={"code": "bus_away"})
+        return grpc.StatusCode.UNAVAILABLE, str(error)
+    log.error("%s failed", name, exc_info=error, extra={"code": "call_failed"})
+    return grpc.StatusCode.INTERNAL, f"{name} failed; the log of virtbus-cri has details"
+
+
+def _left_s(context: Context) -> float | None:
+    left_s = context.time_remaining()
+    return None if left_s is None else float(left_s)

@@ -1,0 +1,72 @@
+"""Reads what a guest uses of its node: its emulator's CPU time and memory, and its disk's file.
+
+It reads small files of the kernel, so it needs no thread. A guest that has ended in between, or has
+no disk yet, has no value; it never fails the values of others.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from virtbus.schemas.ids import check_uid
+
+_BLOCK_BYTES = 512
+"""The unit of `st_blocks`."""
+_USER_TICKS, _RESIDENT_PAGES = 11, 1
+"""Positions of the user time behind the name in `/proc/<pid>/stat`, and of the size in `statm`."""
+
+
+class Usage(NamedTuple):
+    """Resources that a guest uses; None: unknown."""
+
+    cpu_ns: int | None
+    memory_bytes: int | None
+    disk_bytes: int | None
+
+
+class GuestUsage:
+    """The usage of the guests of this node. `libvirt` has the emulators' process ids."""
+
+    def __init__(self, libvirt: Path, disks: Path, proc: Path = Path("/proc")) -> None:
+        self._libvirt = libvirt
+        self._disks = disks
+        self._proc = proc
+
+    def of(self, uid: str, volume: str) -> Usage:
+        """Return the usage of a VM, with the disk of its `volume`."""
+        process = self._process(uid)
+        cpu_ns = _cpu_ns(process) if process is not None else None
+        memory_bytes = _memory_bytes(process) if process is not None else None
+        return Usage(cpu_ns, memory_bytes, _disk_bytes(self._disks / uid / f"{volume}.qcow2"))
+
+    def _process(self, uid: str) -> Path | None:
+        with suppress(OSError, ValueError):
+            name = f"vb-{check_uid(uid)}"
+            pid = int((self._libvirt / f"{name}.pid").read_text(encoding="ascii"))
+            process = self._proc / str(pid)
+            if name.encode() in (process / "cmdline").read_bytes():
+                return process  # and no other process that got the id meanwhile
+        return None
+
+
+def _cpu_ns(process: Path) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        words = (process / "stat").read_text(encoding="ascii", errors="replace")
+        after_name = words.rpartition(")")[2].split()
+        ticks = int(after_name[_USER_TICKS]) + int(after_name[_USER_TICKS + 1])
+        return ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def _memory_bytes(process: Path) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        pages = int((process / "statm").read_text(encoding="ascii").split()[_RESIDENT_PAGES])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _disk_bytes(path: Path) -> int | None:
+    with suppress(OSError):
+        return path.lstat().st_blocks * _BLOCK_BYTES
+    return None

@@ -1,0 +1,86 @@
+"""Follows the VMs of this node's pods by `vm.watch`.
+
+The controllers show each CRI only the VMs that it created. A list without a VM proves nothing: the
+controller may lag behind. A VM is gone if the watch reported its end while it was being deleted.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import BusError, UnavailableError
+from virtbus.bus.runtime.backoff import delays
+from virtbus.cri.edge.bus_link import BusLink
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmWatch, WatchReply
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm_status import VmView
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 15.0
+"""Three heartbeats of a watch."""
+RENEW_S = 10.0
+AGAIN_S = (0.1, 5.0)
+
+
+class Observer(Protocol):
+    """The pods, which learn of their VMs."""
+
+    async def saw(self, view: VmView) -> None:
+        """Note the current state of a VM."""
+
+    async def lost(self, uid: str) -> None:
+        """Note that a VM was deleted."""
+
+
+class VmWatcher:
+    """Runs one watch after another."""
+
+    def __init__(self, link: BusLink, observer: Observer) -> None:
+        self._link = link
+        self._observer = observer
+        self._deleting: set[str] = set()
+        self.synced = asyncio.Event()
+        """Set after the first complete list."""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        pauses = delays(*AGAIN_S, self._link.sources)
+        while True:
+            bus = await self._link.bus()
+            try:
+                await self._follow(bus)
+            except (BusError, VirtbusError) as error:
+                log.info("watch of VMs: %s", error, extra={"code": "watch_failed"})
+            await asyncio.sleep(next(pauses))
+
+    async def _follow(self, bus: Bus) -> None:
+        loop = asyncio.get_running_loop()
+        renewal, renewed_s = "", loop.time()
+        stream = bus.request_stream(subjects.api("vm", "watch"), VmWatch(), idle_timeout_s=SILENT_S)
+        async with stream as replies:
+            async for data in replies:
+                reply = validate(WatchReply, data)
+                renewal = reply.renew or renewal
+                if renewal and loop.time() - renewed_s > RENEW_S:
+                    await bus.publish(renewal, {})
+                    renewed_s = loop.time()
+                if reply.resync:
+                    return
+                await self._take(reply)
+        raise UnavailableError("the watch ended")
+
+    async def _take(self, reply: WatchReply) -> None:
+        views = reply.items or ()
+        for view in (*views, *((reply.change,) if reply.change is not None else ())):
+            if view.deleting:
+                self._deleting.add(view.uid)
+            await self._observer.saw(view)
+        if reply.gone and reply.gone in self._deleting:
+            self._deleting.discard(reply.gone)
+            await self._observer.lost(reply.gone)
+        if reply.synced:
+            self.synced.set()

@@ -1,0 +1,122 @@
+"""Implements CRI's image calls over imaged, through the bus.
+
+The CRI has references to the images that it pulled, and lists only those. imaged owns the files: it
+expires names and makes room itself, and a VM's create fetches an image again if it is gone.
+"""
+
+import asyncio
+import hashlib
+
+from virtbus.cri.core import image_record, image_refs
+from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.image_record import PulledImage
+from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.edge.store import RecordFolder
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.image_api import ImagePull, PulledImages
+from virtbus.schemas.wire import validate
+
+PULL_S = 60.0
+"""The time limit of one request. A pull that needs longer continues, and is asked for again."""
+AGAIN_S = 1.0
+
+
+class Images:
+    """The images that the CRI pulled, by the key of their file."""
+
+    def __init__(self, folder: RecordFolder[PulledImage], link: BusLink, node: str) -> None:
+        self._folder = folder
+        self._link = link
+        self._node = node
+        self._all: dict[str, PulledImage] = {}
+
+    def load(self) -> None:
+        """Read all records from disk, before the first call."""
+        self._all = self._folder.load()
+
+    def known(self, text: str) -> PulledImage:
+        """Return the image of a name or id; raises VirtbusError 404 `image_not_pulled`."""
+        return image_record.known(self._all.values(), text)
+
+    async def pull(self, text: str, namespace: str) -> str:
+        """Fetch an image onto this node, for as long as the caller waits; return its id.
+
+        Raises:
+            VirtbusError: 400 `image_invalid`; the error of imaged; 503 `bus_away`.
+        """
+        wanted = image_refs.parse(text)
+        ref, info = await self._fetch(image_refs.candidates(wanted), namespace or "default")
+        image = PulledImage(
+            name=wanted.name,
+            digest=info.digest,
+            ref=image_refs.pinned(ref, info.digest),
+            pinned=wanted.digest,
+            size_bytes=info.size_bytes,
+            virtual_bytes=info.virtual_size_bytes,
+            pulled_ns=self._link.sources.time_ns(),
+        )
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+        self._all[key] = image
+        await self._folder.put(key, image)
+        return image.digest
+
+    async def _fetch(self, refs: tuple[str, ...], namespace: str) -> tuple[str, ImageInfo]:
+        """Fetch the first reference that exists; raise the error of the first one if none does."""
+        failure: VirtbusError | None = None
+        for ref in refs:
+            try:
+                return ref, await self._pull(ref, namespace)
+            except VirtbusError as error:
+                if error.code != Code.NOT_FOUND:
+                    raise
+                failure = failure or error
+        assert failure is not None, "an image has at least one reference"  # noqa: S101
+        raise failure
+
+    async def _pull(self, ref: str, namespace: str) -> ImageInfo:
+        want = ImagePull(ref=ref, node=self._node, namespace=namespace)
+        while True:
+            try:
+                answer = await self._link.ask("image", "pull", want, timeout_s=PULL_S)
+            except VirtbusError as error:
+                if error.code != Code.DEADLINE:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+                continue
+            pulled = validate(PulledImages, answer)
+            if self._node in pulled.images:
+                return pulled.images[self._node]
+            message = pulled.errors.get(self._node, "imaged did not answer")
+            raise VirtbusError(Code.INTERNAL, "image_failed", message)
+
+    async def remove(self, text: str) -> None:
+        """Drop the references that a name or id means; imaged keeps the file. Repeatable."""
+        wanted = tuple(image_record.find(self._all.values(), text))
+        for key, image in tuple(self._all.items()):
+            if image in wanted:
+                del self._all[key]
+                await self._folder.remove(key)
+
+    def status(self, text: str) -> Plain | None:
+        """Return an image as ImageStatus has it; None if it was not pulled."""
+        found = next(image_record.find(self._all.values(), text), None)
+        if found is None:
+            return None
+        same = [one for one in self._all.values() if one.digest == found.digest]
+        return image_record.listed(same)[0]
+
+    def listed(self, text: str) -> list[Plain]:
+        """Return the images that a name or id means; all for an empty text."""
+        images = image_record.find(self._all.values(), text) if text else self._all.values()
+        return image_record.listed(images)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the size of all pulled images; names of one file count once."""
+        return sum({one.digest: one.size_bytes for one in self._all.values()}.values())
+
+    @property
+    def files(self) -> int:
+        """Return the number of pulled image files."""
+        return len({one.digest for one in self._all.values()})

@@ -1,0 +1,262 @@
+"""Makes, starts, stops and deletes the VMs of pods, by requests to the bus.
+
+Each request can be repeated: the VM's uid is stored before the VM is created. Work that no call
+waits for is a duty: it is stored, and done as soon as the bus answers.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from virtbus.bus.runtime.backoff import delays
+from virtbus.cri.core import observation, vm_request
+from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
+from virtbus.cri.core.image_record import PulledImage
+from virtbus.cri.core.pod import Ending, Pod
+from virtbus.cri.core.vm_request import Place
+from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.pods import Pods
+from virtbus.schemas.api import (
+    VmCreate,
+    VmCreated,
+    VmDelete,
+    VmRef,
+    VmStart,
+    VmStop,
+    VmUpdate,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.vm_status import VmView
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+END_S = 30.0
+"""Time beyond a guest's grace within which its node ends it and says so."""
+AGAIN_S = (0.5, 30.0)
+
+
+class Machines:
+    """The VMs of this node's pods."""
+
+    def __init__(self, pods: Pods, link: BusLink, place: Callable[[], Place]) -> None:
+        self._pods = pods
+        self._link = link
+        self._place = place
+
+    # --- create ---------------------------------------------------------------------------
+    async def ensure(
+        self, key: str, sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage
+    ) -> None:
+        """Create the pod's VM powered off, or take the one of an earlier attempt.
+
+        An attempt with another image gets another VM, because the root disk is made of the image.
+
+        Raises:
+            VirtbusError: 400 the pod cannot be a VM; the errors of `vm.create`; 503 `bus_away`.
+        """
+        pod = self._pods.all[key]
+        machine = pod.machine
+        if machine is not None and machine.made and machine.image_id == image.digest:
+            if await self._relabel(key, vm_request.labels(sandbox, config)):
+                return
+            pod = self._pods.all[key]
+            machine = pod.machine
+        if machine is None or machine.made:
+            uid = self._pods.sources.uuid7()
+            fresh = vm_request.new_machine(sandbox, image, uid)
+            pod = pod.model_copy(update={"machine": fresh})
+        request = vm_request.create_request(pod, sandbox, config, image, self._place())
+        if machine is not None and machine.made:
+            await self._pods.discard(machine.uid)
+        await self._pods.put(pod)
+        await self._create(key, request)
+
+    async def _create(self, key: str, request: VmCreate) -> None:
+        try:
+            answer = await self._link.ask("vm", "create", request)
+        except VirtbusError as error:
+            if error.code in {Code.CONFLICT, Code.GONE}:
+                await self._renew(key)
+            raise
+        await self._answered(key, validate(VmCreated, answer).vm)
+
+    async def _renew(self, key: str) -> None:
+        """Give up a uid that the bus refuses: the next attempt takes another one."""
+        pod = self._pods.all[key]
+        if pod.machine is not None:
+            await self._pods.discard(pod.machine.uid)
+            await self._pods.put(pod.model_copy(update={"machine": None}))
+
+    async def _relabel(self, key: str, labels: dict[str, str]) -> bool:
+        """Give an existing VM the labels of a new attempt; return False if it is gone."""
+        machine = self._pods.all[key].machine
+        if machine is None:
+            return False
+        try:
+            found = await self._link.ask("vm", "get", VmRef(uid=machine.uid))
+            view = validate(VmView, found)
+            if view.deleting:
+                await self._pods.lost(machine.uid)
+                return False
+            if view.labels != labels:
+                want = VmUpdate(uid=machine.uid, revision=view.revision, labels=labels)
+                view = validate(VmView, await self._link.ask("vm", "update", want))
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            await self._pods.lost(machine.uid)
+            return False
+        await self._answered(key, view)
+        return True
+
+    async def _answered(self, key: str, view: VmView) -> None:
+        """Note an answer to the CRI's own change: views before it do not count any more."""
+        pod = self._pods.all.get(key)
+        if pod is None or pod.machine is None or pod.machine.uid != view.uid:
+            return
+        pod = pod.with_machine(made=True, revision=view.revision)
+        await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))
+
+    # --- power ----------------------------------------------------------------------------
+    async def start(self, key: str, container_id: str) -> None:
+        """Request the start of a container's guest; raises the errors of `vm.start`."""
+        pod = self._pods.all[key]
+        container = pod.container(container_id)
+        starting = container.model_copy(update={"phase": "starting"})
+        await self._pods.put(pod.with_container(starting).with_machine(power_off=False))
+        uid = self._uid(key)
+        try:
+            answer = await self._link.ask("vm", "start", VmStart(uid=uid))
+        except VirtbusError as error:
+            if error.code == Code.NOT_FOUND:
+                await self._pods.lost(uid)
+            elif error.code not in {Code.DEADLINE, Code.INTERNAL}:  # it had no effect
+                await self._set_phase(key, container_id, "created")
+            raise
+        await self._answered(key, validate(VmView, answer))
+
+    async def until_started(self, key: str, container_id: str, timeout_s: float) -> None:
+        """Wait until a container's guest runs.
+
+        Raises:
+            VirtbusError: 500 `start_failed`, and the container has ended; 504 `start_slow`, and it
+                may still start.
+        """
+        if not await self._pods.until(
+            key, lambda pod: _phase(pod, container_id) != "starting", timeout_s
+        ):
+            message = f"the VM does not run after {timeout_s:.0f} s{self._seen(key)}"
+            raise VirtbusError(Code.DEADLINE, "start_slow", message)
+        if _phase(self._pods.all.get(key), container_id) == "exited":
+            message = f"the VM did not start: {self._cause(key, container_id)}"
+            raise VirtbusError(Code.INTERNAL, "start_failed", message)
+
+    def _seen(self, key: str) -> str:
+        pod = self._pods.all.get(key)
+        if pod is None or pod.machine is None:
+            return ""
+        return f" ({pod.machine.state}: {pod.machine.message or 'no reason yet'})"
+
+    def _cause(self, key: str, container_id: str) -> str:
+        pod = self._pods.all.get(key)
+        endings = [one.ending for one in pod.containers if one.id == container_id] if pod else []
+        return endings[0].message if endings and endings[0] else "its pod was removed"
+
+    async def stop(self, key: str, grace_s: int) -> None:
+        """End the guest of the running container, after at most `grace_s`, and wait for its end.
+
+        Raises:
+            VirtbusError: 503 `bus_away`; 504 `stop_slow`; the errors of `vm.stop`.
+        """
+        container = self._pods.all[key].active
+        if container is None:
+            return
+        uid = self._uid(key)
+        try:
+            answer = await self._link.ask("vm", "stop", VmStop(uid=uid, grace_s=grace_s))
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            await self._pods.lost(uid)
+            return
+        await self._answered(key, validate(VmView, answer))
+        if not await self._pods.until(key, lambda pod: not (pod and pod.active), grace_s + END_S):
+            message = f"the guest still runs {END_S:.0f} s after its grace; `virtbus vm get {uid}`"
+            raise VirtbusError(Code.DEADLINE, "stop_slow", message)
+
+    async def abandon(self, key: str) -> None:
+        """End a container whose start has no known outcome, before its next attempt."""
+        await self.stop(key, 0)
+        container = self._pods.all[key].active
+        if container is not None:
+            now_ns = self._pods.sources.time_ns()
+            message = "another attempt followed before the VM ran"
+            end = Ending(
+                finished_ns=now_ns,
+                exit_code=observation.START_FAILED,
+                reason="StartError",
+                message=message,
+            )
+            await self._pods.put(observation.ended(self._pods.all[key], container, end, off=True))
+
+    def _uid(self, key: str) -> str:
+        machine = self._pods.all[key].machine
+        if machine is None:
+            message = "the pod's VM was deleted; create the container again"
+            raise VirtbusError(Code.CONFLICT, "vm_gone", message)
+        return machine.uid
+
+    async def _set_phase(self, key: str, container_id: str, phase: str) -> None:
+        pod = self._pods.all[key]
+        container = pod.container(container_id)
+        if container.phase == "starting":
+            await self._pods.put(pod.with_container(container.model_copy(update={"phase": phase})))
+
+    # --- duties ---------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Do the duties until cancelled, as soon as the bus answers."""
+        pauses = delays(*AGAIN_S, self._link.sources)
+        while True:
+            await self._pods.duties.wait()
+            self._pods.duties.clear()
+            try:
+                await self._do_duties()
+                pauses = delays(*AGAIN_S, self._link.sources)
+            except VirtbusError as error:
+                log.info("a duty waits: %s", error, extra={"code": "duty_waits"})
+                self._pods.duties.set()
+                await asyncio.sleep(next(pauses))
+
+    async def _do_duties(self) -> None:
+        for uid in tuple(self._pods.removals):
+            await self._unless_gone("delete", VmDelete(uid=uid, grace_s=0))
+            await self._pods.discarded(uid)
+        for key, pod in tuple(self._pods.all.items()):
+            if pod.machine is not None and pod.machine.power_off:
+                async with self._pods.lock(key):
+                    await self._power_off(key)
+
+    async def _power_off(self, key: str) -> None:
+        machine = self._pods.all[key].machine if key in self._pods.all else None
+        if machine is None or not machine.power_off:
+            return
+        answer = await self._unless_gone("stop", VmStop(uid=machine.uid, grace_s=0))
+        pod = self._pods.all[key].with_machine(power_off=False)
+        await self._pods.put(pod)
+        if answer is not None:
+            await self._answered(key, validate(VmView, answer))
+
+    async def _unless_gone(self, verb: str, value: Any) -> Any:
+        try:
+            return await self._link.ask("vm", verb, value)
+        except VirtbusError as error:
+            if error.code in {Code.NOT_FOUND, Code.GONE} or error.reason == "deleting":
+                return None
+            raise
+
+
+def _phase(pod: Pod | None, container_id: str) -> str:
+    found = [one.phase for one in pod.containers if one.id == container_id] if pod else []
+    return found[0] if found else "exited"

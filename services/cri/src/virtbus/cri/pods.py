@@ -1,0 +1,175 @@
+"""Keeps the node's pods in memory and on disk, and finds sandboxes and containers by id.
+
+A change is computed from memory and put there in one step; then the file is written. Each call
+awaits the file before it answers. Calls hold a pod's lock; news of its VM do not wait for it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from virtbus.bus.runtime.keyed_lock import KeyedLock
+from virtbus.bus.runtime.sources import Sources
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.cri.core import observation
+from virtbus.cri.core.pod import Pod, Removal
+from virtbus.cri.edge.store import Store
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.vm_status import VmView
+
+LEAST_PREFIX = 6
+"""An abbreviated id, as crictl shows it, has at least so many characters."""
+
+
+class Pods:
+    """The pods of this node, by key."""
+
+    def __init__(self, store: Store, sources: Sources) -> None:
+        self._store = store
+        self._locks = KeyedLock()
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self.sources = sources
+        self.all: dict[str, Pod] = {}
+        self.removals: dict[str, Removal] = {}
+        self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
+        """Called with each changed pod, before and after the change; None: it does not exist."""
+        self.duties = asyncio.Event()
+        """Set if a VM should be deleted or powered off."""
+
+    def load(self) -> None:
+        """Read all records from disk, before the first call."""
+        self.all = self._store.pods.load()
+        self.removals = self._store.removals.load()
+        for pod in self.all.values():
+            self.changed(None, pod)
+        self.duties.set()
+
+    def lock(self, key: str) -> asyncio.Lock:
+        """Return the lock of a pod's calls."""
+        return self._locks.of(key)
+
+    # --- finding --------------------------------------------------------------------------
+    def find_sandbox(self, sandbox_id: str) -> tuple[str, str] | None:
+        """Return the pod's key and the full id of a sandbox; None if there is none."""
+        ids = ((key, one.id) for key, pod in self.all.items() for one in pod.sandboxes)
+        return _named(ids, sandbox_id)
+
+    def find_container(self, container_id: str) -> tuple[str, str] | None:
+        """Return the pod's key and the full id of a container; None if there is none."""
+        ids = ((key, one.id) for key, pod in self.all.items() for one in pod.containers)
+        return _named(ids, container_id)
+
+    def of_vm(self, uid: str) -> Pod | None:
+        """Return the pod of a VM."""
+        pods = self.all.values()
+        return next((pod for pod in pods if pod.machine and pod.machine.uid == uid), None)
+
+    # --- changing -------------------------------------------------------------------------
+    async def put(self, pod: Pod) -> None:
+        """Store a new or changed pod.
+
+        Raises:
+            VirtbusError: 503 `state_unwritable`; then the pod is as before, unless it has changed
+                again.
+        """
+        before = self.all.get(pod.key)
+        if before == pod:
+            return
+        self._set(pod.key, pod)
+        try:
+            await self._store.pods.put(pod.key, pod)
+        except VirtbusError:
+            if self.all.get(pod.key) is pod:
+                self._set(pod.key, before)
+            raise
+
+    async def drop(self, pod: Pod) -> None:
+        """Forget a pod without sandboxes; its VM is deleted soon."""
+        if pod.machine is not None:
+            await self.discard(pod.machine.uid)
+        self._set(pod.key, None)
+        await self._store.pods.remove(pod.key)
+
+    async def discard(self, uid: str) -> None:
+        """Have a VM deleted, as soon as the bus answers."""
+        self.removals[uid] = removal = Removal(uid=uid)
+        await self._store.removals.put(uid, removal)
+        self.duties.set()
+
+    async def discarded(self, uid: str) -> None:
+        """Note that the bus has accepted the delete of a VM."""
+        self.removals.pop(uid, None)
+        await self._store.removals.remove(uid)
+
+    def _set(self, key: str, pod: Pod | None) -> None:
+        """Replace or remove a pod in memory, and report that."""
+        before = self.all.pop(key, None)
+        if pod is not None:
+            self.all[key] = pod
+        self.changed(before, pod)
+        if pod is not None and pod.machine is not None and pod.machine.power_off:
+            self.duties.set()
+        for event in self._waiting.get(key, ()):
+            event.set()
+
+    # --- news of VMs ----------------------------------------------------------------------
+    async def saw(self, view: VmView) -> None:
+        """Note the current state of a VM (`vm_watch.Observer`)."""
+        pod = self.of_vm(view.uid)
+        if pod is not None:
+            await self.put(observation.observed(pod, view, self.sources.time_ns()))
+
+    async def lost(self, uid: str) -> None:
+        """Note that a VM was deleted (`vm_watch.Observer`)."""
+        pod = self.of_vm(uid)
+        if pod is not None:
+            await self.put(observation.gone(pod, self.sources.time_ns()))
+
+    async def until(
+        self, key: str, reached: Callable[[Pod | None], bool], timeout_s: float
+    ) -> bool:
+        """Wait until `reached` is true for a pod; return False after `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        with self._listening(key) as event:
+            while not reached(self.all.get(key)):
+                event.clear()
+                if not await wait_for_event(event, deadline_s - loop.time()):
+                    return reached(self.all.get(key))
+        return True
+
+    @contextmanager
+    def _listening(self, key: str) -> Iterator[asyncio.Event]:
+        event = asyncio.Event()
+        waiting = self._waiting.setdefault(key, set())
+        waiting.add(event)
+        try:
+            yield event
+        finally:
+            waiting.discard(event)
+            if not waiting:
+                self._waiting.pop(key, None)
+
+
+def _named(ids: Iterator[tuple[str, str]], wanted: str) -> tuple[str, str] | None:
+    """Return the entry whose id is `wanted`, or the only one whose id begins with it.
+
+    Raises:
+        VirtbusError: 400 `id_ambiguous`.
+    """
+    found: list[tuple[str, str]] = []
+    for key, one in ids:
+        if one == wanted:
+            return key, one
+        if len(wanted) >= LEAST_PREFIX and one.startswith(wanted):
+            found.append((key, one))
+    if len(found) > 1:
+        message = f"the id {wanted!r:.80} has several meanings; give more of it"
+        raise VirtbusError(Code.INVALID, "id_ambiguous", message)
+    return found[0] if found else None
+
+
+def not_found(kind: str, wanted: str) -> VirtbusError:
+    """Return 404 for an unknown sandbox or container."""
+    message = f"there is no {kind} {wanted!r:.80}; list them for their ids"
+    return VirtbusError(Code.NOT_FOUND, f"{kind}_not_found", message)

@@ -1,0 +1,185 @@
+"""Connects CRI's RuntimeService with sandboxes and containers."""
+
+from collections.abc import Mapping
+
+from virtbus.cri.containers import Containers
+from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
+from virtbus.cri.edge.grpc_server import Call, Handler, Offer
+from virtbus.cri.node_state import NodeKeeper
+from virtbus.cri.sandboxes import Sandboxes
+from virtbus.cri.settings import Settings
+from virtbus.cri.statistics import Statistics
+from virtbus.schemas.version import VERSION
+from virtbus.schemas.wire import validate
+
+NAME = "virtbus"
+CRI_VERSION = "v1"
+KUBELET_VERSION = "0.1.0"
+"""The version of kubelet's runtime API, which no client reads."""
+
+_NO_AGENT = "commands in a guest are not available in this version; use ssh"
+_LATER = "is not available for VM pods in this version"
+REFUSED: Mapping[str, str] = {
+    "ExecSync": _NO_AGENT,
+    "Exec": _NO_AGENT,
+    "Attach": f"attach {_LATER}; `virtbus vm console` opens the console",
+    "PortForward": f"port-forward {_LATER}; connect to the pod's address",
+    "UpdateContainerResources": f"a change of a running pod's resources {_LATER}; replace the pod",
+    "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
+    "ListMetricDescriptors": f"ListMetricDescriptors {_LATER}",
+    "ListPodSandboxMetrics": f"ListPodSandboxMetrics {_LATER}",
+    "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
+}
+"""Calls that are refused, with the reason."""
+
+
+class StatisticsCalls:
+    """The handlers of RuntimeService about statistics."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Return the handlers by the names of their calls."""
+        return {
+            "ContainerStats": self._container,
+            "ListContainerStats": self._containers,
+            "PodSandboxStats": self._sandbox,
+            "ListPodSandboxStats": self._sandboxes,
+        }
+
+    async def _container(self, call: Call) -> Plain:
+        return {"stats": self._statistics.container(call.request.get("container_id", ""))}
+
+    async def _containers(self, call: Call) -> Plain:
+        return {"stats": self._statistics.containers(call.request.get("filter", {}))}
+
+    async def _sandbox(self, call: Call) -> Plain:
+        return {"stats": self._statistics.sandbox(call.request.get("pod_sandbox_id", ""))}
+
+    async def _sandboxes(self, call: Call) -> Plain:
+        return {"stats": self._statistics.sandboxes(call.request.get("filter", {}))}
+
+
+class RuntimeService:
+    """The handlers of RuntimeService."""
+
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        containers: Containers,
+        statistics: StatisticsCalls,
+        node: NodeKeeper,
+        settings: Settings,
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._containers = containers
+        self._statistics = statistics
+        self._node = node
+        self._settings = settings
+
+    @property
+    def offer(self) -> Offer:
+        """Return the handlers by the names of their calls."""
+        return Offer(
+            {
+                "Version": self._version,
+                "Status": self._status,
+                "RuntimeConfig": self._runtime_config,
+                "UpdateRuntimeConfig": self._update_runtime_config,
+                "RunPodSandbox": self._run_sandbox,
+                "StopPodSandbox": self._stop_sandbox,
+                "RemovePodSandbox": self._remove_sandbox,
+                "PodSandboxStatus": self._sandbox_status,
+                "ListPodSandbox": self._list_sandboxes,
+                "CreateContainer": self._create_container,
+                "StartContainer": self._start_container,
+                "StopContainer": self._stop_container,
+                "RemoveContainer": self._remove_container,
+                "ContainerStatus": self._container_status,
+                "ListContainers": self._list_containers,
+                "ReopenContainerLog": self._reopen_log,
+                **self._statistics.handlers,
+            },
+            REFUSED,
+        )
+
+    # --- the runtime ----------------------------------------------------------------------
+    async def _version(self, _: Call) -> Plain:
+        return {
+            "version": KUBELET_VERSION,
+            "runtime_name": NAME,
+            "runtime_version": VERSION,
+            "runtime_api_version": CRI_VERSION,
+        }
+
+    async def _status(self, _: Call) -> Plain:
+        handlers = [{"name": name} for name in ("", *self._settings.runtime_handlers)]
+        return {
+            "status": {"conditions": self._node.conditions()},
+            "runtime_handlers": handlers,
+        }
+
+    async def _runtime_config(self, _: Call) -> Plain:
+        return {"linux": {"cgroup_driver": self._settings.cgroup_driver.upper()}}
+
+    async def _update_runtime_config(self, _: Call) -> Plain:
+        """Accept the node's pod CIDR, which netd does not need: networks have subnets."""
+        return {}
+
+    # --- sandboxes ------------------------------------------------------------------------
+    async def _run_sandbox(self, call: Call) -> Plain:
+        config = validate(SandboxConfig, call.request.get("config", {}))
+        handler = call.request.get("runtime_handler", "")
+        return {"pod_sandbox_id": await self._sandboxes.run(config, handler)}
+
+    async def _stop_sandbox(self, call: Call) -> Plain:
+        await self._sandboxes.stop(call.request.get("pod_sandbox_id", ""))
+        return {}
+
+    async def _remove_sandbox(self, call: Call) -> Plain:
+        await self._sandboxes.remove(call.request.get("pod_sandbox_id", ""))
+        return {}
+
+    async def _sandbox_status(self, call: Call) -> Plain:
+        told, info = self._sandboxes.status(
+            call.request.get("pod_sandbox_id", ""), verbose=call.request.get("verbose", False)
+        )
+        return {"status": told, "info": info}
+
+    async def _list_sandboxes(self, call: Call) -> Plain:
+        return {"items": self._sandboxes.listed(call.request.get("filter", {}))}
+
+    # --- containers -----------------------------------------------------------------------
+    async def _create_container(self, call: Call) -> Plain:
+        config = validate(ContainerConfig, call.request.get("config", {}))
+        container_id = await self._containers.create(call.request.get("pod_sandbox_id", ""), config)
+        return {"container_id": container_id}
+
+    async def _start_container(self, call: Call) -> Plain:
+        await self._containers.start(call.request.get("container_id", ""), call.left_s)
+        return {}
+
+    async def _stop_container(self, call: Call) -> Plain:
+        grace_s = int(call.request.get("timeout", 0))
+        await self._containers.stop(call.request.get("container_id", ""), grace_s)
+        return {}
+
+    async def _remove_container(self, call: Call) -> Plain:
+        await self._containers.remove(call.request.get("container_id", ""))
+        return {}
+
+    async def _container_status(self, call: Call) -> Plain:
+        told, info = self._containers.status(
+            call.request.get("container_id", ""), verbose=call.request.get("verbose", False)
+        )
+        return {"status": told, "info": info}
+
+    async def _list_containers(self, call: Call) -> Plain:
+        return {"containers": self._containers.listed(call.request.get("filter", {}))}
+
+    async def _reopen_log(self, call: Call) -> Plain:
+        self._containers.reopen(call.request.get("container_id", ""))
+        return {}

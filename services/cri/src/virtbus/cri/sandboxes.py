@@ -1,0 +1,119 @@
+"""Implements CRI's calls about pod sandboxes: a sandbox is one attempt of a pod (ADR 0059)."""
+
+from virtbus.cri.core import answers, vm_request
+from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.configs import SandboxConfig
+from virtbus.cri.core.pod import Pod, Sandbox, pod_key
+from virtbus.cri.machines import Machines
+from virtbus.cri.pods import Pods, not_found
+from virtbus.schemas.errors import Code, VirtbusError
+
+ID_BYTES = 32
+
+
+class Sandboxes:
+    """The calls. `handlers` are the runtime handlers that are served."""
+
+    def __init__(self, pods: Pods, machines: Machines, handlers: tuple[str, ...]) -> None:
+        self._pods = pods
+        self._machines = machines
+        self._handlers = handlers
+
+    async def run(self, config: SandboxConfig, handler: str) -> str:
+        """Note a sandbox, and return its id. A repeat for the same attempt returns the same id.
+
+        Raises:
+            VirtbusError: 400 `pod_refused`, `handler_unknown`; 409 `sandbox_stopped`,
+                `sandbox_ready`.
+        """
+        if handler and handler not in self._handlers:
+            known = ", ".join(self._handlers)
+            message = f"the runtime handler {handler!r:.80} is not served here, only: {known}"
+            raise VirtbusError(Code.INVALID, "handler_unknown", message)
+        vm_request.check_sandbox(config)
+        key = pod_key(config.metadata)
+        async with self._pods.lock(key):
+            pod = self._pods.all.get(key) or Pod(key=key)
+            attempts = {one.config.metadata.attempt: one for one in pod.sandboxes}
+            if config.metadata.attempt in attempts:
+                return _again(attempts[config.metadata.attempt])
+            for earlier in pod.sandboxes:
+                _refuse_ready(earlier)
+            sources = self._pods.sources
+            sandbox = Sandbox(
+                id=sources.secret(ID_BYTES).hex(),
+                config=config,
+                runtime_handler=handler,
+                created_ns=sources.time_ns(),
+            )
+            await self._pods.put(pod.with_sandbox(sandbox))
+            return sandbox.id
+
+    async def stop(self, sandbox_id: str) -> None:
+        """End the guest at once, and mark the sandbox as not ready; repeatable.
+
+        Raises:
+            VirtbusError: the errors of `Machines.stop`, if the guest runs.
+        """
+        found = self._pods.find_sandbox(sandbox_id)
+        if found is None:
+            return
+        key, sandbox_id = found
+        async with self._pods.lock(key):
+            await self._stop(key, sandbox_id)
+
+    async def _stop(self, key: str, sandbox_id: str) -> Pod | None:
+        """Return the pod with the stopped sandbox; None if the sandbox is gone."""
+        pod = self._pods.all.get(key)
+        if pod is None or all(one.id != sandbox_id for one in pod.sandboxes):
+            return None
+        if pod.active is not None and pod.active.sandbox_id == sandbox_id:
+            await self._machines.stop(key, 0)
+        pod = self._pods.all[key]
+        stopped = pod.sandbox(sandbox_id).model_copy(update={"ready": False})
+        pod = pod.with_sandbox(stopped)
+        await self._pods.put(pod)
+        return pod
+
+    async def remove(self, sandbox_id: str) -> None:
+        """Remove a sandbox with its containers; the VM and its disks go with the last sandbox."""
+        found = self._pods.find_sandbox(sandbox_id)
+        if found is None:
+            return
+        key, sandbox_id = found
+        async with self._pods.lock(key):
+            pod = await self._stop(key, sandbox_id)
+            if pod is None:
+                return
+            pod = pod.without_sandbox(sandbox_id)
+            if pod.sandboxes:
+                await self._pods.put(pod)
+            else:
+                await self._pods.drop(pod)
+
+    def status(self, sandbox_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
+        """Return a sandbox's status; with `verbose`, also its VM."""
+        found = self._pods.find_sandbox(sandbox_id)
+        if found is None:
+            raise not_found("sandbox", sandbox_id)
+        key, sandbox_id = found
+        pod = self._pods.all[key]
+        told = answers.sandbox_status(pod, pod.sandbox(sandbox_id))
+        return told, answers.machine_info(pod) if verbose else {}
+
+    def listed(self, wanted: Plain) -> list[Plain]:
+        """Return the sandboxes of a `PodSandboxFilter`."""
+        return [answers.sandbox_item(one) for one in answers.sandboxes(self._pods.all, wanted)]
+
+
+def _again(sandbox: Sandbox) -> str:
+    if sandbox.ready:
+        return sandbox.id
+    message = f"this attempt has the stopped sandbox {sandbox.id}; run the next attempt"
+    raise VirtbusError(Code.CONFLICT, "sandbox_stopped", message)
+
+
+def _refuse_ready(sandbox: Sandbox) -> None:
+    if sandbox.ready:
+        message = f"the pod has the ready sandbox {sandbox.id}; stop it before the next attempt"
+        raise VirtbusError(Code.CONFLICT, "sandbox_ready", message)

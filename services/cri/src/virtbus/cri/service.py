@@ -1,0 +1,86 @@
+"""Wires the CRI and runs its loops: the gRPC server, the watch of VMs, duties, logs."""
+
+import asyncio
+import logging
+
+from virtbus.bus.runtime.process import notify
+from virtbus.bus.runtime.sources import REAL, Sources
+from virtbus.cri.containers import Containers
+from virtbus.cri.core.pod import Pod
+from virtbus.cri.edge import grpc_server
+from virtbus.cri.edge.bus_link import BusLink, Connect
+from virtbus.cri.edge.guest_usage import GuestUsage
+from virtbus.cri.edge.store import Store
+from virtbus.cri.edge.vm_watch import VmWatcher
+from virtbus.cri.event_streams import EventStreams
+from virtbus.cri.image_service import ImageService
+from virtbus.cri.images import Images
+from virtbus.cri.logs import ContainerLogs
+from virtbus.cri.machines import Machines
+from virtbus.cri.node_state import NodeKeeper
+from virtbus.cri.pods import Pods
+from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls
+from virtbus.cri.sandboxes import Sandboxes
+from virtbus.cri.settings import Settings
+from virtbus.cri.statistics import Statistics
+
+log = logging.getLogger(__name__)
+
+
+class Cri:
+    """The container runtime of one node. `connect` opens a connection to the bus."""
+
+    def __init__(self, settings: Settings, connect: Connect, sources: Sources = REAL) -> None:
+        self._settings = settings
+        state = settings.state_dir / "cri"
+        self._store = Store(state)
+        self._link = BusLink(connect, sources)
+        self._pods = Pods(self._store, sources)
+        self._logs = ContainerLogs(settings.state_dir / "consoles", state / "logs", sources)
+        self._events = EventStreams(sources)
+        self._pods.changed = self._changed
+        self._node = NodeKeeper(self._store.nodes, self._link, settings.node, settings.pod_network)
+        self._images = Images(self._store.images, self._link, settings.node)
+        self._machines = Machines(self._pods, self._link, lambda: self._node.place)
+        self._watcher = VmWatcher(self._link, self._pods)
+
+    async def run(self) -> None:
+        """Serve until cancelled. The bus may be away from the beginning.
+
+        Raises:
+            VirtbusError: 409 `cri_running`, `socket_taken`; 422 the state is of another version.
+        """
+        self._store.open()
+        try:
+            self._pods.load()
+            self._images.load()
+            self._node.load()
+            async with asyncio.TaskGroup() as group:
+                for loop in (self._link, self._watcher, self._node, self._machines, self._logs):
+                    group.create_task(loop.run())
+                async with grpc_server.serving(self._settings.socket, self._offers()):
+                    log.info("ready", extra={"code": "ready"})
+                    notify("READY=1")
+                    await asyncio.get_running_loop().create_future()
+        finally:
+            self._store.close()
+
+    def _changed(self, before: Pod | None, after: Pod | None) -> None:
+        if after is not None:
+            self._logs.changed(after)
+        self._events.changed(before, after)
+
+    def _offers(self) -> dict[str, grpc_server.Offer]:
+        settings = self._settings
+        sandboxes = Sandboxes(self._pods, self._machines, settings.runtime_handlers)
+        containers = Containers(self._pods, self._machines, self._logs, self._images.known)
+        folder, disks = settings.state_dir / "images", settings.state_dir / "disks"
+        statistics = Statistics(self._pods, GuestUsage(settings.emulators_dir, disks), disks)
+        runtime = RuntimeService(
+            sandboxes, containers, StatisticsCalls(statistics), self._node, settings
+        )
+        streams = {"GetContainerEvents": lambda _call: self._events.stream()}
+        return {
+            "RuntimeService": runtime.offer._replace(streams=streams),
+            "ImageService": ImageService(self._images, folder, self._link.sources).offer,
+        }

@@ -1,0 +1,40 @@
+"""The CRI's settings."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from virtbus.bus.runtime.settings import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Settings of `virtbus-cri`."""
+
+    service: ClassVar[str] = "cri"
+
+    listen: Path | None = Field(
+        None, description="UNIX socket for kubelet; empty: cri.sock in run_dir"
+    )
+    pod_network: str = Field(
+        "default",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,62}$",
+        description="network of the pods: `default`, or a CNI conflist of this node",
+    )
+    runtime_handlers: tuple[str, ...] = Field(
+        ("virtbus",), description="handlers of RuntimeClasses whose pods become VMs"
+    )
+    cgroup_driver: str = Field(
+        "systemd",
+        pattern="^(systemd|cgroupfs)$",
+        description="cgroup driver for kubelet, the same as that of the other runtime of the node",
+    )
+
+    emulators_dir: Path = Field(
+        Path("/run/libvirt/qemu"), description="folder of the process ids of libvirt's emulators"
+    )
+
+    @property
+    def socket(self) -> Path:
+        """Return the path of the socket."""
+        return self.listen or self.run_dir / "cri.sock"

@@ -1,0 +1,68 @@
+"""Implements CRI's calls about statistics, from the node's own files. They need no bus."""
+
+from pathlib import Path
+
+from virtbus.cri.core import answers, stats
+from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.pod import Container, Pod, Sandbox
+from virtbus.cri.core.vm_request import ROOT
+from virtbus.cri.edge.guest_usage import GuestUsage
+from virtbus.cri.pods import Pods, not_found
+
+
+class Statistics:
+    """The calls. `disks` is the folder of all VMs' disks."""
+
+    def __init__(self, pods: Pods, usage: GuestUsage, disks: Path) -> None:
+        self._pods = pods
+        self._usage = usage
+        self._disks = disks
+
+    def container(self, container_id: str) -> Plain:
+        """Return the statistics of a container; raises VirtbusError 404."""
+        found = self._pods.find_container(container_id)
+        if found is None:
+            raise not_found("container", container_id)
+        pod = self._pods.all[found[0]]
+        return self._of_container(pod, pod.container(found[1]))
+
+    def containers(self, wanted: Plain) -> list[Plain]:
+        """Return the statistics of the running containers of a `ContainerStatsFilter`."""
+        chosen = {one.id for one in answers.containers(self._pods.all, wanted) if one.up}
+        return [
+            self._of_container(pod, one)
+            for pod in self._pods.all.values()
+            for one in pod.containers
+            if one.id in chosen
+        ]
+
+    def sandbox(self, sandbox_id: str) -> Plain:
+        """Return the statistics of a sandbox; raises VirtbusError 404."""
+        found = self._pods.find_sandbox(sandbox_id)
+        if found is None:
+            raise not_found("sandbox", sandbox_id)
+        pod = self._pods.all[found[0]]
+        return self._of_sandbox(pod, pod.sandbox(found[1]))
+
+    def sandboxes(self, wanted: Plain) -> list[Plain]:
+        """Return the statistics of the ready sandboxes of a `PodSandboxStatsFilter`."""
+        chosen = {one.id for one in answers.sandboxes(self._pods.all, wanted) if one.ready}
+        return [
+            self._of_sandbox(pod, one)
+            for pod in self._pods.all.values()
+            for one in pod.sandboxes
+            if one.id in chosen
+        ]
+
+    def _of_container(self, pod: Pod, one: Container) -> Plain:
+        now_ns = self._pods.sources.time_ns()
+        if pod.machine is None:
+            return stats.container(one, None, None, now_ns=now_ns)
+        usage = self._usage.of(pod.machine.uid, ROOT)
+        cpu_ns, memory_bytes = (usage.cpu_ns, usage.memory_bytes) if one.up else (None, None)
+        whole = stats.container(one, cpu_ns, memory_bytes, now_ns=now_ns)
+        return stats.with_disk(whole, str(self._disks), usage.disk_bytes, now_ns=now_ns)
+
+    def _of_sandbox(self, pod: Pod, one: Sandbox) -> Plain:
+        inside = [each for each in pod.containers if each.sandbox_id == one.id and each.up]
+        return stats.sandbox(one, [self._of_container(pod, each) for each in inside])

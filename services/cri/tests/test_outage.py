@@ -1,0 +1,106 @@
+"""A bus that is away is no node that is away."""
+
+import asyncio
+from pathlib import Path
+
+from cri_api.v1 import api_pb2
+from grpc import StatusCode
+from services.cri.tests.world import DIGEST, Fleet, Kubelet, cri, sandbox
+
+
+async def all_lists(kubelet: Kubelet) -> list[bytes]:
+    """Return the lists as kubelet gets them."""
+    names = ("ListPodSandbox", "ListContainers", "ListImages")
+    answers = [await kubelet.call(name) for name in names]
+    return [answer.SerializeToString(deterministic=True) for answer in answers]
+
+
+async def cut(fleet: Fleet, kubelet: Kubelet) -> None:
+    """Take the bus away, and wait until the CRI has noticed."""
+    fleet.cut()
+    while (await kubelet.call("Status")).status.conditions[2].status:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_restart_without_the_bus_returns_the_same_lists(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        sandbox_id, container_id = await kubelet.running()
+        before = await all_lists(kubelet)
+    fleet.away = True
+    async with cri(tmp_path, fleet) as kubelet:
+        assert await all_lists(kubelet) == before
+        assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_RUNNING
+        status = await kubelet.call("PodSandboxStatus", pod_sandbox_id=sandbox_id)
+        assert status.status.network.ip
+        conditions = (await kubelet.call("Status")).status.conditions
+        assert [one.status for one in conditions] == [True, True, False]
+        assert "last known state" in conditions[2].message
+
+
+async def test_changes_wait_for_the_bus_with_a_reason(fleet: Fleet, kubelet: Kubelet) -> None:
+    sandbox_id, container_id = await kubelet.running()
+    await cut(fleet, kubelet)
+    for name, request in (
+        ("StopContainer", {"container_id": container_id}),
+        ("StopPodSandbox", {"pod_sandbox_id": sandbox_id}),
+        ("PullImage", {"image": {"image": "other"}}),
+    ):
+        code, text = await kubelet.refused(name, **request)
+        assert (code, "bus" in text) == (StatusCode.UNAVAILABLE, True), (name, text)
+    assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_RUNNING
+    fleet.mend()
+    while not (await kubelet.call("Status")).status.conditions[2].status:
+        await asyncio.sleep(0.01)
+    await kubelet.call("StopContainer", container_id=container_id)
+    assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_EXITED
+
+
+async def test_an_ended_pod_is_removed_without_the_bus(tmp_path: Path, fleet: Fleet) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        sandbox_id, container_id = await kubelet.running()
+        await kubelet.call("StopContainer", container_id=container_id)
+        await cut(fleet, kubelet)
+        await kubelet.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
+        await kubelet.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
+        assert not (await kubelet.call("ListPodSandbox")).items
+    assert fleet.vms
+    fleet.mend()
+    async with cri(tmp_path, fleet):
+        while fleet.vms:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_guest_that_ended_meanwhile_is_known_afterwards(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        _, container_id = await kubelet.running()
+    fleet.end("panicked")
+    async with cri(tmp_path, fleet) as kubelet:
+        status = await kubelet.until_state(container_id, api_pb2.CONTAINER_EXITED)
+        assert status.reason == "GuestPanicked"
+
+
+async def test_a_list_without_the_vm_ends_nothing(tmp_path: Path, fleet: Fleet) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        _, container_id = await kubelet.running()
+    view = fleet.vms.pop(fleet.vm.uid)  # a controller that has not read all yet
+    async with cri(tmp_path, fleet) as kubelet:
+        await kubelet.call("ListContainers")
+        assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_RUNNING
+    fleet.vms[view.uid] = view
+
+
+async def test_a_new_pod_needs_the_bus_only_for_its_vm(fleet: Fleet, kubelet: Kubelet) -> None:
+    await kubelet.call("PullImage", image={"image": "tiny"})
+    await cut(fleet, kubelet)
+    answer = await kubelet.call("RunPodSandbox", config=sandbox())
+    code, text = await kubelet.refused(
+        "CreateContainer",
+        pod_sandbox_id=answer.pod_sandbox_id,
+        config={"metadata": {"name": "vm"}, "image": {"image": DIGEST}},
+    )
+    assert (code, "bus is away" in text) == (StatusCode.UNAVAILABLE, True)
+    assert not (await kubelet.call("ListContainers")).containers

@@ -1,0 +1,78 @@
+"""Statistics come from the node, and one pod without values costs the others nothing."""
+
+import os
+from pathlib import Path
+
+import pytest
+from grpc import StatusCode
+from services.cri.tests.world import Fleet, Kubelet
+
+from virtbus.cri.edge.guest_usage import GuestUsage, Usage
+
+UID = "019ab000-0000-7000-8000-000000000001"
+
+
+@pytest.fixture
+def usage(tmp_path: Path) -> GuestUsage:
+    """A host with one emulator, process 42, and its disk."""
+    process = tmp_path / "proc" / "42"
+    process.mkdir(parents=True)
+    (process / "cmdline").write_bytes(b"/usr/bin/qemu\0-name\0guest=vb-" + UID.encode() + b"\0")
+    (process / "stat").write_text("42 (CPU 0) TCG) S " + "1 " * 10 + "300 200 " + "0 " * 30)
+    (process / "statm").write_text("9000 100 10 1 0 1 0\n")
+    (tmp_path / "libvirt").mkdir()
+    (tmp_path / "libvirt" / f"vb-{UID}.pid").write_text("42\n")
+    disk = tmp_path / "disks" / UID / "root.qcow2"
+    disk.parent.mkdir(parents=True)
+    disk.write_bytes(b"x" * 8192)
+    return GuestUsage(tmp_path / "libvirt", tmp_path / "disks", tmp_path / "proc")
+
+
+def test_a_guest_uses_what_its_emulator_and_its_disk_use(usage: GuestUsage) -> None:
+    found = usage.of(UID, "root")
+    assert found.cpu_ns == 500 * 10**9 // os.sysconf("SC_CLK_TCK")
+    assert found.memory_bytes == 100 * os.sysconf("SC_PAGE_SIZE")
+    assert found.disk_bytes is not None
+    assert found.disk_bytes >= 8192
+
+
+def test_a_process_that_took_over_the_id_counts_for_nobody(
+    usage: GuestUsage, tmp_path: Path
+) -> None:
+    (tmp_path / "proc" / "42" / "cmdline").write_bytes(b"/bin/sh\0")
+    assert usage.of(UID, "root")[:2] == (None, None)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "99999999999999999999"])
+def test_a_damaged_file_means_unknown(usage: GuestUsage, tmp_path: Path, text: str) -> None:
+    (tmp_path / "libvirt" / f"vb-{UID}.pid").write_text(text)
+    assert usage.of(UID, "none") == Usage(None, None, None)
+
+
+async def test_statistics_list_running_pods(tmp_path: Path, fleet: Fleet, kubelet: Kubelet) -> None:
+    sandbox_id, container_id = await kubelet.running()
+    other = {"name": "db", "uid": "77", "namespace": "default"}
+    await kubelet.container(await kubelet.sandbox(metadata=other))
+    uid = next(view.uid for view in fleet.vms.values() if view.powered)
+    disk = tmp_path / "state" / "disks" / uid / "root.qcow2"
+    disk.parent.mkdir(parents=True)
+    disk.write_bytes(b"x" * 8192)
+    (stats,) = (await kubelet.call("ListContainerStats")).stats
+    assert (stats.attributes.id, stats.attributes.metadata.name) == (container_id, "vm")
+    assert stats.writable_layer.used_bytes.value >= 8192
+    assert not stats.HasField("cpu"), "there is no emulator in this test"
+    answer = await kubelet.call("ContainerStats", container_id=container_id)
+    assert answer.stats.attributes.id == container_id
+    pods = (await kubelet.call("ListPodSandboxStats")).stats
+    assert len(pods) == 2
+    pod = (await kubelet.call("PodSandboxStats", pod_sandbox_id=sandbox_id)).stats
+    assert [one.attributes.id for one in pod.linux.containers] == [container_id]
+    wanted = {"label_selector": {"io.kubernetes.container.name": "x"}}
+    assert not (await kubelet.call("ListContainerStats", filter=wanted)).stats
+
+
+async def test_statistics_of_nobody_are_not_found(kubelet: Kubelet) -> None:
+    code, _ = await kubelet.refused("ContainerStats", container_id="nobody")
+    assert code is StatusCode.NOT_FOUND
+    code, _ = await kubelet.refused("PodSandboxStats", pod_sandbox_id="nobody")
+    assert code is StatusCode.NOT_FOUND

@@ -1,0 +1,67 @@
+"""The CRI's files: what an answer says is on disk, and a damaged file costs one pod."""
+
+from pathlib import Path
+
+import pytest
+from grpc import StatusCode
+from services.cri.tests.world import Fleet, Kubelet, cri, sandbox
+
+from virtbus.schemas.errors import VirtbusError
+
+OTHER = {"name": "db", "uid": "77", "namespace": "default"}
+
+
+async def listed(kubelet: Kubelet) -> set[str]:
+    """Return the ids of all sandboxes."""
+    return {one.id for one in (await kubelet.call("ListPodSandbox")).items}
+
+
+async def test_a_change_that_cannot_be_stored_does_not_happen(
+    tmp_path: Path, kubelet: Kubelet
+) -> None:
+    first = await kubelet.sandbox()
+    pods = tmp_path / "state" / "cri" / "pods"
+    pods.rename(pods.with_suffix(".away"))
+    code, text = await kubelet.refused("RunPodSandbox", config=sandbox(metadata=OTHER))
+    assert (code, "cannot write" in text) == (StatusCode.UNAVAILABLE, True)
+    assert await listed(kubelet) == {first}
+    pods.with_suffix(".away").rename(pods)
+    second = await kubelet.sandbox(metadata=OTHER)
+    assert await listed(kubelet) == {first, second}
+
+
+async def test_a_damaged_file_is_set_aside_and_costs_one_pod(tmp_path: Path, fleet: Fleet) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        await kubelet.sandbox()
+        second = await kubelet.sandbox(metadata=OTHER)
+    pods = tmp_path / "state" / "cri" / "pods"
+    (damaged,) = (path for path in pods.iterdir() if second not in path.read_text())
+    damaged.write_text(damaged.read_text()[:-20])
+    (pods / "x.part").write_text("a write that a kill cut off")
+    async with cri(tmp_path, fleet) as kubelet:
+        assert await listed(kubelet) == {second}
+    assert sorted(path.suffix for path in pods.iterdir()) == [".json", ".torn"]
+
+
+async def test_a_file_of_a_newer_version_is_refused_and_kept(tmp_path: Path, fleet: Fleet) -> None:
+    async with cri(tmp_path, fleet) as kubelet:
+        await kubelet.sandbox()
+    (path,) = (tmp_path / "state" / "cri" / "pods").iterdir()
+    newer = path.read_text().replace('"schema_version":2', '"schema_version":3')
+    path.write_text(newer)
+    with pytest.raises(VirtbusError, match="schema version 3"):
+        async with cri(tmp_path, fleet):
+            pass
+    assert path.read_text() == newer
+
+
+async def test_no_secret_of_a_container_is_stored(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet
+) -> None:
+    envs = [{"key": "PASSWORD", "value": "hunter2"}]
+    await kubelet.container(await kubelet.sandbox(), envs=envs)
+    seed = fleet.vm.spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    assert seed.environment == {"PASSWORD": "hunter2"}
+    for path in (tmp_path / "state").rglob("*.json"):
+        assert "hunter2" not in path.read_text()

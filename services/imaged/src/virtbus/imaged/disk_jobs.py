@@ -1,0 +1,86 @@
+"""Runs the long work of operations on disks: one job for each operation."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import WorkState
+
+log = logging.getLogger(__name__)
+
+CONVERSIONS_AT_ONCE = 2
+"""Conversions at a time: each takes one CPU and the disk's bandwidth."""
+
+
+@dataclass
+class Job:
+    """The work of one operation; `error` is its failure, which the next request gets."""
+
+    step: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    error: VirtbusError | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def state(self) -> WorkState:
+        """Return the progress."""
+        return WorkState(
+            state="working",
+            step=self.step,
+            done_bytes=self.done_bytes,
+            total_bytes=self.total_bytes,
+        )
+
+
+class DiskJobs:
+    """The jobs of a node by the ids of their operations. A job that succeeded is forgotten."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._jobs: dict[str, Job] = {}
+        self.slots = asyncio.Semaphore(CONVERSIONS_AT_ONCE)
+        """A conversion takes a slot before it locks disks, so that no two wait for each other."""
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Return the ids of all jobs."""
+        return frozenset(self._jobs)
+
+    def get(self, id_: str) -> Job | None:
+        """Return a job; raise its failure, once. The next request then begins another."""
+        job = self._jobs.get(id_)
+        if job is not None and job.error is not None:
+            del self._jobs[id_]
+            raise job.error
+        return job
+
+    def begin(self, id_: str, uid: str, work: Callable[[Job], Awaitable[None]]) -> Job:
+        """Begin the work of an operation on the VM or volume `uid`."""
+        job = self._jobs[id_] = Job()
+        job.task = self._group.create_task(self._run(id_, uid, job, work))
+        return job
+
+    async def end(self, id_: str) -> None:
+        """Cancel a job, if there is one; return after its end."""
+        job = self._jobs.pop(id_, None)
+        if job is not None and job.task is not None:
+            job.task.cancel()
+            await asyncio.wait({job.task})
+
+    async def _run(
+        self, id_: str, uid: str, job: Job, work: Callable[[Job], Awaitable[None]]
+    ) -> None:
+        try:
+            await work(job)
+        except VirtbusError as error:
+            job.error = error
+            extra = {"code": error.reason, "uid": uid}
+            log.warning("operation %s failed: %s", id_, error, extra=extra)
+        except Exception:  # boundary: one operation's fault must not end the service
+            log.exception("an operation failed", extra={"code": "internal", "uid": uid})
+            job.error = VirtbusError(Code.INTERNAL, "internal", "it failed; see imaged's log")
+        else:
+            self._jobs.pop(id_, None)

@@ -1,0 +1,118 @@
+"""Runs `qemu-img convert` in the sandbox, from one open file to another (ADR 0041)."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.imaged.core.archive import printable
+from virtbus.imaged.edge import sandbox
+
+COMMAND = ("/usr/bin/qemu-img",)
+WALL_PER_CPU = 4
+_ADDRESS_BYTES = 1024**3
+"""Address space of qemu-img; it needs 140 MiB, and 1 MiB more for each request that waits."""
+_LOOK_S = 0.1
+"""Interval of checks for free space and progress."""
+_MAX_STDERR_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Open files: one to read, one to write, and more to read."""
+
+    source: int
+    target: int
+    more: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of qemu-img: its exit code, or minus a signal, and its stderr."""
+
+    code: int
+    stderr: str
+
+    @property
+    def why(self) -> str:
+        """Return stderr for people."""
+        return printable(self.stderr)
+
+    @property
+    def is_unavailable(self) -> bool:
+        """Return True if this node cannot make the sandbox."""
+        return self.code == sandbox.UNAVAILABLE
+
+    @property
+    def is_over_cpu(self) -> bool:
+        return self.code in {-signal.SIGXCPU, -signal.SIGKILL}
+
+    @property
+    def is_disk_full(self) -> bool:
+        return "No space left" in self.stderr
+
+
+def name_of(descriptor: int) -> str:
+    """Return the name of an open file for qemu-img."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+async def convert(
+    files: Files,
+    limits: tuple[int, int],
+    arguments: Sequence[str],
+    look: Callable[[], Awaitable[None]],
+    command: tuple[str, ...] = COMMAND,
+) -> Ended:
+    """Run `convert -q` with `arguments`, then return how it ended.
+
+    `limits` are the target's bytes and the seconds of CPU time. `look` is called meanwhile, and may
+    raise to end it. After a cancellation qemu-img has ended.
+
+    Raises:
+        TimeoutError: it took `WALL_PER_CPU` times its CPU time.
+    """
+    file_bytes, cpu_s = limits
+    readable = os.fstat(files.source).st_mode & stat.S_IROTH  # as images are
+    with contextlib.nullcontext() if readable else _lent(files.source), _lent(files.target):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(Path(sandbox.__file__)),
+            *map(str, (files.source, files.target, _ADDRESS_BYTES, file_bytes, cpu_s, *files.more)),
+            "--", *command, "convert", "-q", *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=(files.source, files.target, *files.more),
+            cwd="/",
+            env={},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(WALL_PER_CPU * cpu_s):
+                while process.returncode is None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), _LOOK_S)
+                    await look()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    stderr = await process.stderr.read(_MAX_STDERR_BYTES) if process.stderr else b""
+    return Ended(process.returncode, stderr.decode(errors="replace").strip())
+
+
+@contextlib.contextmanager
+def _lent(descriptor: int) -> Iterator[None]:
+    """Give a file to the sandbox's user meanwhile, if this is root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.fchown(descriptor, sandbox.NOBODY, sandbox.NOBODY)
+    try:
+        yield
+    finally:
+        os.fchown(descriptor, 0, 0)

@@ -1,0 +1,43 @@
+"""Lets VMs wait for the content of their volumes, which operations copy (ADR 0053)."""
+
+import asyncio
+
+from virtbus.imaged.core.disk_requests import refuse_unfilled
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
+
+
+class FillWaits:
+    """The VMs that wait. A wait is no failure: it ends with the copy, or with the VM's record."""
+
+    def __init__(self, volumes: VolumeFolders, threads: DiskThreads) -> None:
+        self._volumes = volumes
+        self._threads = threads
+        self._filled = asyncio.Event()
+        self._waiting: dict[str, VolumeRef] = {}
+
+    def tell(self) -> None:
+        """Let all VMs look again: a volume was filled."""
+        self._filled.set()
+        self._filled = asyncio.Event()
+
+    async def wait(self, record: VmRecord) -> None:
+        """Return once all copied volumes of a VM have content."""
+        try:
+            for ref in record.volume_refs.values():
+                while ref.copied:
+                    filled = self._filled
+                    if await self._threads.run(self._volumes.read, ref.folder, DISK) is not None:
+                        break
+                    self._waiting[record.uid] = ref
+                    await filled.wait()
+        finally:
+            self._waiting.pop(record.uid, None)
+
+    def refuse_waiting(self, uid: str) -> None:
+        """Raise 503 `volume_not_filled` if the VM waits."""
+        ref = self._waiting.get(uid)
+        if ref is not None:
+            refuse_unfilled(ref)

@@ -1,0 +1,167 @@
+"""Fills volumes with copies of images and disks; each request may be repeated (ADR 0053).
+
+The rename of the finished copy is the final step. A crash before it leaves a part, which the next
+attempt replaces; after it, the volume has its disk, and every request finds that.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+from virtbus.imaged.core.disk_requests import fill_size, image_of_fill
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.disk_jobs import DiskJobs, Job
+from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_space import DiskSpace
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.export_conversion import OpenedSource, convert
+from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
+from virtbus.imaged.exports import Converter
+from virtbus.imaged.images import Images
+from virtbus.imaged.opened_disks import opened_disk
+from virtbus.imaged.single_flight import Asker
+from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.node_rpc import FillWork, WorkState
+from virtbus.schemas.operation import STEPS, ExportFormat
+from virtbus.schemas.volume_ref import FillSource, VolumeRef
+
+log = logging.getLogger(__name__)
+
+FETCH, COPY, PUBLISH = (step.name for step in STEPS["fill"])
+INTO_EXISTING = ("-n", "--target-is-zero")
+"""Options of qemu-img: the target is a disk of ours, empty, and maybe larger than the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillParts:
+    """The parts of imaged that fills use."""
+
+    disks: Disks
+    images: Images
+    store: ImageStore
+    files: DiskFolders
+    volumes: VolumeFolders
+    space: DiskSpace
+    threads: DiskThreads
+    limits: TransferLimits
+
+
+class Fills:
+    """The copies into volumes of a node. Meanwhile nothing else uses the volume or its source."""
+
+    def __init__(
+        self,
+        jobs: DiskJobs,
+        parts: FillParts,
+        filled: Callable[[], None],
+        converter: Converter = convert,
+    ) -> None:
+        """`filled` is called after each fill: VMs may wait for it."""
+        self._jobs = jobs
+        self._parts = parts
+        self._filled = filled
+        self._convert = converter
+
+    # --- requests ---------------------------------------------------------------------------
+    async def do(self, want: FillWork) -> WorkState:
+        """Ensure or cancel a fill; see `FillWork`.
+
+        Raises:
+            VirtbusError: the failure of the attempt before this request; the next request begins
+                another. 400 `disk_too_large`, `disk_too_small`; 404 `disk_missing`; 409
+                `disk_in_use`, `released`; 422 `copy_failed`; 503 `disk_full`; the errors of
+                `Images.ensure` and `opened_disk`.
+        """
+        if want.do == "cancel":
+            await self._jobs.end(want.id)
+            state = await self._state(want.ref)
+            if state is None:
+                async with self._parts.disks.locks.of(want.ref.folder):
+                    await self._parts.threads.run(self._parts.volumes.drop_copy, want.ref.folder)
+            return state or WorkState(state="none")
+        job = self._jobs.get(want.id)
+        if job is None and (done := await self._state(want.ref)) is not None:
+            return done
+        job = self._jobs.get(want.id)
+        if job is None:
+            job = self._jobs.begin(want.id, want.ref.uid, lambda job: self._run(want, job))
+        return job.state
+
+    async def _state(self, ref: VolumeRef) -> WorkState | None:
+        """Return `done` if the volume has content, otherwise None."""
+        found = await self._parts.threads.run(self._parts.volumes.read, ref.folder, DISK)
+        if found is None:
+            return None
+        return WorkState(state="done", virtual_size_bytes=found.virtual_size_bytes)
+
+    # --- the job ----------------------------------------------------------------------------
+    async def _run(self, want: FillWork, job: Job) -> None:
+        source, locks = want.source, self._parts.disks.locks
+        with ExitStack() as leases:
+            image = None
+            if source.image:
+                image = await self._fetched(want, job)
+                leases.enter_context(self._parts.store.lease(image.digest))
+            volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
+            async with self._jobs.slots, locks.held(source.vm or want.ref.uid, *volumes):
+                self._parts.disks.refuse_released(want.ref)
+                if await self._state(want.ref) is None:
+                    await self._fill(want, job, image)
+        log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
+        self._filled()
+
+    async def _fetched(self, want: FillWork, job: Job) -> ImageInfo:
+        async def moved(done_bytes: int, total_bytes: int | None) -> None:
+            job.done_bytes, job.total_bytes = done_bytes, total_bytes or 0
+
+        job.step = FETCH
+        source, policy = image_of_fill(want.source)
+        asker = Asker(moved, want.ref.uid, want.ref.namespace)
+        return await self._parts.images.ensure(source, asker, policy)
+
+    async def _fill(self, want: FillWork, job: Job, image: ImageInfo | None) -> None:
+        threads, volumes, ref = self._parts.threads, self._parts.volumes, want.ref
+        published = False
+        with await threads.run(self._opened, want.source, image) as source:
+            size_bytes = fill_size(
+                ref, source.virtual_size_bytes, self._parts.limits.max_virtual_bytes
+            )
+            job.step, job.done_bytes, job.total_bytes = COPY, 0, source.used_bytes
+            await threads.run(self._parts.space.check_room, job.total_bytes)
+            try:
+                part = await threads.run(volumes.begin_copy, ref, size_bytes)
+                with closing(part):
+
+                    async def look() -> None:
+                        await threads.run(self._parts.space.check_room, 0)
+                        done_bytes = await threads.run(lambda: part.written_bytes)
+                        job.done_bytes = min(done_bytes, job.total_bytes)
+
+                    await self._convert(
+                        source,
+                        part.descriptor,
+                        ExportFormat.QCOW2,
+                        self._parts.limits,
+                        look,
+                        INTO_EXISTING,
+                    )
+                    job.step = PUBLISH
+                    await threads.run(volumes.publish_copy, ref.folder, part, size_bytes)
+                    published = True
+            finally:
+                if not published:
+                    await threads.run(volumes.drop_copy, ref.folder)
+
+    # --- in a disk thread -------------------------------------------------------------------
+    def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
+        """Open the source; errors as `opened_disk`."""
+        store = self._parts.store
+        if image is not None:
+            path, size_bytes = store.path(image.digest), image.virtual_size_bytes
+            return OpenedSource(path, None, size_bytes, "", image.format)
+        if source.volume is not None:
+            return opened_disk(self._parts.volumes, source.volume.folder, DISK, store)
+        return opened_disk(self._parts.files, source.vm or "", source.disk, store)

@@ -1,0 +1,167 @@
+"""Connects interfaces to the host, by the kind of their network: one attacher for each kind.
+
+A further kind is one attacher and one row in `Attachers`. Everything inside the VM's namespace is
+the same for all kinds (`guest_links`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from virtbus.netd.core.address_assignment import addressed
+from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
+from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.host_bridges import HostBridges
+from virtbus.netd.edge.host_ends import plug, replug, unplugged
+from virtbus.netd.edge.netlink import Netlink
+
+
+class Attacher(Protocol):
+    """Connects the interfaces of one kind. Each method blocks, and can be repeated."""
+
+    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+        """Return the interface with its address, or with what its plugins need.
+
+        `others` are all other interfaces on the host. Nothing is made. Raises VirtbusError.
+        """
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Ensure what a network has once on the host. Raises VirtbusError."""
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        """Return a message for each missing part on the host; `mend`: restore it instead."""
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Remove what a network has on the host and no interface of `left` needs.
+
+        The kernel removes the host ends of a VM with its namespace.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeAttacher:
+    """Connects interfaces by a veth pair to a bridge of virtbus: nat, routed, isolated."""
+
+    bridges: HostBridges
+
+    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+        bridge = self.bridges.of(nic)
+        taken = {
+            address.partition("/")[0]
+            for other in others
+            if other.kind is nic.kind and other.place == nic.place
+            for address in other.addresses
+        }
+        return addressed(nic, vm.uid, bridge.gateway, taken)
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        for bridge in self._of(nics):
+            bridge.ensure(host)
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        found: list[str] = []
+        with Netlink() as host:
+            for bridge in self._of(nics):
+                own = [nic for nic in nics if self.bridges.of(nic) is bridge]
+                if mend:
+                    replug(host, bridge, own)
+                else:
+                    found += unplugged(host, bridge, own)
+        return found
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        for bridge in self.bridges.surplus(left):
+            self.bridges.remove(bridge)
+
+    def _of(self, nics: Sequence[Nic]) -> list[HostBridge]:
+        return list(dict.fromkeys(self.bridges.of(nic) for nic in nics))
+
+
+@dataclass(frozen=True, slots=True)
+class CniAttacher:
+    """Plans interfaces of conflists. Their plugins are programs, which `builder` runs and awaits.
+
+    They run when the namespace exists, and each of their results is stored before the next runs.
+    """
+
+    cni: Cni
+
+    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+        del others
+        if nic.target is None or nic.target.spec.conflist is not None:
+            name = nic.target.spec.conflist if nic.target is not None else None
+            conflist = self.cni.load(name or nic.network, vm.namespace)
+        else:
+            conflist = self.cni.of_target(nic.target)
+        return nic.model_copy(update={"cni": CniState(conflist=conflist)})
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Do nothing, as the three other methods."""
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        pass
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        del nics, mend
+        return []
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        pass
+
+
+class Attachers:
+    """The attacher of each kind of network."""
+
+    def __init__(self, bridges: HostBridges, cni: Cni) -> None:
+        self.bridges = bridges
+        bridged = BridgeAttacher(bridges)
+        self._of: Mapping[NicKind, Attacher] = {
+            NicKind.BRIDGE: bridged,
+            NicKind.NAT: bridged,
+            NicKind.ROUTED: bridged,
+            NicKind.ISOLATED: bridged,
+            NicKind.CNI: CniAttacher(cni),
+        }
+
+    def plan(self, vm: Attachment, others: Sequence[Nic]) -> Attachment:
+        """Return the attachment with an address or a conflist for each interface."""
+        nics: list[Nic] = []
+        for nic in vm.nics:
+            nics.append(self._of[nic.kind].plan(nic, vm, [*others, *nics]))
+        return vm.model_copy(update={"nics": tuple(nics)})
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Ensure what the networks of these interfaces have once on the host."""
+        for attacher, own in self._grouped(nics):
+            attacher.prepare(host, own)
+
+    def attach(self, host: Netlink, vm: Attachment, netns_fd: int) -> None:
+        """Connect the interfaces of a VM to its namespace."""
+        for attacher, own in self._grouped(vm.nics):
+            attacher.attach(host, vm.uid, own, netns_fd)
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool = False) -> list[str]:
+        """Return what the interfaces lack on the host; `mend`: restore it instead."""
+        found: list[str] = []
+        for attacher, own in self._grouped(nics):
+            found += attacher.verify(own, mend=mend)
+        return found
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Remove what no interface of `left` needs on the host."""
+        for attacher in dict.fromkeys(self._of.values()):
+            attacher.detach(left)
+
+    def _grouped(self, nics: Sequence[Nic]) -> list[tuple[Attacher, list[Nic]]]:
+        """Return the interfaces by attacher. Kinds that share one have one transaction."""
+        groups: dict[Attacher, list[Nic]] = {}
+        for nic in nics:
+            groups.setdefault(self._of[nic.kind], []).append(nic)
+        return list(groups.items())

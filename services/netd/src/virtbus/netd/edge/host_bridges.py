@@ -1,0 +1,137 @@
+"""Finds the host's bridge of each network: the built-in one, and those of network objects.
+
+A network object needs nothing from the bus: its bridge is made from what the VM's record says. A
+memo on disk names each bridge that exists, so that a later netd removes it once no VM needs it.
+"""
+
+import logging
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from virtbus.netd.core import names as core_names
+from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.reach import ReachRules
+from virtbus.netd.edge import links
+from virtbus.netd.edge.bridge_memo import target_in
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.network_object import NetworkTarget
+
+log = logging.getLogger(__name__)
+
+_BRIDGED = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.ISOLATED})
+
+
+class HostBridges:
+    """The bridges of one host; methods that take or open a Netlink block."""
+
+    def __init__(self, built_in: HostBridge, node: str = "") -> None:
+        """`node` chooses the subnet of a routed network."""
+        self.built_in = built_in
+        self._node = node
+        self._named: dict[str, HostBridge] = {}
+        self._lock = threading.Lock()
+
+    def of(self, nic: Nic) -> HostBridge:
+        """Return the bridge of an interface's network; it may not exist yet.
+
+        Raises:
+            VirtbusError: 422 `network_not_here` if the network has no subnet for this node.
+        """
+        return self.built_in if nic.target is None else self._of_target(nic.target, nic.index)
+
+    def _of_target(self, target: NetworkTarget, index: int = 0) -> HostBridge:
+        with self._lock:
+            known = self._named.get(target.uid)
+            if known is None:
+                gateway = target.spec.gateway_on(self._node)
+                if gateway is None:
+                    raise _not_here(target, self._node, index)
+                name = core_names.network_bridge(target.uid)
+                memo = self.built_in.memo.beside(name)
+                known = HostBridge(name, gateway, memo, self.built_in.owner, target=target)
+                known.reach = self._reach(self.built_in.reach)
+                self._named[target.uid] = known
+            return known
+
+    def all(self) -> list[HostBridge]:
+        """Return all bridges that are known, also those that do not exist."""
+        return [self.built_in, *self._named.values()]
+
+    def recover(self) -> None:
+        """Find the bridges of network objects that an earlier netd left."""
+        for memo in self.built_in.memo.all():
+            try:
+                target = target_in(memo)
+                if target is not None:
+                    self._of_target(target)
+            except (ValueError, VirtbusError) as error:
+                extra = {"code": "bad_memo"}
+                log.error("%s cannot be used (%s); remove it", memo, error, extra=extra)
+
+    def ports(self, host: Netlink) -> dict[str, str]:
+        """Return the VMs' veth ends on all bridges, as name to uid. Lists all links."""
+        self.built_in.check(host)
+        bridges = (links.find(host, each.name) for each in self.all())
+        masters = {bridge.index for bridge in bridges if bridge is not None}
+        return {
+            each.name: each.alias
+            for each in links.list_links(host)
+            if each.master in masters and core_names.is_host_link(each.name)
+        }
+
+    def set_reach(self, reach: ReachRules) -> None:
+        """Apply other reach rules to all bridges."""
+        self.built_in.set_reach(reach)
+        for each in self._named.values():
+            each.set_reach(self._reach(reach))
+
+    def _reach(self, reach: ReachRules) -> ReachRules:
+        """Return the rules without the resolver, which serves only the built-in network."""
+        own = self.built_in.gateway.ip
+        return replace(reach, dns=tuple(server for server in reach.dns if server != own))
+
+    def times_made(self) -> int:
+        """Return how often a bridge was made; then it lacks the links of other VMs."""
+        return sum(each.times_made for each in self.all())
+
+    def needed(self, used: Iterable[Nic]) -> list[tuple[HostBridge, bool]]:
+        """Return each bridge that is known, with True if one of `used` needs it."""
+        places = {nic.place for nic in used if is_bridged(nic)}
+        named = [(each, uid in places) for uid, each in self._named.items()]
+        return [(self.built_in, "" in places), *named]
+
+    def surplus(self, used: Iterable[Nic]) -> list[HostBridge]:
+        """Return the bridges that may exist and that none of `used` needs."""
+        return [each for each, needed in self.needed(used) if not needed and each.made]
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return the addresses by which other hosts reach this host."""
+        return self.built_in.addresses(self.names())
+
+    def remove(self, bridge: HostBridge) -> None:
+        """Remove a bridge that nobody needs."""
+        bridge.remove()
+        with self._lock:
+            self._named = {uid: one for uid, one in self._named.items() if one is not bridge}
+
+    def names(self) -> Collection[str]:
+        """Return the names of the bridges of network objects."""
+        return {each.name for each in self._named.values()}
+
+
+def is_bridged(nic: Nic) -> bool:
+    """Return True for an interface that has a host end on a bridge of virtbus."""
+    return nic.kind in _BRIDGED
+
+
+def _not_here(target: NetworkTarget, node: str, index: int) -> VirtbusError:
+    there = ", ".join(sorted(target.spec.subnets)) or "no node"
+    message = (
+        f"the network '{target.name}' has no subnet for {node or 'this node'}; it has some for "
+        f"{there}: move the VM there"
+    )
+    detail = Detail(path=f"spec.networks[{index}].network", message="has no subnet for the node")
+    return VirtbusError(Code.UNSUPPORTED, "network_not_here", message, details=(detail,))

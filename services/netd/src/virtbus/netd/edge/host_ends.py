@@ -1,0 +1,43 @@
+"""Connects the host ends of veth pairs with a bridge, and checks them."""
+
+from collections.abc import Sequence
+
+from virtbus.netd.core import host_end, names
+from virtbus.netd.core.attachment import Nic
+from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.edge import links
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.netlink import Netlink
+
+
+def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int) -> None:
+    """Make veth pairs between the namespace and bridges, which are given by their link index."""
+    calls: list[NetlinkCall] = []
+    for nic, master in nics:
+        wire = names.wire_mac(uid, nic.index)
+        calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
+        calls.append(host_end.no_ipv6(nic.host_link))
+        calls.append(host_end.plug(nic.host_link, master, uid))
+    host.do(calls)
+
+
+def unplugged(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> list[str]:
+    """Return a message for each host end of `nics` that is gone or not on the bridge."""
+    master = links.find(host, bridge.name)
+    index = master.index if master is not None else 0
+    found = {nic.host_link: links.find(host, nic.host_link) for nic in nics}
+    return [
+        f"{name}: {'gone' if link is None else f'not on {bridge.name}'}"
+        for name, link in found.items()
+        if link is None or link.master != index
+    ]
+
+
+def replug(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> None:
+    """Ensure the bridge and its rules, and make the host ends of `nics` its ports."""
+    index = bridge.ensure(host)
+    bridge.mend()
+    for nic in nics:
+        link = links.find(host, nic.host_link)
+        if link is not None and link.master != index:
+            host.do([links.set_link(nic.host_link, up=True, master=index)])

@@ -1,0 +1,27 @@
+"""The table of data's fates: every outcome names a test that exists."""
+
+import re
+from pathlib import Path
+
+from virtbus.documents.data_fates import FATES, Data, Fate
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_outcome_names_a_test_that_exists() -> None:
+    for event, outcomes in FATES.items():
+        for outcome in outcomes.values():
+            path, _, name = outcome.shown_by.partition("::")
+            text = (ROOT / path).read_text(encoding="utf-8")
+            found = re.search(rf"^(async )?def {name}\(", text, re.MULTILINE)
+            assert found, f"{event}: {outcome.shown_by}"
+
+
+def test_only_commands_that_name_it_remove_a_volume() -> None:
+    ends = {Fate.REMOVED, Fate.LOST}
+    found = {
+        event
+        for event, one in FATES.items()
+        if Data.VOLUME in one and one[Data.VOLUME].fate in ends
+    }
+    assert found == {"`volume delete`", "`node forget`"}

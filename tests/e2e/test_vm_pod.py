@@ -1,0 +1,122 @@
+"""A pod that is a VM: kubelet's calls over the socket, a real guest behind them."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import grpc
+import pytest
+from cri_api.v1 import api_pb2
+from tests.e2e import host
+from tests.e2e.platform import NODE, Platform, until
+
+pytestmark = pytest.mark.e2e
+
+LIMIT_BYTES = 128 * 1024**2
+
+
+class Runtime:
+    """`virtbus-cri` as a process, and a client of its socket."""
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.socket = platform.run_dir / "cri.sock"
+        self.pods = platform.base / "pods"
+
+    @contextmanager
+    def running(self, *, killed: bool) -> Iterator[None]:
+        """Run the process, until it is `killed` or stopped."""
+        argv = [sys.executable, "-m", "virtbus.cri"]
+        process = subprocess.Popen(argv, env=self.platform.environ)
+        try:
+            until(self.ready, "virtbus-cri is ready")
+            assert process.poll() is None
+            yield
+        finally:
+            if killed:
+                process.kill()
+            else:
+                process.terminate()
+            process.wait(20)
+
+    def ready(self) -> bool:
+        """Return True if the socket answers, and all conditions are true."""
+        with suppress(grpc.RpcError):
+            return all(one.status for one in self.call("Status").status.conditions)
+        return False
+
+    def call(self, name: str, **request: Any) -> Any:
+        """Call RuntimeService, or ImageService for calls about images."""
+        kind = "ImageService" if "Image" in name else "RuntimeService"
+        method = api_pb2.DESCRIPTOR.services_by_name[kind].methods_by_name[name]
+        asked = getattr(api_pb2, method.input_type.name)
+        answered = getattr(api_pb2, method.output_type.name)
+        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
+            send = channel.unary_unary(
+                f"/runtime.v1.{kind}/{name}", asked.SerializeToString, answered.FromString
+            )
+            return send(asked(**request), timeout=100)
+
+    def start(self, sandbox_id: str, image: str, attempt: int) -> str:
+        """Create and start the next attempt of the container."""
+        config = {
+            "metadata": {"name": "vm", "attempt": attempt},
+            "image": {"image": image},
+            "log_path": f"vm/{attempt}.log",
+            "linux": {"resources": {"memory_limit_in_bytes": LIMIT_BYTES}},
+        }
+        created = self.call("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
+        self.call("StartContainer", container_id=created.container_id)
+        return str(created.container_id)
+
+    def address(self, sandbox_id: str) -> str:
+        """Return the address in PodSandboxStatus."""
+        answer = self.call("PodSandboxStatus", pod_sandbox_id=sandbox_id)
+        return str(answer.status.network.ip)
+
+    def status(self, container_id: str) -> Any:
+        """ContainerStatus."""
+        return self.call("ContainerStatus", container_id=container_id).status
+
+    def log(self, attempt: int) -> bytes:
+        """Return the log of an attempt, as kubelet reads it."""
+        path = self.pods / "vm" / f"{attempt}.log"
+        return path.read_bytes() if path.exists() else b""
+
+
+def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> None:
+    runtime = Runtime(platform)
+    identity = {"name": "web", "uid": "0c5f", "namespace": "default"}
+    sandbox = {"metadata": identity, "hostname": "web", "log_directory": str(runtime.pods)}
+    with runtime.running(killed=True):
+        image = runtime.call("PullImage", image={"image": "virtlet.cloud/tiny:latest"}).image_ref
+        ran = runtime.call("RunPodSandbox", config=sandbox, runtime_handler="virtbus")
+        sandbox_id = ran.pod_sandbox_id
+        first = runtime.start(sandbox_id, image, 0)
+        (vm,) = platform.vms()
+        platform.uids.add(vm["uid"])
+        assert (vm["node"], vm["owner"]) == (NODE, f"cri-{NODE}")
+        assert vm["labels"]["io.kubernetes.pod.name"] == "web"
+        platform.wait_ready(vm["name"])
+        until(lambda: b"GUEST-READY" in runtime.log(0), "the guest's lines are in the log")
+        assert host.ping(runtime.address(sandbox_id))
+    with runtime.running(killed=False):  # the guest ran on, and the lists are the same
+        (listed,) = runtime.call("ListContainers").containers
+        assert (listed.id, listed.state) == (first, api_pb2.CONTAINER_RUNNING)
+        assert host.ping(runtime.address(sandbox_id))
+        (usage,) = runtime.call("ListContainerStats").stats
+        assert usage.cpu.usage_core_nano_seconds.value > 10**8
+        assert usage.memory.working_set_bytes.value > LIMIT_BYTES // 8
+        assert usage.writable_layer.used_bytes.value > 0
+        runtime.call("StopContainer", container_id=first, timeout=20)
+        ended = runtime.status(first)
+        assert (ended.state, ended.exit_code) == (api_pb2.CONTAINER_EXITED, 0)
+        second = runtime.start(sandbox_id, image, 1)
+        until(lambda: b" stdout F " in runtime.log(1), "the second run has a log of its own")
+        assert runtime.status(second).state == api_pb2.CONTAINER_RUNNING
+        assert [one["uid"] for one in platform.vms()] == [vm["uid"]]
+        runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
+        runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
+        until(lambda: not platform.vms(), "the VM is gone with its pod")

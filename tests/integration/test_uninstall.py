@@ -1,0 +1,46 @@
+"""`deploy/uninstall --purge` on a host of its own: it never removes data of VMs."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "uninstall"
+FOLDERS = ("vms", "disks/quarantine", "disks/volumes")
+_HIDDEN = "/var/lib /etc /opt /run /usr/local /var/cache"
+"""Folders that the script changes; each is an empty file system in the script's namespace."""
+
+
+def uninstalled(folder: str) -> "subprocess.CompletedProcess[str]":
+    """Run the script on a host with an entry in `folder`; it prints `left` if that is there."""
+    entry = f"/var/lib/virtbus/{folder}/one"
+    commands = (
+        f"for each in {_HIDDEN}; do mkdir -p $each; mount -t tmpfs none $each; done",
+        f"mkdir -p {entry}",
+        "bash -s -- --purge; code=$?",
+        f"[ ! -d {entry} ] || echo left",
+        "exit $code",
+    )
+    return subprocess.run(
+        ["unshare", "--mount", "bash", "-c", "; ".join(commands)],
+        input=SCRIPT.read_text(encoding="utf-8"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_purge_of_the_host_is_refused_while_there_is_data(folder: str) -> None:
+    done = uninstalled(folder)
+    assert done.returncode == 1, done.stderr
+    assert "one" in done.stderr
+    assert done.stdout.splitlines()[-1:] == ["left"]
+
+
+def test_a_purge_of_the_host_removes_its_exports() -> None:
+    done = uninstalled("disks/exports")
+    assert done.returncode == 0, done.stderr
+    assert "left" not in done.stdout

@@ -1,0 +1,207 @@
+"""Generates docs/reference/data-fates.md: the outcome of each event for each kind of data.
+
+Each outcome names the test that shows it; `tests/contract/test_data_fates.py` holds the table to
+that.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from virtbus.documents.kubevirt_fields import table
+
+
+class Data(StrEnum):
+    """A kind of data on a host."""
+
+    DISK = "a VM's own disk"
+    VOLUME = "a volume"
+    QUARANTINE = "a disk in quarantine"
+    EXPORT = "an export"
+
+
+class Fate(StrEnum):
+    """The outcome for the data."""
+
+    STAYS = "stays"
+    REMOVED = "removed"
+    QUARANTINED = "to the quarantine"
+    REFUSED = "refused"
+    LOST = "lost with its host"
+
+
+class Outcome(NamedTuple):
+    """A fate, the test that shows it (`path::name`), and its condition."""
+
+    fate: Fate
+    shown_by: str
+    note: str = ""
+
+
+_VOLUMES = "services/controller/tests/test_volume_holders.py"
+_HELD = "services/imaged/tests/test_volumes.py"
+_KEPT = "services/imaged/tests/test_quarantine.py"
+_ENDED = "services/nodeagent/tests/test_quarantine.py"
+_EXPORTS = "services/imaged/tests/test_exports.py"
+_OPERATIONS = "services/controller/tests/test_operation_api.py"
+_UNINSTALL = "tests/integration/test_uninstall.py"
+_OUTLIVES = f"{_HELD}::test_a_volume_outlives_its_vm_and_the_next_vm_finds_its_data"
+_PURGED_BY_NAME = f"{_KEPT}::test_a_purge_removes_the_entry_that_it_names_and_no_other"
+_NO_ENTRY = f"{_KEPT}::test_a_release_without_keep_removes_the_disks_and_no_entry"
+_LOSSES = f"{_VOLUMES}::test_a_node_is_forgotten_with_the_volumes_that_the_request_names"
+_NO_COMMAND = f"{_VOLUMES}::test_a_vm_with_a_volume_leaves_its_node_for_no_command"
+_FENCED = f"{_VOLUMES}::test_a_vm_with_a_volume_waits_for_its_fenced_node"
+_RESTORED = "tests/sim/test_restored_bus.py"
+_NOBODY = f"{_RESTORED}::test_a_restored_bus_ends_no_guest_and_loses_no_byte_until_a_person_decides"
+_CANCELLED = f"{_OPERATIONS}::test_a_delete_of_a_volume_cancels_its_export"
+_LEFT_ON = f"{_UNINSTALL}::test_a_purge_of_the_host_is_refused_while_there_is_data"
+
+FATES: dict[str, dict[Data, Outcome]] = {
+    "`vm delete`": {
+        Data.DISK: Outcome(Fate.REMOVED, f"{_ENDED}::test_a_delete_and_a_drain_remove_the_disks"),
+        Data.VOLUME: Outcome(Fate.STAYS, _OUTLIVES),
+        Data.QUARANTINE: Outcome(Fate.STAYS, _NO_ENTRY),
+        Data.EXPORT: Outcome(
+            Fate.STAYS, f"{_EXPORTS}::test_an_export_outlives_its_disk", "cancelled if unfinished"
+        ),
+    },
+    "`volume delete`": {
+        Data.VOLUME: Outcome(
+            Fate.REMOVED,
+            f"{_HELD}::test_only_a_release_of_the_volume_removes_it_and_may_be_repeated",
+            "refused while a VM holds it or it is protected",
+        ),
+        Data.EXPORT: Outcome(Fate.STAYS, _CANCELLED, "cancelled if unfinished"),
+    },
+    "`vm stop`": {
+        Data.DISK: Outcome(
+            Fate.STAYS, "tests/e2e/test_power.py::test_stop_and_start_keep_disk_and_address"
+        ),
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            "services/controller/tests/test_volume_attachments.py"
+            "::test_a_vm_that_may_run_keeps_its_volumes_and_gets_none",
+        ),
+    },
+    "`node drain`, `vm move`": {
+        Data.DISK: Outcome(
+            Fate.REMOVED,
+            f"{_ENDED}::test_a_delete_and_a_drain_remove_the_disks",
+            "the VM stays unless `--discard-local-disks` or its eviction strategy permits it",
+        ),
+        Data.VOLUME: Outcome(Fate.STAYS, _NO_COMMAND, "with its VM"),
+    },
+    "`node fence`": {
+        Data.DISK: Outcome(
+            Fate.QUARANTINED,
+            f"{_ENDED}::test_a_vm_moved_by_a_fence_leaves_its_record_with_its_disks",
+            "when the host returns, if the VM was moved",
+        ),
+        Data.VOLUME: Outcome(Fate.STAYS, _FENCED, "with its VM"),
+    },
+    "the host returns after a fence": {
+        Data.DISK: Outcome(
+            Fate.QUARANTINED,
+            f"{_KEPT}::test_a_disk_with_writes_is_kept_whole_and_listed",
+            "a disk without writes is removed",
+        ),
+        Data.VOLUME: Outcome(Fate.STAYS, _FENCED),
+    },
+    "the VM's record is missing": {
+        Data.DISK: Outcome(Fate.STAYS, _NOBODY, "a person adopts the VM, or ends it"),
+        Data.VOLUME: Outcome(
+            Fate.STAYS, f"{_VOLUMES}::test_an_unreadable_vm_that_is_removed_keeps_its_volume"
+        ),
+    },
+    "the volume's record is missing": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            "services/controller/tests/test_volume_orphans.py"
+            "::test_an_audit_lists_data_of_volumes_without_a_record",
+            "`node audit` lists it; `volume adopt` makes a record",
+        ),
+    },
+    "a restored or rebuilt bus": {
+        Data.DISK: Outcome(Fate.STAYS, _NOBODY),
+        Data.VOLUME: Outcome(
+            Fate.STAYS, f"{_VOLUMES}::test_a_rebuild_restores_the_volumes_that_its_vms_hold"
+        ),
+        Data.QUARANTINE: Outcome(Fate.STAYS, f"{_KEPT}::test_an_entry_outlives_imaged"),
+    },
+    "`node forget`": {
+        Data.DISK: Outcome(
+            Fate.LOST,
+            "services/controller/tests/test_node_api.py"
+            "::test_a_node_that_is_gone_for_good_is_forgotten_by_every_controller",
+            "refused while the node has VMs",
+        ),
+        Data.VOLUME: Outcome(Fate.LOST, _LOSSES, "refused until `--lose-volume` names each volume"),
+        Data.EXPORT: Outcome(
+            Fate.LOST,
+            f"{_OPERATIONS}::test_operations_of_a_forgotten_node_fail_and_of_a_silent_one_wait",
+        ),
+    },
+    "an operation fails or is cancelled": {
+        Data.DISK: Outcome(
+            Fate.STAYS, f"{_EXPORTS}::test_failures_are_told_once_and_leave_nothing"
+        ),
+        Data.EXPORT: Outcome(
+            Fate.REMOVED, f"{_EXPORTS}::test_a_cancel_before_the_end_leaves_nothing"
+        ),
+    },
+    "a day after the end of the operation, `operation delete`": {
+        Data.EXPORT: Outcome(Fate.REMOVED, f"{_EXPORTS}::test_old_exports_expire"),
+    },
+    "the host's disk is full": {
+        Data.DISK: Outcome(
+            Fate.STAYS,
+            "tests/e2e/test_broken_host.py"
+            "::test_a_full_disk_fails_the_vm_with_its_cause_and_free_space_repairs_it",
+            "deletes work",
+        ),
+        Data.EXPORT: Outcome(
+            Fate.REMOVED, f"{_EXPORTS}::test_failures_are_told_once_and_leave_nothing"
+        ),
+    },
+    "`node quarantine purge`": {Data.QUARANTINE: Outcome(Fate.REMOVED, _PURGED_BY_NAME)},
+    "`deploy/uninstall --purge`": {
+        Data.DISK: Outcome(Fate.REFUSED, _LEFT_ON),
+        Data.VOLUME: Outcome(Fate.REFUSED, _LEFT_ON),
+        Data.QUARANTINE: Outcome(Fate.REFUSED, _LEFT_ON),
+        Data.EXPORT: Outcome(
+            Fate.REMOVED, f"{_UNINSTALL}::test_a_purge_of_the_host_removes_its_exports"
+        ),
+    },
+}
+"""By event. A kind of data that an event does not touch has no outcome, and stays."""
+
+
+def page() -> str:
+    """Return the whole page."""
+    rows = [
+        (event, *(_shown(outcomes.get(data)) for data in Data)) for event, outcomes in FATES.items()
+    ]
+    tests = [
+        (event, str(data), f"`{outcome.shown_by}`")
+        for event, outcomes in FATES.items()
+        for data, outcome in outcomes.items()
+    ]
+    return "\n".join(
+        [
+            "# What happens to data",
+            "",
+            "This page lists the outcome of each event for each kind of data on a host. An empty"
+            " cell means that the event does not touch such data. Images are no data of this kind:"
+            " a node fetches them again (../howto/images.md).",
+            "",
+            *table(("Event", *map(str, Data)), rows),
+            "## Tests",
+            "",
+            *table(("Event", "Data", "Shown by"), tests),
+        ]
+    )
+
+
+def _shown(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    return f"{outcome.fate}; {outcome.note}" if outcome.note else str(outcome.fate)
