@@ -142,7 +142,7 @@ def test_a_guest_that_releases_nothing_is_shown_and_asked_again_until_it_restart
 
     shown = until(asked, "the condition")
     assert shown["reason"] == "NotReleased"
-    assert platform.get("silent")["message"].startswith("tried again: the guest has not released")
+    assert "the guest has not released" in platform.get("silent")["message"]
     time.sleep(8)  # QEMU refuses a second request while the first is fresh
     again = until(asked, "the condition")
     assert again["reason"] == "NotReleased", again
