@@ -19,6 +19,7 @@ SECRET = subjects.vm_secret("n1", A)
 WISH = subjects.node_spec("n1")
 VOLUME = subjects.volume_record("default", "data")
 IMAGE_NAME = subjects.image_name("default", "debian/12")
+NETWORK = subjects.network_record("default", "blue")
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(WISH, encode({"cordoned": True}))
     await bus.put(VOLUME, encode({"uid": C, "name": "data"}))
     await bus.put(IMAGE_NAME, encode({"uid": C, "name": "debian/12"}))
+    await bus.put(NETWORK, encode({"uid": C, "name": "blue"}))
     await bus.put(subjects.operation_record("n1", D), encode({"id": D}))  # a result
 
 
@@ -50,7 +52,7 @@ async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
     await fill(bus)
     taken = await take(bus)
     records = {RECORD, subjects.vm_record("_", B)}
-    assert set(taken.values) == {*records, CLAIM, SECRET, WISH, VOLUME, IMAGE_NAME}
+    assert set(taken.values) == {*records, CLAIM, SECRET, WISH, VOLUME, IMAGE_NAME, NETWORK}
     assert taken.marked == {subjects.vm_record("n1", C)}
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 
@@ -107,12 +109,14 @@ async def test_a_bus_with_another_holder_of_a_volume_is_refused(bus: MemoryBus) 
         await put_back(bus, taken)
 
 
-async def test_a_volume_or_image_name_that_this_bus_has_deleted_is_not_restored(
+async def test_a_named_object_that_this_bus_has_deleted_is_not_restored(
     bus: MemoryBus,
 ) -> None:
     await fill(bus)
     taken = await take(bus)
-    cases = itertools.product((VOLUME, IMAGE_NAME), ((C, EntryKind.PURGE), (D, EntryKind.PUT)))
+    cases = itertools.product(
+        (VOLUME, IMAGE_NAME, NETWORK), ((C, EntryKind.PURGE), (D, EntryKind.PUT))
+    )
     for key, (deleted, kind) in cases:
         empty = MemoryBus(MemoryServer())
         await empty.purge(key, why=deleted.encode())

@@ -54,6 +54,10 @@ VERBS = [
             "fill",
         )
     ),
+    *(
+        ("snapshot", verb)
+        for verb in ("create", "get", "list", "update", "restore", "adopt", "delete")
+    ),
     *(("imagename", verb) for verb in ("set", "get", "list", "delete")),
     *(("operation", verb) for verb in ("export", "get", "list", "cancel", "delete")),
     ("bus", "status"),

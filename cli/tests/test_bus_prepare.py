@@ -92,3 +92,21 @@ def test_each_cluster_has_a_bridge_of_its_own(
         assert f'"{account}" {{' in text
     for user in ("bridge", "bridge-east", "bridge-west"):
         assert (base / "creds" / f"{user}.creds").exists()
+
+
+def test_a_nodes_container_runtime_gets_an_account_with_its_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "bus"
+    assert main(["bus", "init", str(base), "--host", "localhost", "--port", "1"]) == 0
+    assert main(["bus", "add-cri", "n1", "--dir", str(base)]) != 0
+    assert "virtbus bus add-node n1" in capsys.readouterr().err
+    for verb in ("add-node", "add-cri"):
+        assert main(["bus", verb, "n1", "--dir", str(base)]) != 0  # no server answers
+    accounts = base / "server-1" / "accounts.conf"
+    assert '"CRI-N1" {' in accounts.read_text()
+    assert (base / "creds" / "cri-n1.creds").exists()
+    assert main(["bus", "check", "--dir", str(base)]) == 0
+    assert main(["bus", "remove-node", "n1", "--dir", str(base)]) != 0
+    assert "CRI-N1" not in accounts.read_text()
+    assert not (base / "creds" / "cri-n1.creds").exists()

@@ -21,6 +21,7 @@ KEYS = {
     subjects.name_claim("default", "web"): bounds.SMALL,
     subjects.volume_record("default", "data"): bounds.VOLUME,
     subjects.image_name("default", "debian/12"): bounds.SMALL,
+    subjects.network_record("_", "blue"): bounds.SMALL,
     subjects.operation_record("n1", UID): bounds.SMALL,
     subjects.operation_status("n1", UID): bounds.SMALL,
     subjects.join_nonce("n1"): bounds.SMALL,

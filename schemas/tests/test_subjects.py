@@ -93,6 +93,7 @@ def test_a_record_filter_never_meets_a_claim() -> None:
     assert len(subjects.name_claim("default", "web").split(".")) == filter_tokens + 1
     assert len(subjects.volume_record("default", "web").split(".")) == filter_tokens + 1
     assert len(subjects.image_name("_", "debian/12.5").split(".")) == filter_tokens + 1
+    assert len(subjects.network_record("_", "blue").split(".")) == filter_tokens + 1
 
 
 def test_a_volume_and_a_vm_of_one_name_have_different_keys() -> None:

@@ -1,6 +1,7 @@
 """Disks enter the platform as volumes: from files, URLs and volumes, and guests boot from them."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 READ = """#!/bin/sh
 echo "TOLD $(head -n 1 /dev/vdb) ALL-TOLD" > /dev/ttyS0
 """
+FILES = {"disk.qcow2", "record.json"}
 
 
 def volume(platform: Platform, *words: str) -> dict[str, object]:
@@ -104,6 +106,28 @@ def test_a_vm_waits_for_the_copy_of_its_root_disk(platform: Platform, tmp_path: 
         platform.cli("operation", "delete", item["id"])
     platform.cli("volume", "delete", "root-1", "root-2")
     platform.nothing_left()
+
+
+def test_a_copy_survives_kills_of_all_services(patient: Platform, tmp_path: Path) -> None:
+    raw = tmp_path / "big.raw"
+    with raw.open("wb") as file:
+        for _ in range(192):
+            file.write(os.urandom(1024**2))
+    patient.cli("image", "upload", str(raw), "--name", "big")
+    patient.cli("volume", "create", "big", "--from-image", "big", "--full", "--no-wait")
+    for service in ("imaged", "nodeagent", "controller", "imaged"):
+        patient.wait_back(service, patient.kill(service))
+    until(lambda: volume(patient, "get", "big")["state"] == "Bound", "the volume is filled")
+    disk = disk_of(patient, "big")
+    subprocess.run(["qemu-img", "check", "-q", str(disk)], check=True)
+    compare = ["qemu-img", "compare", "-q", "-f", "raw", "-F", "qcow2", str(raw), str(disk)]
+    subprocess.run(compare, check=True)
+    assert {path.name for path in disk.parent.iterdir()} <= {*FILES, "disk.json"}
+    for item in json.loads(patient.cli("operation", "list", "-o", "json"))["items"]:
+        patient.cli("operation", "delete", item["id"])
+    patient.cli("volume", "delete", "big")
+    patient.cli("image", "delete", "big")
+    patient.nothing_left()
 
 
 def _images(platform: Platform) -> list[dict[str, list[str]]]:

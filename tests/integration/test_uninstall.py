@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "uninstall"
-FOLDERS = ("vms", "disks/quarantine", "disks/volumes")
+FOLDERS = ("vms", "disks/quarantine", "disks/volumes", "disks/snapshots")
 _HIDDEN = "/var/lib /etc /opt /run /usr/local /var/cache"
 """Folders that the script changes; each is an empty file system in the script's namespace."""
 

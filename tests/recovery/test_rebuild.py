@@ -153,7 +153,8 @@ async def test_an_empty_bus_is_rebuilt_with_the_volumes_of_its_vms(tmp_path: Pat
     node = Node(tmp_path)
     ref = VolumeRef(uid=uid(9), namespace="default", name="data", size_bytes=2**30)
     await node.join()
-    await node.put(record(1, volume_refs={"data": ref}))
+    spec = {"volumes": [{"name": "data", "volume": {"name": "data"}}]}
+    await node.put(record(1, volume_refs={"data": ref}, spec=spec))
     async with node.agent():
 
         async def running() -> bool:

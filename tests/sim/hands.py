@@ -198,7 +198,8 @@ class Hand:
         if self._host.full and uid not in held:
             error = VirtbusError(Code.UNAVAILABLE, "disk_full", "no space left; free some there")
             return self._failed(record, error)
-        refs = record.volume_refs.values()
+        leaving = record.detaching
+        refs = [ref for name, ref in record.volume_refs.items() if name not in leaving]
         if not self._gone_volumes.isdisjoint(ref.folder for ref in refs):
             error = VirtbusError(Code.CONFLICT, "released", "the volume was deleted")
             return self._failed(record, error)

@@ -30,6 +30,8 @@ from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 
+_FOLDER = re.compile(r"/volumes/([^/\"]+)/disk\.qcow2")
+_ALIAS = re.compile(r"<alias name=\"(ua-volume-[^\"]+)\"")
 _METADATA = re.compile(r"<virtbus:vm\b.*?</virtbus:vm>", re.DOTALL)
 
 
@@ -62,6 +64,10 @@ class Domain:
     run: int = 0
     """The number of the guest's run: a timer of an earlier one does nothing."""
     deaf: bool = False
+    given: dict[str, str] = field(default_factory=dict)
+    """The folders of volumes in its definition, by the id of the disk."""
+    volumes: dict[str, str] = field(default_factory=dict)
+    """The folders of the volumes that its guest has, in the same way."""
 
     @property
     def active(self) -> bool:
@@ -127,9 +133,20 @@ class Watcher:
     def volume_removed(self, host: "Host", folder: str) -> None: ...
 
     def volume_filled(self, host: "Host", folder: str) -> None: ...
+    def volume_opened(self, host: "Host", domain: Domain, folder: str) -> None: ...
     def off(self, host: "Host", domain: Domain, why: str) -> None: ...
     def wrong(self, invariant: str, what: str) -> None: ...
     def note(self, *what: object) -> None: ...
+
+
+def volumes_in(xml: str) -> dict[str, str]:
+    """Return the folders of volumes in the XML of a domain or disk, by the id of the disk."""
+    found = {}
+    for disk in xml.split("<disk ")[1:]:
+        folder, alias = _FOLDER.search(disk), _ALIAS.search(disk)
+        if folder is not None and alias is not None:
+            found[alias[1]] = folder[1]
+    return found
 
 
 class Host:
@@ -193,6 +210,7 @@ class Host:
         if domain is None:
             domain = self.domains[metadata.uid] = Domain(metadata.uid, metadata)
         domain.metadata, domain.defined = metadata, True
+        domain.given = volumes_in(xml)
         self.watcher.defined(self, domain)
 
     def begin_start(
@@ -208,6 +226,7 @@ class Host:
             done(None)
         else:
             domain.state, domain.run = DomainState.STARTING, domain.run + 1
+            domain.volumes = dict(domain.given)
             self.watcher.started(self, domain)
             run = domain.run
             still = DomainState.PAUSED if paused else DomainState.RUNNING

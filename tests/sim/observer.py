@@ -320,6 +320,9 @@ class Observer(Watcher):
     def volume_filled(self, host: Host, folder: str) -> None:
         self.volumes.filled(host, folder)
 
+    def volume_opened(self, host: Host, domain: Domain, folder: str) -> None:
+        self.volumes.opened(host, domain.uid, folder)
+
     def off(self, host: Host, domain: Domain, why: str) -> None:
         """A guest is off, for any reason."""
         self.note(host.name, "off", domain.uid, why)

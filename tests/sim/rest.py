@@ -28,6 +28,7 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
     yield from _unique(observer)
     yield from _reserved(observer)
     yield from observer.volumes.at_rest()
+    yield from observer.volumes.at_rest_in_guests()
     yield from observer.operations.at_rest()
 
 

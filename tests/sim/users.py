@@ -27,6 +27,7 @@ EXPLAINED = frozenset(
         *("vm_not_found", "not_off", "disk_name_taken", "volume_elsewhere", "unplaced"),
         *("volume_empty", "volume_lost", "volume_not_filled", "volume_filled", "not_copied"),
         *("no_node", "uid_taken", "deleted", "operation_quota", "vm_runs", "no_disk"),
+        "detaching",
     }
 )
 """Refusals of requests about volumes after which a user tries something else."""

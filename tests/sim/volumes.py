@@ -24,8 +24,6 @@ class VolumeObserver:
         """By folder: the volume's record on the bus."""
         self.delete_asked: set[str] = set()
         self._keys: dict[str, str] = {}
-        self._refs: dict[str, set[str]] = {}
-        """By uid of a VM: the folders of its volumes, also after its end."""
 
     def wrote(self, entry: Entry) -> None:
         """A volume was written or purged."""
@@ -60,18 +58,20 @@ class VolumeObserver:
     # --- hosts ----------------------------------------------------------------------------
     def started(self, host: Host, uid: str) -> None:
         """A guest starts: it holds its volumes, and no other guest has them."""
-        seen = self._observer.vms[uid]
-        if seen.record is not None:
-            self._refs[uid] = {ref.folder for ref in seen.record.volume_refs.values()}
-        for folder in self._refs.get(uid, ()):
-            if folder not in host.disk.volumes:
-                self._wrong("I1", f"{uid} starts on {host.name} without its volume {folder}")
-            record = self.records.get(folder)
-            if record is None or record.holder != uid:
-                self._wrong("I1", f"{uid} starts on {host.name} and does not hold {folder}")
-            for other, there in self._users(folder):
-                if other != uid:
-                    self._wrong("I1", f"{uid} and {other} on {there} have {folder}")
+        for folder in host.domains[uid].volumes.values():
+            self.opened(host, uid, folder)
+
+    def opened(self, host: Host, uid: str, folder: str) -> None:
+        """A guest gets a volume: its VM holds it, and no other guest has it."""
+        self._observer.note(host.name, "volume opened", uid, folder)
+        if folder not in host.disk.volumes:
+            self._wrong("I1", f"{uid} runs on {host.name} without its volume {folder}")
+        record = self.records.get(folder)
+        if record is None or record.holder != uid:
+            self._wrong("I1", f"{uid} runs on {host.name} and does not hold {folder}")
+        for other, there in self._users(folder):
+            if other != uid:
+                self._wrong("I1", f"{uid} and {other} on {there} have {folder}")
 
     def filled(self, host: Host, folder: str) -> None:
         """A volume gets its content on a host: only the one that its record names."""
@@ -95,7 +95,7 @@ class VolumeObserver:
         """Yield the guests that have a volume, with their hosts."""
         for host in self._hosts():
             for uid, domain in host.domains.items():
-                if domain.active and folder in self._refs.get(uid, ()):
+                if domain.active and folder in domain.volumes.values():
                     yield uid, host.name
 
     def _hosts(self) -> list[Host]:
@@ -143,6 +143,20 @@ class VolumeObserver:
                 yield "I8", f"{folder} is still being filled"
             elif there != (one.fill.state is FillState.FILLED):
                 yield "I5", f"{folder} is {one.fill.state}, and its data differs"
+
+    def at_rest_in_guests(self) -> Iterator[tuple[str, str]]:
+        """Yield volumes that a guest has and its VM does not hold, and detaches that hang.
+
+        A paused guest cannot release a disk.
+        """
+        for folder, one in self.records.items():
+            for uid, there in self._users(folder):
+                if uid != one.holder:
+                    yield "I1", f"{uid} on {there} has {folder} without holding it"
+        for seen in self._observer.vms.values():
+            record = seen.record
+            if record is not None and record.detaching and not record.paused:
+                yield "I8", f"{record.uid} still detaches {sorted(record.detaching)}"
 
     def _wrong(self, invariant: str, what: str) -> None:
         self._observer.wrong(invariant, what)

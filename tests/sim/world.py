@@ -18,6 +18,7 @@ from tests.sim.hostports import (
     SimSeeds,
     host_facts,
 )
+from tests.sim.hot_disks import SimDisks, SimPlugs
 from tests.sim.loop import Process, VirtualLoop
 from tests.sim.machine import Disk, Host
 from tests.sim.observer import Observer
@@ -38,7 +39,6 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
-from virtbus.simulator.memory_files import NoDisks
 
 NONCE = "the-one-bus"
 
@@ -260,12 +260,13 @@ class World:
             hypervisor=hypervisor,
             files=files,
             seeds=SimSeeds(host, process),
-            disks=NoDisks(),
+            disks=SimDisks(host),
             netd=admin,
             reach=admin,
             events=AgentEvents(bus, host.node),
             accelerator=lambda _record: "tcg",
             gate=own.prove,
+            plugs=SimPlugs(host, process),
         )
         agent = NodeAgent(
             tools,

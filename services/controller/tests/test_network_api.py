@@ -5,7 +5,8 @@ import json
 from ipaddress import IPv4Network
 from typing import Any
 
-from services.controller.tests.fleets import node, record, uid
+import pytest
+from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_owners import Asking
 from services.controller.tests.test_unreadable import damage
 from services.controller.tests.test_vm_api import played, refused
@@ -17,11 +18,14 @@ from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge.network_api import NetworkLimits
 from virtbus.controller.edge.network_removals import WAIT_S
 from virtbus.schemas import subjects
+from virtbus.schemas.names import NameAsk
+from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.network_api import NetworkObjectView
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, validate
 
 SPEC = {"kind": "nat", "subnet": "10.200.0.0/24"}
+MAC = "02:00:00:00:00:01"
 BLUE = subjects.network_record("default", "blue")
 
 
@@ -211,6 +215,21 @@ async def test_only_nodes_that_allow_the_plugins_take_a_vm(made: World) -> None:
     assert "does not allow the CNI plugin ptp" in str(error.body.details)
 
 
+@played()
+async def test_names_do_not_lead_to_addresses_that_each_host_has(made: World) -> None:
+    await make(made)
+    stored = await vm(made)
+    nics = [
+        InterfaceStatus(name="a", network=network, mac=MAC, addresses=(address,))
+        for network, address in (("blue", "10.200.0.7/24"), ("lan", "10.88.0.7/24"))
+    ]
+    await made.say(status(stored, interfaces=tuple(nics)))
+    await settle()
+    ask = NameAsk(uid=uid(7), namespace="default", name="vm-7")
+    answer = await made.host.request(subjects.names_ask("n1"), ask, timeout_s=10)
+    assert answer["addresses"] == ["10.88.0.7"]
+
+
 # --- delete -------------------------------------------------------------------------------
 @played()
 async def test_a_network_in_use_is_not_deleted_and_names_its_users(made: World) -> None:
@@ -257,24 +276,34 @@ async def test_a_delete_is_reverted_if_a_vm_was_committed_meanwhile(made: World)
     assert (await kinds(made))[-1] == "network.kept"
 
 
-def test_a_create_that_finds_the_mark_after_its_commit_takes_its_vm_back() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_create_reverts_a_delete_that_began_meanwhile_unless_it_ended(*, ended: bool) -> None:
     async def body() -> None:
         async with world() as made:
             await make(made)
             creates = made.controllers["c1"]._vms._creates
-            commit = creates._commit
+            commit, writes = creates._commit, creates._networks._writes
 
-            async def marked(*arguments: Any) -> Any:
-                held = await creates._networks._writes.latest("default", "blue")
+            async def late(*arguments: Any) -> Any:
+                held = await writes.latest("default", "blue")
                 assert held is not None
                 marked = held.record.model_copy(update={"deleting": True})
-                await creates._networks._writes.replace(held, marked)
+                held = await writes.replace(held, marked)
+                if ended:
+                    await writes.end(held)
                 return await commit(*arguments)
 
-            creates._commit = marked  # type: ignore[assignment,method-assign]  # a delete at the worst moment
-            assert (await refused(vm(made))).reason == "deleting"
-            stored = await made.stored(uid(7))
-            assert stored is None or stored.deleting
+            creates._commit = late  # type: ignore[assignment,method-assign]  # at the worst moment
+            if ended:
+                assert (await refused(vm(made))).reason == "deleting"
+                stored = await made.stored(uid(7))
+                assert stored is None or stored.deleting
+                return
+            assert (await vm(made)).network_targets["blue"].uid == uid(1)
+            await asyncio.sleep(WAIT_S + 5)
+            view = await of(made, "get")
+            assert (view.state, view.users) == ("InUse", ("default/vm-7",))
+            assert (await kinds(made))[-1] == "network.kept"
 
     run(body)
 

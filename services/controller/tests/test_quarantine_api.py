@@ -87,7 +87,8 @@ async def test_a_held_vm_is_adopted_as_it_runs_under_its_name(node: Node) -> Non
 async def test_a_held_vm_is_adopted_with_its_volumes(node: Node) -> None:
     ref = VolumeRef(uid=uid(9), namespace="default", name="data", size_bytes=2**30)
     async with node.agent(), controller(node) as client:
-        await held(node, client, volume_refs={"data": ref})
+        spec = {"volumes": [{"name": "data", "volume": {"name": "data"}}]}
+        await held(node, client, volume_refs={"data": ref}, spec=spec)
         await call(client, "adopt", entry=A)
         entry = await node.bus.get(subjects.volume_record("default", "data"))
         assert entry is not None

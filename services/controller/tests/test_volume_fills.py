@@ -10,6 +10,8 @@ from services.controller.tests.virtual import World, settle
 from services.controller.tests.volumes import volume
 
 from virtbus.bus.client.memory_bus import Fault
+from virtbus.controller.core.volume_changes import adopted, state_of
+from virtbus.controller.core.volume_holds import ref_of, restored
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
@@ -256,6 +258,14 @@ async def test_a_vm_may_be_created_while_its_volume_is_filled(made: World) -> No
 
 
 @played()
+async def test_a_size_below_that_of_the_source_becomes_true(made: World) -> None:
+    await make(made)
+    await made.ask("update", "volume", name="copy", size=GIB // 2)
+    await say(made, OperationPhase.SUCCEEDED, virtual_size_bytes=GIB, ended_ns=1)
+    assert (await get(made)).spec.size == GIB
+
+
+@played()
 async def test_a_waiting_vm_is_placed_after_its_volume_got_its_size(made: World) -> None:
     await make(made)
     await made.ask("cordon", "node", node="n1")
@@ -300,3 +310,28 @@ async def stored_state(made: World, name: str) -> FillState | None:
     assert entry is not None
     fill = read(VolumeRecord, entry.value).fill
     return fill.state if fill is not None else None
+
+
+def test_a_lost_record_of_a_copy_comes_back_with_its_content() -> None:
+    """Its VM's record, or its node, says that it is a copy; nobody else makes its disk."""
+    known = volume(1, fill=VolumeFill(operation=uid(8), state=FillState.FILLED), bound=True)
+    ref = ref_of(known).model_copy(update={"size_bytes": 0})
+    for back in (adopted(ref, "n1", 5), restored(ref, record(1), 5)):
+        assert back.fill is not None
+        assert (back.fill.state, back.spec.source.image, back.bound) == ("Filled", None, True)
+        assert ref_of(back).copied
+        assert state_of(back) in {"Bound", "InUse"}
+
+
+@played()
+async def test_a_restored_bus_repeats_the_operation_of_a_copy(made: World) -> None:
+    view = await make(made)
+    kept = await stored(made)
+    (one,) = await operations(made)
+    key = subjects.operation_record(one.node, one.id)
+    await made.host.purge(key)
+    made.server.shelf(key).entries.pop(key)  # a restored bus has no marker
+    await made.host.put(COPY, encode(kept))
+    await asyncio.sleep(5)
+    (again,) = await operations(made)
+    assert (again.id, again.source) == (view.fill_operation, one.source)

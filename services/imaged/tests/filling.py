@@ -13,6 +13,7 @@ from services.imaged.tests.site_under_test import FAST, Node
 
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
@@ -85,7 +86,8 @@ async def filling(
     """Fills that end with the context, as the process does."""
     volumes = VolumeFolders(node.files.root)
     room = DiskSpace(node.files.root, space or SpaceLimits(0, 0.0))
-    parts = FillParts(node.disks, node.images, node.store, node.files, volumes, room, threads, FAST)
+    places = DiskPlaces(node.files, node.store)
+    parts = FillParts(node.disks, node.images, node.store, places, volumes, room, threads, FAST)
     async with asyncio.TaskGroup() as group:
         jobs = DiskJobs(group)
         yield Fills(jobs, parts, filled, converter)

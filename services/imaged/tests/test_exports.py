@@ -17,6 +17,8 @@ from services.imaged.tests.site_under_test import FAST, MIB, Node, NodeMaker, We
 
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs
+from virtbus.imaged.edge.disk_places import DiskPlaces
+from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
 from virtbus.imaged.edge.export_files import ExportFiles
@@ -62,8 +64,10 @@ class Copies:
 async def exporting(
     node: Node, threads: DiskThreads, converter: Converter, space: SpaceLimits | None = None
 ) -> AsyncIterator[Exports]:
-    files = ExportFiles(node.files.root, space or SpaceLimits(0, 0.0))
-    parts = ExportParts(node.disks.locks, node.store, node.files, files, threads, FAST)
+    root = node.files.root
+    files = ExportFiles(root, DiskSpace(root, space or SpaceLimits(0, 0.0)))
+    places = DiskPlaces(node.files, node.store)
+    parts = ExportParts(node.disks.locks, places, files, threads, FAST)
     async with asyncio.TaskGroup() as group:
         exports = Exports(DiskJobs(group), parts, converter)
         yield exports
@@ -241,7 +245,8 @@ async def test_old_exports_expire(make_node: NodeMaker, threads: DiskThreads) ->
     async with make_node() as node, exporting(node, threads, Copies()) as exports:
         await node.disks.ensure(record(empty(8 * MIB), uid=VM))
         await ended(exports)
-        files = ExportFiles(node.files.root, SpaceLimits(0, 0.0))
+        root = node.files.root
+        files = ExportFiles(root, DiskSpace(root, SpaceLimits(0, 0.0)))
         assert files.expire(60.0, ()) == []
         os.utime(folder(node) / ID, (1, 1))
         assert files.expire(60.0, (ID,)) == []

@@ -28,6 +28,7 @@ from services.imaged.tests.site_under_test import (
     Web,
     qcow2_image,
     qcow2_with_backing,
+    raw_server,
 )
 
 from virtbus.imaged.core.limits import SpaceLimits
@@ -122,6 +123,24 @@ async def test_a_cancel_before_the_end_leaves_nothing(
         copies.may.set()
         state = await ended(fills, want)
         assert (state.state, state.virtual_size_bytes) == ("done", 16 * MIB)
+
+
+async def test_a_cancel_during_the_fetch_ends_the_transfer(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    of = copied()
+    async with (
+        raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\nx", hang=True) as url,
+        make_node() as node,
+        filling(node, threads, Copies()) as fills,
+    ):
+        want = work(of, image=f"{url}/a")
+        while (await fills.do(want)).step != "fetch" or not node.parts():
+            await asyncio.sleep(0.01)
+        assert (await fills.do(work(of, "cancel"))).state == "none"
+        while node.parts():  # the transfer ends after its last request
+            await asyncio.sleep(0.01)
+        assert not folder(node, of).parent.exists()
 
 
 @pytest.mark.parametrize("left", [("part",), ("part", "record.json"), ("record.json",)])

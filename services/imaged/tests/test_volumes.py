@@ -1,13 +1,17 @@
 """Volumes on a host: made with a VM's disks, kept after it, grown, and removed by release only."""
 
+import fcntl
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
+from struct import pack
 
 import pytest
 from services.imaged.tests.records import empty, named, record, ref, uid, volume
 from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
+from virtbus.bus.runtime.image_locks import locked
 from virtbus.imaged.core.growth import grown
 from virtbus.imaged.core.overlay import build, read_overlay
 from virtbus.imaged.edge import volume_files
@@ -127,6 +131,29 @@ async def test_a_volume_grows_with_its_data_and_never_shrinks(make_node: NodeMak
             checked(disk(node))
         kept = await node.disks.ensure(holding(ref(8 * MIB), B))
         assert kept.ready.disks["data"].virtual_size_bytes == 600 * GIB
+
+
+async def test_a_disk_that_a_qemu_has_open_grows_by_that_qemu_or_later(
+    make_node: NodeMaker,
+) -> None:
+    async with make_node() as node:
+        both = partial(record, named(), uid=A)
+        await node.disks.ensure(both(empty(8 * MIB, "own"), refs={"data": ref(8 * MIB)}))
+        own = node.state / "disks" / A / "own.qcow2"
+        larger = both(empty(16 * MIB, "own"), refs={"data": ref(16 * MIB)})
+        with disk(node).open("rb") as of_volume, own.open("rb") as of_vm:
+            before = disk(node).read_bytes(), own.read_bytes()
+            for file in (of_volume, of_vm):
+                assert not locked(file.fileno())
+                lock = pack("hhqqi4x", fcntl.F_RDLCK, 0, 100, 1, 0)
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+            made = (await node.disks.ensure(larger)).ready.disks
+            assert {one.virtual_size_bytes for one in made.values()} == {8 * MIB}
+            assert (disk(node).read_bytes(), own.read_bytes()) == before
+        made = (await node.disks.ensure(larger)).ready.disks
+        assert {one.virtual_size_bytes for one in made.values()} == {16 * MIB}
+        checked(disk(node))
+        checked(own)
 
 
 def test_a_disk_grows_as_far_as_its_tables_reach() -> None:

@@ -1,6 +1,7 @@
 """The devices of a pretended guest: its live XML, and the NICs of its start."""
 
 import copy
+from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from virtbus.nodeagent.core.ports import DomainFacts
@@ -39,11 +40,11 @@ class Devices:
         active = facts is not None and facts.active
         return ET.tostring(self._live[of], encoding="unicode") if active else None
 
-    async def attach(self, of: str, xml: str) -> None:
+    async def attach(self, of: str, xmls: Sequence[str]) -> None:
         self._called("attach")
         devices = self._live[of].find("devices")
         assert devices is not None
-        devices.append(ET.fromstring(xml))
+        devices.extend(map(ET.fromstring, xmls))
         self._done.append(("attach", of))
 
     async def detach(self, of: str, alias: str) -> None:

@@ -13,8 +13,10 @@ from services.nodeagent.tests.pretended_devices import Devices
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.metadata import parse
+from virtbus.nodeagent.core.plugs import GuestDevices
 from virtbus.nodeagent.core.ports import (
     DomainChange,
     DomainEvent,
@@ -86,6 +88,7 @@ class Domains:
         """The error of a call, by its name."""
         self.links_fail = False
         self.devices = Devices(self.there, self.done)
+        self.plugs = Plugs(self)
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
     def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
@@ -118,6 +121,7 @@ class Domains:
         ours = ET.tostring(domain.findall("metadata/*")[0], encoding="unicode")
         self.devices.defined[of] = domain
         self.there[of] = replace(known, metadata=parse(ours))
+        self.plugs.defined(of, domain)
 
     async def start(self, of: str, *, paused: bool = False) -> None:
         self.done.append(("start", of))
@@ -195,6 +199,61 @@ class Domains:
 
         yield told()
         self._events.remove(queue)
+
+
+class Plugs:
+    """The `DiskPlugs` port: the volumes in each guest by id, and the calls."""
+
+    def __init__(self, domains: "Domains") -> None:
+        self._domains = domains
+        self.there: dict[str, dict[str, str]] = {}
+        """By uid and id: the element of a disk."""
+        self.done: list[str] = []
+        self.busy: set[str] = set()
+        """Ids of disks that the guest does not release."""
+        self.errors: dict[str, VirtbusError] = {}
+        """The error of a call, by its name."""
+
+    async def devices(self, of: str) -> GuestDevices | None:
+        facts = self._domains.there.get(of)
+        if facts is None or not facts.active:
+            return None
+        return GuestDevices(frozenset(self.there.get(of, {})), root_ports=32)
+
+    async def note(self, of: str, addresses: Addresses, disks: Mapping[str, str]) -> None:
+        self._called("note")
+        facts = self._domains.there[of]
+        assert facts.metadata is not None
+        known = replace(facts.metadata, addresses=addresses, disks=disks)
+        self._domains.there[of] = replace(facts, metadata=known)
+
+    async def attach(self, of: str, devices: Sequence[str]) -> None:
+        self._called("attach")
+        alias = ET.fromstring(devices[-1]).find("alias")
+        assert alias is not None
+        self.there.setdefault(of, {})[alias.get("name", "")] = devices[-1]
+
+    async def detach(self, of: str, alias: str) -> None:
+        self._called("detach")
+        if alias not in self.busy:
+            self.there[of].pop(alias, None)
+
+    async def grow(self, of: str, sizes: Mapping[str, int]) -> None:
+        self._called(f"grow {of} {dict(sizes)}")
+
+    def defined(self, of: str, domain: ET.Element) -> None:
+        """A start opens the disks of the definition."""
+        disks = {
+            alias.get("name", ""): ET.tostring(disk, encoding="unicode")
+            for disk in domain.findall("devices/disk")
+            if (alias := disk.find("alias")) is not None
+        }
+        self.there[of] = disks
+
+    def _called(self, call: str) -> None:
+        self.done.append(call)
+        if (error := self.errors.get(call)) is not None:
+            raise error
 
 
 class Insides:
@@ -281,6 +340,7 @@ class Node:
             events=AgentEvents(bus, NODE),
             accelerator=lambda _record: "tcg",
             freezes=freezes,
+            plugs=self.domains.plugs,
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)
         agent = NodeAgent(

@@ -24,6 +24,7 @@ from services.nodeagent.tests.libvirt_host import (
 
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import drives as wanted_drives
+from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange
 from virtbus.nodeagent.edge.libvirt_disks import media
 from virtbus.nodeagent.vm.operations.limits import limit
@@ -170,15 +171,15 @@ async def test_limits_of_a_running_guest_change_and_end_on_each_bus(host: Host) 
 
     record = await starts(host, limited(first))
     shown = {"iops": 50, "burst_iops": 100, "burst_s": 5}
-    assert await limit(record, host.hypervisor) == dict.fromkeys(buses, shown)
+    assert await limit(record, host.hypervisor, GuestDisks()) == dict.fromkeys(buses, shown)
     for limits in ({"read_bytes_per_s": 2**20, "write_iops": 9}, {"bytes_per_s": 2**23}, first):
         now = record.model_copy(update={"spec": limited(limits)})
-        found = await limit(now, host.hypervisor)
+        found = await limit(now, host.hypervisor, GuestDisks())
         assert found == dict.fromkeys(buses, shown if limits is first else limits)
     without = record.model_copy(update={"spec": limited(None)})
-    assert await limit(without, host.hypervisor) == {}
+    assert await limit(without, host.hypervisor, GuestDisks()) == {}
     await host.hypervisor.destroy(record.uid)
-    assert await limit(record, host.hypervisor) == {}
+    assert await limit(record, host.hypervisor, GuestDisks()) == {}
 
 
 def _allowed(disk: dict[str, Any], bus: DiskBus) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from virtbus.nodeagent.edge.libvirt_guests import QUICK_S, LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
@@ -171,9 +172,9 @@ async def client(guests: LibvirtGuests, tmp_path: Path) -> AsyncIterator[MemoryB
     server = MemoryServer()
     path: Callable[[str], Path] = lambda _uid: tmp_path / "x"  # noqa: E731
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", Consoles(path, path), guests)
-    async with agent.serve(
-        {UIDS[0]: cast("VmActor", SimpleNamespace(vm=SimpleNamespace(record=record())))}
-    ):
+    spec = {"domain": {"devices": {"disks": [{"name": "root"}]}}}
+    vm = SimpleNamespace(record=record(spec=spec), observed=Observed())
+    async with agent.serve({UIDS[0]: cast("VmActor", SimpleNamespace(vm=vm))}):
         yield MemoryBus(server, "test")
 
 
@@ -193,6 +194,7 @@ async def test_guest_agent_data_is_available_over_the_bus(client: MemoryBus, hos
     assert [(fs.mountpoint, fs.used_bytes, fs.disks) for fs in info.filesystems] == [
         ("/", 1024**3, ("vda",))
     ]
+    assert info.filesystems[0].spec_disks == ("root",)
     assert info.interfaces[0].addresses == ("10.127.0.5/24", "fe80::1/64")
 
 

@@ -64,6 +64,11 @@ volumes = _completer(
     lambda volume: [(str(volume["name"]), str(volume.get("state", "")))],
     of_namespace=True,
 )
+snapshots = _completer(
+    "virtbus.api.v1.snapshot.list",
+    lambda snapshot: [(str(snapshot["name"]), str(snapshot.get("state", "")))],
+    of_namespace=True,
+)
 images = _completer(
     "virtbus.api.v1.image.list",
     lambda image: [(str(name), str(image.get("format", ""))) for name in image.get("names") or ()],

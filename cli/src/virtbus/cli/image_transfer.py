@@ -108,7 +108,7 @@ class _Upload:
         return (await self._ask(size_bytes)).image if self._stored >= size_bytes else None
 
     async def _send(self, pieces: int) -> None:
-        """Keep so many pieces on the way until the end of the file."""
+        """Keep `pieces` pieces in flight until the end of the file."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(pieces):
@@ -144,7 +144,7 @@ class _Upload:
 
 
 def _pause_s(error: VirtbusError | BusError) -> float:
-    """Return the time before the next attempt; raise an error that another one cannot change."""
+    """Return the time before the next attempt; raise an error that a retry cannot change."""
     if isinstance(error, VirtbusError):
         if error.body.after_ms is None and error.code != Code.DEADLINE:
             raise error

@@ -77,16 +77,22 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 )
 @click.argument("name")
 @click.option("--kind", type=click.Choice(KINDS), default="nat", show_default=True)
-@click.option("--subnet", metavar="CIDR", help="Of nat and isolated: the guests' addresses.")
-@click.option("--on", "on_nodes", multiple=True, metavar="NODE=CIDR", help="Of routed; repeatable.")
+@click.option("--subnet", metavar="CIDR", help="For nat and isolated: the guests' addresses.")
+@click.option(
+    "--on",
+    "on_nodes",
+    multiple=True,
+    metavar="NODE=CIDR",
+    help="For routed: the subnet of a node; repeatable.",
+)
 @click.option("--gateway", metavar="IP", help="Of nat.  [default: the subnet's first address]")
 @click.option("--dns", multiple=True, metavar="IP", help="Name server of the guests; repeatable.")
 @click.option("--mtu", type=int, metavar="BYTES", help="[default: 1500]")
-@click.option("--conflist", metavar="NAME", help="Of cni: a conflist that nodes have.")
+@click.option("--conflist", metavar="NAME", help="For cni: a conflist that nodes have.")
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Of cni: a file with a conflist. Nodes must allow its plugins.",
+    help="For cni: a file with a conflist. Nodes must allow its plugins.",
 )
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")

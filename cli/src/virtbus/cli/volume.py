@@ -1,12 +1,13 @@
 """Implements `virtbus volume list|get|update|adopt|attach|detach|delete`."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from virtbus.cli import completion_sources, output, units
-from virtbus.cli.failures import usage
+from virtbus.cli.failures import unknown, usage
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
 from virtbus.cli.named_deletes import delete_named
@@ -15,6 +16,7 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 from virtbus.schemas.disk import DiskBus
 
 _HERE = "virtbus.cli.volume"
+POLL_S = 0.5
 HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURCE")
 
 
@@ -27,8 +29,8 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
         "get": (f"{_HERE}:get", "Show one volume."),
         "update": (f"{_HERE}:update", "Grow a volume, protect it, or change its labels."),
         "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
-        "attach": (f"{_HERE}:attach", "Add a volume to a VM that is off."),
-        "detach": (f"{_HERE}:detach", "Take a volume from its VM, which is off."),
+        "attach": (f"{_HERE}:attach", "Add a volume to a VM, also to one that runs."),
+        "detach": (f"{_HERE}:detach", "Take a volume from its VM, also from one that runs."),
         "export": ("virtbus.cli.export:of_volume", "Write a volume to a file on its node."),
         "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
     },
@@ -111,7 +113,7 @@ def update(
     label_texts: tuple[str, ...],
     namespace: str,
 ) -> None:
-    """Change the volume NAME. It grows while no VM holds it."""
+    """Change the volume NAME. A running guest sees the new size, if the disk's bus can tell it."""
     given = {"size": size, "protected": protected, "labels": request.labels(label_texts) or None}
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
@@ -151,9 +153,9 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
 @click.command(
     epilog=examples(
         """
-        virtbus vm stop web
         virtbus volume attach data-1 web
         virtbus volume attach data-2 web --disk logs --bus scsi
+        virtbus volume get data-1            the reason, if the guest does not have it yet
         """
     )
 )
@@ -164,7 +166,7 @@ def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, name
 @namespace_option
 @verb
 def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flags: Any) -> None:
-    """Add the volume NAME to the VM, which is off. The guest sees it at its next start."""
+    """Add the volume NAME to the VM. A running guest gets it at once, if the bus can."""
     given = {key: value for key, value in flags.items() if value is not None}
     asked = {"name": name, "namespace": namespace, "vm": vm, **given}
     _show(invocation, "attach", asked)
@@ -175,6 +177,8 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
         """
         virtbus volume detach data-1
         virtbus volume detach data-1 web     only if web holds it
+        virtbus volume detach data-1 --no-wait
+        virtbus volume detach data-1 --force also if the guest has mounted it
         virtbus volume detach data-1 --gone 0192f0c1-2d3e-7abc-8def-000000000001
         """
     )
@@ -186,13 +190,41 @@ def attach(invocation: Invocation, *, name: str, vm: str, namespace: str, **flag
     metavar="UUID",
     help="The holder, if it has no record, and you know that no guest of it runs.",
 )
+@click.option("--force", is_flag=True, help="Also if it is mounted in the guest.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until the guest released it."
+)
+@click.option("--timeout", default=30.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option
 @verb
-def detach(invocation: Invocation, *, name: str, namespace: str, **flags: str | None) -> None:
-    """Take the volume NAME from the VM that holds it, which is off. The data stays."""
+def detach(
+    invocation: Invocation,
+    *,
+    name: str,
+    namespace: str,
+    wait: bool,
+    timeout: float,
+    **flags: str | bool | None,
+) -> None:
+    """Take the volume NAME from the VM that holds it. The data stays.
+
+    Unmount it in the guest first. A running guest must release the disk. Until then the volume is
+    Detaching, and the request is repeated.
+    """
     given = {key: value for key, value in flags.items() if value}
-    asked = {"name": name, "namespace": namespace, **given}
-    _show(invocation, "detach", asked)
+    asked = {"name": name, "namespace": namespace}
+    view = invocation.call("volume", "detach", asked | given)
+    until = time.monotonic() + timeout
+    while wait and view.get("state") == "Detaching":
+        if time.monotonic() > until:
+            why = view.get("message") or "its guest has not released it yet"
+            raise unknown(
+                f"{name} is still being detached: {why}",
+                f"it continues by itself: `virtbus volume get {name}`",
+            )
+        time.sleep(POLL_S)
+        view = invocation.call("volume", "get", asked)
+    invocation.show(view, lambda: table([view]))
 
 
 @click.command(

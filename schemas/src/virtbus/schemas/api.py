@@ -163,9 +163,10 @@ class NodeRef(StrictModel):
 
 
 class NodeForget(NodeRef):
-    """`node.forget`. `lose_volumes` names, as NAMESPACE/NAME, each volume that is lost with it."""
+    """`node.forget`. The lists name, as NAMESPACE/NAME, each object that is lost with it."""
 
     lose_volumes: tuple[VolumeName, ...] = Field((), max_length=10_000)
+    lose_snapshots: tuple[VolumeName, ...] = Field((), max_length=10_000)
 
 
 class NodeDrain(NodeRef):

@@ -23,9 +23,9 @@ SAMPLES = {
     "key": "sample-key",
 }
 PARAMETERS = {
-    "uid": "the UUID of the VM, the volume or the operation",
-    "name": "lower-case base32 of the name of a VM, volume or image, without padding",
-    "namespace": "the namespace of a VM, volume or image name",
+    "uid": "the UUID of the VM, the object or the operation",
+    "name": "lower-case base32 of the name of a VM or object, without padding",
+    "namespace": "the namespace of a VM or object",
     "node": "a node's id; `_` for VMs without a node",
     "service": "netd, imaged or nodeagent; of a dead letter, the service that wrote it",
     "part": "`image` or `net`",
@@ -55,6 +55,7 @@ ASKERS = {
     "command": "controller",
     "freeze": "controller",
     "volume-release": "controller",
+    "snapshot-release": "controller",
     "inspect": "controller, tools and tests",
     "quarantine": "controller, nodeagent",
 }

@@ -51,7 +51,6 @@ class Verdict(StrEnum):
     """The verdict on a verb."""
 
     WORKS = "works"
-    NOT_YET = "not yet"
     REFUSED = "refused"
 
 
@@ -70,10 +69,9 @@ def _no(why: str) -> Ability:
     return Ability(Verdict.REFUSED, why)
 
 
-WORKS, NOT_YET = Ability(Verdict.WORKS), Ability(Verdict.NOT_YET)
-_LATER = (Verb.HOT_PLUG, Verb.UNPLUG, Verb.GROW)
+WORKS = Ability(Verdict.WORKS)
 _OWN = Ability(Verdict.WORKS, "eject and insert; the medium is the drive's own volume")
-_ANY = dict.fromkeys(Verb, WORKS) | dict.fromkeys(_LATER, NOT_YET)
+_ANY = dict.fromkeys(Verb, WORKS)
 _NO_THREAD = _no("QEMU serves this bus in its main loop; use virtio")
 _NO_NVME = _no(
     "libvirt does not know this bus, so it can neither add nor remove a disk of a running guest"
@@ -84,6 +82,7 @@ ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
     DiskBus.VIRTIO: _ANY
     | {
         Verb.CDROM: Ability(Verdict.WORKS, "as a read-only disk; it cannot be empty"),
+        Verb.HOT_PLUG: Ability(Verdict.WORKS, "a guest has four free PCI ports at its start"),
         Verb.MEDIA_CHANGE: _NO_DRIVE,
     },
     DiskBus.SATA: _ANY
@@ -110,6 +109,10 @@ ABILITIES: Mapping[DiskBus, Mapping[Verb, Ability]] = {
         Verb.BLOCK_SIZE: _no("QEMU's USB storage ignores it; use virtio or scsi"),
         Verb.IO_THREAD: _NO_THREAD,
         Verb.DISCARD: _no("USB storage passes no discard on; use virtio, scsi or sata"),
+        Verb.HOT_PLUG: Ability(
+            Verdict.WORKS,
+            "if the VM has another USB disk; only that gives a guest a USB controller",
+        ),
         Verb.GROW: _no("a guest sees the new size of a USB disk only at its next start"),
         Verb.MEDIA_CHANGE: _NO_DRIVE,
     },

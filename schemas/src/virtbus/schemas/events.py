@@ -8,7 +8,7 @@ from virtbus.schemas.model import LenientModel
 
 
 class EventKind(StrEnum):
-    """The kinds of events of VMs, nodes, volumes, image names and networks."""
+    """The kinds of events of VMs, nodes, volumes, snapshots, image names and networks."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
@@ -58,6 +58,11 @@ class EventKind(StrEnum):
     VOLUME_UPDATED = "volume.updated"
     VOLUME_DELETING = "volume.deleting"
     VOLUME_DELETED = "volume.deleted"
+    SNAPSHOT_CREATED = "snapshot.created"
+    SNAPSHOT_READY = "snapshot.ready"
+    SNAPSHOT_UPDATED = "snapshot.updated"
+    SNAPSHOT_DELETING = "snapshot.deleting"
+    SNAPSHOT_DELETED = "snapshot.deleted"
     IMAGE_NAME_SET = "imagename.set"
     IMAGE_NAME_DELETED = "imagename.deleted"
     NETWORK_CREATED = "network.created"

@@ -65,6 +65,8 @@ class GuestFilesystem(LenientModel):
     total_bytes: int | None = None
     used_bytes: int | None = None
     disks: tuple[str, ...] = ()
+    spec_disks: tuple[str, ...] = ()
+    """The names that these disks have in the VM's spec."""
 
 
 class GuestInterface(LenientModel):

@@ -69,19 +69,19 @@ class NetworkSpec(StrictModel):
 
     kind: NetworkKind
     subnet: Subnet | None = None
-    """Of `nat` and `isolated`: the guests' addresses, the same on each host."""
+    """For `nat` and `isolated`: the guests' addresses, the same on each host."""
     subnets: dict[Id, Subnet] = Field(default_factory=dict, max_length=SUBNETS_MAX)
-    """Of `routed`: the subnet of each node. Other nodes do not take VMs of the network."""
+    """For `routed`: the subnet of each node. Other nodes do not take VMs of the network."""
     gateway: Ipv4 | None = None
-    """Of `nat`: the host's address in the subnet; default: the first one."""
+    """For `nat`: the host's address in the subnet; default: the first one."""
     dns: tuple[Ipv4, ...] = Field((), max_length=DNS_MAX)
     """Name servers of the guests; empty: those of the node, or none for `isolated`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=BRIDGE_MTU)
     """None: 1500, or the plugins' for `cni`."""
     conflist: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
-    """Of `cni`: the name of a conflist that the node has."""
+    """For `cni`: the name of a conflist that the node has."""
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None
-    """Of `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
+    """For `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
     protected: bool = False
     """True: a delete is refused until this is cleared."""
 

@@ -13,6 +13,7 @@ from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
 from virtbus.schemas.quarantine import QuarantineRequest
+from virtbus.schemas.snapshot import SnapshotRef
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
@@ -92,9 +93,9 @@ class FillWork(LenientModel):
 
 
 class WorkState(LenientModel):
-    """The progress of an export or a fill.
+    """The progress of an operation. After a cancel, `done` means that the cancel came too late.
 
-    After a cancel, `done` means that the cancel came too late.
+    Only an export has a `result`, and only a fill has `virtual_size_bytes`.
     """
 
     state: Literal["none", "working", "done"]
@@ -127,12 +128,13 @@ class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
     With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
-    whose folder's name is greater.
+    whose folder's name is greater, with `snapshots_after` only such snapshots.
     """
 
     uid: str | None = None
     mend: bool = False
     volumes_after: str | None = None
+    snapshots_after: str | None = None
 
 
 class HeldVolume(LenientModel):
@@ -146,16 +148,28 @@ class HeldVolume(LenientModel):
     holder: str = ""
 
 
+class HeldSnapshot(LenientModel):
+    """The data of a snapshot on a host, with the host's description if the data is complete."""
+
+    folder: str
+    ref: SnapshotRef | None = None
+    resource: Literal["vm", "volume"] = "vm"
+    uid: str = ""
+    name: str = ""
+    size_bytes: int = 0
+
+
 class HeldResources(LenientModel):
     """A service's resources on the host, by uid, for audits and orphan sweeps.
 
     `faults` are missing resources by uid. The empty uid stands for the host's own resources (netd:
-    Linux bridge, nftables, forwarding). `more` is set if another page of volumes follows.
+    Linux bridge, nftables, forwarding). `more` is set if another page follows.
     """
 
     things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     faults: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     volumes: tuple[HeldVolume, ...] = ()
+    snapshots: tuple[HeldSnapshot, ...] = ()
     more: bool = False
 
 
@@ -358,8 +372,8 @@ class JoinedBus(LenientModel):
 class AuditFinding(LenientModel):
     """Something on a host or the bus that no record of a VM accounts for, or that is missing.
 
-    `kind` is domain, network, disk, volume, file, status, record, service, bus or fault. `repair`
-    says what `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
+    `kind` is domain, network, disk, volume, snapshot, file, status, record, service, bus or fault.
+    `repair` says what `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
     """
 
     kind: str

@@ -1,7 +1,8 @@
-"""Lists the requests about objects that outlive their VMs: volumes, networks, names, operations."""
+"""Lists the requests about objects that outlive their VMs: volumes, snapshots and others."""
 
 from virtbus.schemas import image_name_api, network_api, volume_api
 from virtbus.schemas import operation_api as op
+from virtbus.schemas import snapshot_api as snap
 from virtbus.schemas.channel import Channel
 from virtbus.schemas.channel import of_api as _api
 
@@ -39,6 +40,19 @@ OBJECTS: tuple[Channel, ...] = (
         volume_api.VolumeView,
         "Detach a volume from a VM.",
     ),
+    _api(
+        "snapshot",
+        "create",
+        snap.SnapshotCreate,
+        snap.SnapshotView,
+        "Copy disks that no guest uses.",
+    ),
+    _api("snapshot", "get", snap.SnapshotAsk, snap.SnapshotView, "One snapshot."),
+    _api("snapshot", "list", snap.SnapshotList, snap.SnapshotPage, "Snapshots, in pages."),
+    _api("snapshot", "update", snap.SnapshotUpdate, snap.SnapshotView, "Protect a snapshot."),
+    _api("snapshot", "restore", snap.SnapshotRestore, snap.SnapshotView, "Replace the disks."),
+    _api("snapshot", "adopt", snap.SnapshotAdopt, snap.SnapshotView, "Write a lost record."),
+    _api("snapshot", "delete", snap.SnapshotDelete, snap.SnapshotView, "Remove its data."),
     _api(
         "imagename",
         "set",

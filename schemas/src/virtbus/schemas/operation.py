@@ -8,6 +8,7 @@ from pydantic import Field
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.snapshot import SnapshotRef
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 
@@ -48,10 +49,12 @@ class Step(NamedTuple):
     final: bool = False
 
 
-OperationKind = Literal["export", "fill"]
+OperationKind = Literal["export", "fill", "snapshot", "restore"]
 STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
     "fill": (Step("fetch"), Step("copy"), Step("publish", final=True)),
+    "snapshot": (Step("copy"), Step("publish", final=True)),
+    "restore": (Step("copy"), Step("replace", final=True)),
 }
 """The steps of an operation in order, by its kind."""
 
@@ -84,12 +87,16 @@ class OperationRecord(LenientModel):
     epoch: int = 0
     """The epoch of the VM. Another one means that the VM has left the node."""
     disk: str = ""
-    """The exported disk of the VM, by the name of its volume in the spec; empty for a volume."""
+    """The exported disk of the VM, by the name of its volume in the spec; otherwise empty."""
     ref: VolumeRef | None = None
-    """The volume that is exported or filled; None if the disk of a VM is exported."""
+    """The volume, if the work concerns one disk that is a volume."""
     source: FillSource | None = None
     """The source of a fill."""
     format: ExportFormat = ExportFormat.QCOW2
+    snapshot: SnapshotRef | None = None
+    """The snapshot that it makes. A restore makes one of the disks that it replaces."""
+    restored: SnapshotRef | None = None
+    """The snapshot that it restores."""
     cancel: bool = False
     """True: end it, unless its final step has begun."""
     created_ns: int

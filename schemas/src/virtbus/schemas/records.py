@@ -9,12 +9,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.operation import OperationRecord, OperationStatus
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     OPERATIONS,
     image_name,
     network_record,
     operation_record,
     operation_status,
+    snapshot_record,
     volume_record,
 )
 from virtbus.schemas.version import check_version
@@ -73,6 +75,13 @@ def read_volume(key: str, value: bytes) -> VolumeRecord:
     """Return the volume at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(VolumeRecord, key, value)
     refuse_foreign(key, volume_record(record.namespace, record.name))
+    return record
+
+
+def read_snapshot(key: str, value: bytes) -> SnapshotRecord:
+    """Return the snapshot at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(SnapshotRecord, key, value)
+    refuse_foreign(key, snapshot_record(record.namespace, record.name))
     return record
 
 

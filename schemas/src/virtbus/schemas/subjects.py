@@ -21,6 +21,9 @@ OPERATIONS = "_op"
 VOLUMES = "_vol"
 VOLUME_KEYS = f"$KV.vm.{VOLUMES}."
 """The prefix of the keys of all volumes."""
+SNAPSHOTS = "_snap"
+SNAPSHOT_KEYS = f"$KV.vm.{SNAPSHOTS}."
+"""The prefix of the keys of all snapshots."""
 IMAGE_NAMES = "_img"
 IMAGE_NAME_KEYS = f"$KV.vm.{IMAGE_NAMES}."
 """The prefix of the keys of all image names."""
@@ -61,6 +64,11 @@ def name_claim(namespace: str, name: str) -> str:
 def volume_record(namespace: str, name: str) -> str:
     """`$KV.vm._vol.<namespace>.<base32(name)>`: a volume, and the claim of its name."""
     return f"$KV.vm.{VOLUMES}.{check_id(namespace)}.{name_token(check_id(name))}"
+
+
+def snapshot_record(namespace: str, name: str) -> str:
+    """`$KV.vm._snap.<namespace>.<base32(name)>`: a snapshot, and the claim of its name."""
+    return f"$KV.vm.{SNAPSHOTS}.{check_id(namespace)}.{name_token(check_id(name))}"
 
 
 def image_name(namespace: str, name: str) -> str:

@@ -320,7 +320,10 @@ class VmRecord(LenientModel):
     traceparent: str | None = None
     sec_digest: str | None = None
     volume_refs: dict[str, VolumeRef] = Field(default_factory=dict)
-    """The volumes that it holds, by the name in its spec."""
+    """The volumes that it holds, by the name in its spec.
+
+    One that the spec does not have any more stays here until the guest has released it.
+    """
     image_targets: dict[str, ImageTarget] = Field(default_factory=dict)
     """The meanings of image names on the bus at its create, by the plain names in its spec."""
     network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)
@@ -332,6 +335,14 @@ class VmRecord(LenientModel):
     def ending(self) -> bool:
         """Return True if the VM should leave its node: it is being deleted or evacuated."""
         return self.deleting or self.evacuating
+
+    @property
+    def detaching(self) -> dict[str, VolumeRef]:
+        """Return the volumes that the VM still holds, and that should leave its guest."""
+        if not self.volume_refs:
+            return {}
+        wanted = {one.name for one in self.spec.volumes}
+        return {name: ref for name, ref in self.volume_refs.items() if name not in wanted}
 
     def image_of(self, volume: Volume) -> str:
         """Return the image of a volume of the spec, empty if it has none."""

@@ -58,6 +58,10 @@ class VmStatus(LenientModel):
 
     Those of a burst have the prefix `burst_`.
     """
+    disks_pending: dict[str, str] = Field(default_factory=dict)
+    """By disk: the reason why the guest does not have it as in the record. The agent retries."""
+    detached: tuple[str, ...] = ()
+    """The disks of `VmRecord.detaching` that no guest has any more, in the given generation."""
     started_ns: int | None = None
     updated_ns: int = 0
     restarts: int = 0

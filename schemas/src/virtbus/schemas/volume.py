@@ -54,10 +54,10 @@ class VolumeSource(StrictModel):
             msg = "give one of image, volume and vm"
             raise ValueError(msg)
         if self.full and self.image is None:
-            msg = "full is of an image; other sources are always copied"
+            msg = "full needs an image; other sources are always copied"
             raise ValueError(msg)
         if self.disk is not None and self.vm is None:
-            msg = "disk is of a vm"
+            msg = "disk needs a vm"
             raise ValueError(msg)
         return self
 
@@ -160,6 +160,8 @@ class VolumeState(StrEnum):
     """Its content could not be copied. `volume.fill` repeats the copy."""
     IN_USE = "InUse"
     """A VM holds it."""
+    DETACHING = "Detaching"
+    """A VM holds it until its guest has released the disk; the request is repeated."""
     LOST = "Lost"
     """Its node was forgotten, with its data."""
     DELETING = "Deleting"

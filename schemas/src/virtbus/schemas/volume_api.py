@@ -39,7 +39,7 @@ class VolumeAsk(StrictModel):
 class VolumeUpdate(VolumeAsk):
     """`volume.update`: changes the given fields. `size` may only grow, and `labels` replaces all.
 
-    A volume grows while no VM holds it.
+    A volume grows also under a running guest, if its bus can tell the guest.
     """
 
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
@@ -65,9 +65,10 @@ class VolumeAdopt(VolumeAsk):
 
 
 class VolumeAttach(VolumeAsk):
-    """`volume.attach`: adds the volume to a VM of its namespace that is off, as a further disk.
+    """`volume.attach`: adds the volume to a VM of its namespace, as a further disk.
 
-    The VM holds the volume from then on. `disk` is the name of the disk; default: the volume's.
+    The VM holds the volume from then on. A running guest gets the disk at once, if its bus can.
+    `disk` is the name of the disk; default: the volume's.
     """
 
     vm: Id
@@ -76,14 +77,17 @@ class VolumeAttach(VolumeAsk):
 
 
 class VolumeDetach(VolumeAsk):
-    """`volume.detach`: removes the volume and its disk from the VM that holds it, which is off.
+    """`volume.detach`: removes the volume and its disk from the VM that holds it.
 
-    With `vm`, another holder is refused. A volume without a holder is not changed. `gone` is the
-    uid of a holder without a record, of which a person knows that it has no guest.
+    A running guest must release the disk: until then the volume is Detaching. With `vm`, another
+    holder is refused. A volume without a holder is not changed. `gone` is the uid of a holder
+    without a record, of which a person knows that it has no guest. A disk that is mounted in the
+    guest is refused without `force`, if the guest agent can tell.
     """
 
     vm: Id | None = None
     gone: Uid | None = None
+    force: bool = False
 
 
 class VolumeList(StrictModel):

@@ -16,6 +16,7 @@ from virtbus.schemas.node_rpc import (
     WorkState,
 )
 from virtbus.schemas.operation import ExportResult
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased, SnapshotWork
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 
@@ -30,6 +31,8 @@ class SimulatedImages:
         """The digests of the images that a VM's disks use, by uid."""
         self._volumes: set[str] = set()
         """The folders of volumes."""
+        self._snapshots: set[str] = set()
+        """The folders of snapshots."""
         self._exports: dict[str, bool] = {}
         """By operation: True if the export is published."""
         self._fills: set[str] = set()
@@ -109,6 +112,19 @@ class SimulatedImages:
             return self.fill(want)
         self._fills.add(want.id)
         return WorkState(state="working", step="copy")
+
+    def snapshot(self, want: SnapshotWork) -> WorkState:
+        """Make or restore a snapshot without data at once."""
+        if want.do == "cancel" and want.snapshot.folder not in self._snapshots:
+            return WorkState(state="none")
+        self._snapshots.add(want.snapshot.folder)
+        return WorkState(state="done")
+
+    def release_snapshot(self, want: SnapshotRelease) -> SnapshotReleased:
+        """Remove a snapshot."""
+        found = want.ref.folder in self._snapshots
+        self._snapshots.discard(want.ref.folder)
+        return SnapshotReleased(found=found)
 
     def release(self, uid: str) -> None:
         """Remove a VM's disks."""

@@ -9,6 +9,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.volume_ref import VolumeRef
 
 
 class MemoryFiles:
@@ -111,3 +112,8 @@ class NoDisks:
         self, record: VmRecord, made: Mapping[str, MadeDisk]
     ) -> dict[str, DiskSource]:
         return disk_sources(Path("/simulated"), record, made)
+
+    async def opened(self, ref: VolumeRef) -> bool:
+        """Return False."""
+        del ref
+        return False

@@ -47,6 +47,7 @@ from virtbus.schemas.quarantine import (
     QuarantineRequest,
     QuarantineWork,
 )
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotWork
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
@@ -91,6 +92,8 @@ class SimulatedNode:
             "volume-release": (VolumeRelease, self.images.release_volume),
             "export": (ExportWork, self.images.export),
             "fill": (FillWork, self.images.fill),
+            "snapshot": (SnapshotWork, self.images.snapshot),
+            "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "upload": (UploadImage, self.images.upload),

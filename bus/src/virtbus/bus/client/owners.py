@@ -15,7 +15,7 @@ REQUEST_INFO = "Nats-Request-Info"
 BRIDGE = "bridge"
 """The user name of the first bridge. Further bridges are `bridge-<cluster>`."""
 CRI = "cri-"
-"""The user name of a node's container runtime is this and the node's id (ADR 0059)."""
+"""Prefix of the user name of a node's container runtime; the node's id follows (ADR 0059)."""
 _UNKNOWN = "unknown"
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 """The accounts, in lower case, whose users may touch every VM."""

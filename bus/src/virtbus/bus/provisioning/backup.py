@@ -29,6 +29,7 @@ from virtbus.schemas.subjects import (
     JOIN_KEY,
     NETWORK_KEYS,
     SIGNING,
+    SNAPSHOT_KEYS,
     VOLUME_KEYS,
     vm_anywhere,
 )
@@ -38,7 +39,7 @@ QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
-_NAMED = (VOLUME_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS)
+_NAMED = (VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS)
 
 
 class BackupError(Exception):
@@ -159,9 +160,9 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
 
 
 def _deleted_by_name(backup: Backup, there: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the uids of the backup's volumes and image names that this bus has deleted, by key.
+    """Return the uids of the backup's named objects that this bus has deleted, by key.
 
-    The purge marker has the uid. Another volume or image name at that key was not deleted.
+    The purge marker has the uid. Another object at that key was not deleted.
     """
     return {
         key: entry.why.decode(errors="replace")
@@ -181,7 +182,8 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
     ]
     if others:
         message = (
-            f"the bus has {len(others)} VM(s), volume(s) or image name(s) that the backup lacks, "
+            f"the bus has {len(others)} VM(s), volume(s), image name(s) or network(s) that the "
+            "backup lacks, "
             f"the first is {_uid(others[0])}; restore only into an empty bus. To restore "
             "lost records from running hosts: virtbus bus rebuild"
         )

@@ -142,14 +142,21 @@ def unfence(invocation: Invocation, *, name: str) -> None:
     metavar="NS/NAME",
     help="A volume whose data is lost with the host; repeatable.",
 )
+@click.option(
+    "--lose-snapshot",
+    "lose_snapshots",
+    multiple=True,
+    metavar="NS/NAME",
+    help="A snapshot whose data is lost with the host; repeatable.",
+)
 @verb
-def forget(invocation: Invocation, *, name: str, lose_volumes: tuple[str, ...]) -> None:
+def forget(invocation: Invocation, *, name: str, **lost: tuple[str, ...]) -> None:
     """Remove all data of the host NAME, which is gone for good, from the bus.
 
-    This is refused while the host has a heartbeat, or VMs, or volumes that --lose-volume does not
-    name. If the host comes back, it holds its VMs until `virtbus bus rebuild`; remove its
-    credentials (`virtbus bus remove-node`).
+    This is refused while the host has a heartbeat, or VMs, or volumes and snapshots that
+    --lose-volume and --lose-snapshot do not name. If the host comes back, it holds its VMs until
+    `virtbus bus rebuild`; remove its credentials (`virtbus bus remove-node`).
     """
-    more = {"lose_volumes": list(lose_volumes)} if lose_volumes else {}
+    more = {key: list(names) for key, names in lost.items() if names}
     answer = invocation.call("node", "forget", {"node": name, **more})
     invocation.show(answer, lambda: f"{name} is forgotten; next: virtbus bus remove-node {name}")

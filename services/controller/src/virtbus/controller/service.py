@@ -31,12 +31,14 @@ from virtbus.controller.edge.names_api import NamesApi
 from virtbus.controller.edge.network_api import NetworkApi, NetworkLimits
 from virtbus.controller.edge.network_removals import NetworkRemovals
 from virtbus.controller.edge.node_monitor import NodeMonitor
-from virtbus.controller.edge.operation_api import OperationApi, OperationLimits
+from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_sweep import OperationSweep
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
+from virtbus.controller.edge.snapshot_api import SnapshotApi
+from virtbus.controller.edge.snapshot_sweep import SnapshotSweep
 from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
@@ -65,6 +67,7 @@ READS_AT_ONCE = {
     ("network", "list"): 8,
     ("network", "offers"): 8,
     ("volume", "list"): 8,
+    ("snapshot", "list"): 8,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
     ("bus", "status"): 4,
@@ -112,7 +115,7 @@ class ControllerService:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
-        self._fills = self._volume_fills(events)
+        self._fills = VolumeFills(bus, self._fleet, events, self._room, self._vms)
         self._volumes = VolumeApi(
             bus,
             self._fleet,
@@ -128,7 +131,7 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
-        self._operations, self._networks = self._operation_api(events), self._network_api(events)
+        self._operations, self._snapshots, self._networks = self._object_apis(events)
         self._power = VmPower(self._vms, self._fleet)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
@@ -145,24 +148,20 @@ class ControllerService:
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     @property
-    def _operation_quota(self) -> Quota:
+    def _room(self) -> OperationRoom:
         settings = self._settings
-        return Quota(settings.operations_per_namespace, settings.operations_in_all)
+        quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
+        return OperationRoom(self._fleet, self._storage, quota)
 
-    def _volume_fills(self, events: FleetEvents) -> VolumeFills:
-        room = OperationRoom(self._fleet, self._storage, self._operation_quota)
-        return VolumeFills(self._bus, self._fleet, events, room, self._vms)
-
-    def _operation_api(self, events: FleetEvents) -> OperationApi:
-        """Return the handlers of requests about operations."""
-        limits = OperationLimits(self._operation_quota, self._settings.operation_keep_s)
-        return OperationApi(self._bus, self._fleet, events, self._storage, limits, self._vms)
-
-    def _network_api(self, events: FleetEvents) -> NetworkApi:
-        """Return the handlers of requests about networks."""
-        all_, each = self._settings.networks_in_all, self._settings.networks_per_namespace
-        limits = NetworkLimits(Quota(each, all_), self._settings.client_subnets)
-        return NetworkApi(self._bus, self._fleet, events, self._storage, limits)
+    def _object_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi, NetworkApi]:
+        """Return the handlers of requests about operations, snapshots and networks."""
+        settings, bus, fleet, vms = self._settings, self._bus, self._fleet, self._vms
+        operations = OperationApi(bus, fleet, events, self._room, settings.operation_keep_s, vms)
+        of_snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
+        snapshots = SnapshotApi(bus, fleet, events, of_snapshots, vms, operations)
+        of_networks = Quota(settings.networks_per_namespace, settings.networks_in_all)
+        limits = NetworkLimits(of_networks, settings.client_subnets)
+        return operations, snapshots, NetworkApi(bus, fleet, events, self._storage, limits)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
@@ -172,6 +171,8 @@ class ControllerService:
             interval_s=settings.sweep_interval_s,
             grace_s=settings.orphan_grace_s,
         )
+        completing = SnapshotSweep(bus, fleet, events)
+        self._feeds.listeners.append(completing.wake)
         networks = NetworkRemovals(bus, fleet, events)
         self._feeds.listeners.append(networks.wake)
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
@@ -180,6 +181,7 @@ class ControllerService:
             Evacuations(bus, fleet, self._watches, events).run,
             self._placing.run,
             self._removals.run,
+            completing.run,
             networks.run,
             self._fills.run,
             HoldSweep(bus, fleet, events).run,
@@ -236,7 +238,7 @@ class ControllerService:
         power, volumes = self._power, self._volumes
         commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
-        names, networks = self._image_names, self._networks
+        names, networks, snapshots = self._image_names, self._networks, self._snapshots
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -270,12 +272,19 @@ class ControllerService:
             ("volume", "create"): volumes.create,
             ("volume", "get"): volumes.get,
             ("volume", "list"): volumes.list,
-            ("volume", "update"): volumes.update,
+            ("volume", "update"): attachments.update,
             ("volume", "delete"): volumes.delete,
             ("volume", "fill"): volumes.fill,
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,
+            ("snapshot", "create"): snapshots.create,
+            ("snapshot", "get"): snapshots.get,
+            ("snapshot", "list"): snapshots.list,
+            ("snapshot", "update"): snapshots.update,
+            ("snapshot", "adopt"): snapshots.adopt,
+            ("snapshot", "restore"): snapshots.restore,
+            ("snapshot", "delete"): snapshots.delete,
             ("imagename", "set"): names.set,
             ("imagename", "get"): names.get,
             ("imagename", "list"): names.list,

@@ -39,6 +39,13 @@ class Settings(ServiceSettings):
         description="maximum number of volumes of all namespaces; may be exceeded, too",
     )
 
+    snapshots_per_namespace: int = Field(
+        1000, ge=1, description="snapshots of a namespace at most, as volumes_per_namespace"
+    )
+    snapshots_in_all: int = Field(
+        20_000, ge=1, description="snapshots of all namespaces at most, as volumes_per_namespace"
+    )
+
     image_names_per_namespace: int = Field(
         1000,
         ge=1,

@@ -83,7 +83,7 @@ class Containers:
         return pod
 
     async def _end_former(self, pod: Pod) -> None:
-        """End the attempt before, if its start has no known outcome; refuse if it runs."""
+        """End the previous attempt if its start has no known outcome; raise if its guest runs."""
         former = pod.active
         if former is None:
             return

@@ -33,7 +33,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 END_S = 30.0
-"""Time beyond a guest's grace within which its node ends it and says so."""
+"""Time after a guest's grace within which its node ends it and reports this."""
 AGAIN_S = (0.5, 30.0)
 
 

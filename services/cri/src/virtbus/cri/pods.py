@@ -1,7 +1,8 @@
 """Keeps the node's pods in memory and on disk, and finds sandboxes and containers by id.
 
 A change is computed from memory and put there in one step; then the file is written. Each call
-awaits the file before it answers. Calls hold a pod's lock; news of its VM do not wait for it.
+awaits the file before it answers. Calls hold a pod's lock; updates of its VM do not wait for the
+lock.
 """
 
 import asyncio
@@ -91,7 +92,7 @@ class Pods:
         await self._store.pods.remove(pod.key)
 
     async def discard(self, uid: str) -> None:
-        """Have a VM deleted, as soon as the bus answers."""
+        """Delete a VM as soon as the bus answers."""
         self.removals[uid] = removal = Removal(uid=uid)
         await self._store.removals.put(uid, removal)
         self.duties.set()
@@ -164,7 +165,7 @@ def _named(ids: Iterator[tuple[str, str]], wanted: str) -> tuple[str, str] | Non
         if len(wanted) >= LEAST_PREFIX and one.startswith(wanted):
             found.append((key, one))
     if len(found) > 1:
-        message = f"the id {wanted!r:.80} has several meanings; give more of it"
+        message = f"the id {wanted!r:.80} matches several; give more characters"
         raise VirtbusError(Code.INVALID, "id_ambiguous", message)
     return found[0] if found else None
 

@@ -21,6 +21,8 @@ class Job:
     step: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
+    final: bool = False
+    """True from the final step on: a cancel comes too late."""
     error: VirtbusError | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -49,13 +51,26 @@ class DiskJobs:
         """Return the ids of all jobs."""
         return frozenset(self._jobs)
 
-    def get(self, id_: str) -> Job | None:
-        """Return a job; raise its failure, once. The next request then begins another."""
-        job = self._jobs.get(id_)
-        if job is not None and job.error is not None:
+    async def ensure(
+        self,
+        id_: str,
+        uid: str,
+        done: Callable[[], Awaitable[WorkState | None]],
+        work: Callable[[Job], Awaitable[None]],
+    ) -> WorkState:
+        """Return the progress or the result; begin the work if there is neither.
+
+        Raises:
+            VirtbusError: the failure of the attempt before this request. The next request begins
+                another.
+        """
+        if id_ not in self._jobs and (found := await done()) is not None:
+            return found
+        job = self._jobs.get(id_) or self.begin(id_, uid, work)
+        if job.error is not None:
             del self._jobs[id_]
             raise job.error
-        return job
+        return job.state
 
     def begin(self, id_: str, uid: str, work: Callable[[Job], Awaitable[None]]) -> Job:
         """Begin the work of an operation on the VM or volume `uid`."""
@@ -63,12 +78,19 @@ class DiskJobs:
         job.task = self._group.create_task(self._run(id_, uid, job, work))
         return job
 
-    async def end(self, id_: str) -> None:
-        """Cancel a job, if there is one; return after its end."""
-        job = self._jobs.pop(id_, None)
+    async def end(self, id_: str) -> WorkState | None:
+        """Cancel a job; return its progress if the cancel comes too late, otherwise None.
+
+        A cancelled job has ended on return.
+        """
+        job = self._jobs.get(id_)
+        if job is not None and job.final and job.error is None:
+            return job.state
+        self._jobs.pop(id_, None)
         if job is not None and job.task is not None:
             job.task.cancel()
             await asyncio.wait({job.task})
+        return None
 
     async def _run(
         self, id_: str, uid: str, job: Job, work: Callable[[Job], Awaitable[None]]

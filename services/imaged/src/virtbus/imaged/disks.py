@@ -26,6 +26,7 @@ from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeFolders, VolumeNote
 from virtbus.imaged.images import Images
@@ -186,7 +187,11 @@ class Disks:
             if found is not None:
                 digest = self._base_of(disk, found)
                 if disk.ref is not None and not missing:
-                    found = self._checked_volume(record, disk.ref, found)
+                    path = found.backing_path
+                    self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
+                if found.virtual_size_bytes < (disk.size_bytes or 0):
+                    files.grow(*place, disk.size_bytes or 0)
+                    found = files.read(*place) or found
                 made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
         return made
 
@@ -195,15 +200,6 @@ class Disks:
         if disk.ref is not None:
             return self._volumes, (disk.ref.folder, DISK)
         return self._files, (record.uid, disk.volume)
-
-    def _checked_volume(self, record: VmRecord, ref: VolumeRef, found: Overlay) -> Overlay:
-        """Note the VM that uses a volume, and grow the disk to the volume's size."""
-        path = found.backing_path
-        self._note(record, ref, f"sha256:{Path(path).name}" if path else "")
-        if found.virtual_size_bytes >= ref.size_bytes:
-            return found
-        self._volumes.grow(ref.folder, ref.size_bytes)
-        return self._volumes.read(ref.folder, DISK) or found
 
     def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
         note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)
@@ -378,9 +374,9 @@ class Disks:
 
     def _found(self) -> Iterator[FoundDisk]:
         """Yield all disks, also those that move to or from the quarantine meanwhile."""
-        return itertools.chain(
-            self._files.find(), self._volumes.find(), self._quarantine.find(), self._files.find()
-        )
+        frozen = SnapshotFolders(self._files.root).find()
+        volumes, quarantine = self._volumes.find(), self._quarantine.find()
+        return itertools.chain(self._files.find(), volumes, frozen, quarantine, self._files.find())
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch

@@ -6,19 +6,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
 from virtbus.imaged.edge.export_files import PACKED, PART, ExportFiles
 from virtbus.imaged.edge.export_part import ExportPart
-from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
-from virtbus.imaged.opened_disks import opened_disk
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat, ExportResult
@@ -51,8 +49,7 @@ class ExportParts:
     """The parts of imaged that exports use."""
 
     locks: DiskLocks
-    store: ImageStore
-    files: DiskFolders
+    places: DiskPlaces
     exports: ExportFiles
     threads: DiskThreads
     limits: TransferLimits
@@ -64,7 +61,6 @@ class Exports:
     def __init__(self, jobs: DiskJobs, parts: ExportParts, converter: Converter = convert) -> None:
         self._jobs = jobs
         self._parts = parts
-        self._volumes = VolumeFolders(parts.files.root)
         self._convert = converter
 
     # --- requests ---------------------------------------------------------------------------
@@ -78,7 +74,8 @@ class Exports:
                 `store_error`.
         """
         if want.do == "ensure":
-            return await self._ensure(want)
+            done, work = partial(self._done, want.id), partial(self._run, want)
+            return await self._jobs.ensure(want.id, want.uid, done, work)
         await self._jobs.end(want.id)
         found = await self._published(want.id)
         if found is not None and want.do == "cancel":
@@ -86,14 +83,9 @@ class Exports:
         await self._parts.threads.run(self._parts.exports.remove, want.id)
         return WorkState(state="none")
 
-    async def _ensure(self, want: ExportWork) -> WorkState:
-        job = self._jobs.get(want.id)
-        if job is None and (found := await self._published(want.id)) is not None:
-            return WorkState(state="done", result=found)
-        job = self._jobs.get(want.id)
-        if job is None:
-            job = self._jobs.begin(want.id, want.uid, lambda job: self._run(want, job))
-        return job.state
+    async def _done(self, export: str) -> WorkState | None:
+        found = await self._published(export)
+        return None if found is None else WorkState(state="done", result=found)
 
     async def _published(self, export: str) -> ExportResult | None:
         return await self._parts.threads.run(self._parts.exports.published, export)
@@ -175,7 +167,5 @@ class Exports:
 
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, want: ExportWork) -> OpenedSource:
-        """Open the disk and its image; errors as `opened_disk`."""
-        if want.ref is not None:
-            return opened_disk(self._volumes, want.ref.folder, DISK, self._parts.store)
-        return opened_disk(self._parts.files, want.uid, want.disk or "", self._parts.store)
+        """Open the disk and its image; errors as `DiskPlaces.of` and `DiskPlace.opened`."""
+        return self._parts.places.of(want.uid, want.disk or "", want.ref).opened()

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 from virtbus.imaged.core.disk_requests import fill_size, image_of_fill
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disks import Disks
-from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import OpenedSource, convert
@@ -21,7 +22,6 @@ from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
 from virtbus.imaged.exports import Converter
 from virtbus.imaged.images import Images
-from virtbus.imaged.opened_disks import opened_disk
 from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
@@ -42,7 +42,7 @@ class FillParts:
     disks: Disks
     images: Images
     store: ImageStore
-    files: DiskFolders
+    places: DiskPlaces
     volumes: VolumeFolders
     space: DiskSpace
     threads: DiskThreads
@@ -73,7 +73,7 @@ class Fills:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 400 `disk_too_large`, `disk_too_small`; 404 `disk_missing`; 409
                 `disk_in_use`, `released`; 422 `copy_failed`; 503 `disk_full`; the errors of
-                `Images.ensure` and `opened_disk`.
+                `Images.ensure`, `DiskPlaces.of` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
@@ -82,13 +82,8 @@ class Fills:
                 async with self._parts.disks.locks.of(want.ref.folder):
                     await self._parts.threads.run(self._parts.volumes.drop_copy, want.ref.folder)
             return state or WorkState(state="none")
-        job = self._jobs.get(want.id)
-        if job is None and (done := await self._state(want.ref)) is not None:
-            return done
-        job = self._jobs.get(want.id)
-        if job is None:
-            job = self._jobs.begin(want.id, want.ref.uid, lambda job: self._run(want, job))
-        return job.state
+        done, work = partial(self._state, want.ref), partial(self._run, want)
+        return await self._jobs.ensure(want.id, want.ref.uid, done, work)
 
     async def _state(self, ref: VolumeRef) -> WorkState | None:
         """Return `done` if the volume has content, otherwise None."""
@@ -157,11 +152,8 @@ class Fills:
 
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
-        """Open the source; errors as `opened_disk`."""
-        store = self._parts.store
+        """Open the source; errors as `DiskPlaces.of` and `DiskPlace.opened`."""
         if image is not None:
-            path, size_bytes = store.path(image.digest), image.virtual_size_bytes
+            path, size_bytes = self._parts.store.path(image.digest), image.virtual_size_bytes
             return OpenedSource(path, None, size_bytes, "", image.format)
-        if source.volume is not None:
-            return opened_disk(self._parts.volumes, source.volume.folder, DISK, store)
-        return opened_disk(self._parts.files, source.vm or "", source.disk, store)
+        return self._parts.places.of(source.vm or "", source.disk, source.volume).opened()

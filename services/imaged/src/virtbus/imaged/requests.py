@@ -14,6 +14,7 @@ from virtbus.imaged.fills import Fills
 from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
+from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
@@ -37,6 +38,7 @@ from virtbus.schemas.node_rpc import (
     WorkState,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased, SnapshotWork
 from virtbus.schemas.wire import invalid, valid_uid, validate
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class Transfers:
     uploads: Uploads
     exports: Exports
     fills: Fills
+    snapshots: Snapshots
     waits: FillWaits
 
 
@@ -126,6 +129,18 @@ class Requests:
         """Begin, continue or cancel a copy into a volume; the answer does not wait for its end."""
         return await self._transfers.fills.do(validate(FillWork, request.data))
 
+    async def snapshot(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a snapshot or a restore; the answer does not wait."""
+        return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
+
+    async def snapshot_release(self, request: Request) -> SnapshotReleased:
+        """Remove the data of a snapshot. No error if there is none."""
+        ref = validate(SnapshotRelease, request.data).ref
+        found = await self._transfers.snapshots.release(ref)
+        if found:
+            log.info("snapshot removed", extra={"code": "snapshot_released", "uid": ref.uid})
+        return SnapshotReleased(found=found)
+
     async def quarantine(self, request: Request) -> Quarantine:
         """List, get, restore or purge entries of the quarantine. Each may be repeated."""
         want = validate(QuarantineWork, request.data)
@@ -147,10 +162,12 @@ class Requests:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     async def inspect(self, request: Request) -> HeldResources:
-        """Return the disk files of one VM, or of all VMs, or a page of the volumes."""
+        """Return the disk files of one VM, or of all VMs, or a page of volumes or snapshots."""
         want = validate(Inspect, request.data)
         if want.volumes_after is not None:
             return await self._disks.held_volumes(want.volumes_after)
+        if want.snapshots_after is not None:
+            return await self._transfers.snapshots.held(want.snapshots_after)
         return HeldResources(
             things=await self._disks.held(valid_uid(want.uid) if want.uid else None)
         )

@@ -19,12 +19,14 @@ from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.local_files import LocalFiles
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
 from virtbus.imaged.edge.volume_files import VolumeFolders
@@ -35,6 +37,7 @@ from virtbus.imaged.images import Images
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
+from virtbus.imaged.snapshots import SnapshotParts, Snapshots
 from virtbus.imaged.uploads import Uploads
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -45,7 +48,7 @@ from virtbus.schemas.version import VERSION
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
-VERBS |= {"volume-release": 64, "export": 64, "fill": 64}
+VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -138,7 +141,7 @@ class Imaged:
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
-        transfers = self._transfers(group, (disks, images, names), store, files, step.waits)
+        transfers = await self._transfers(group, (disks, images, names), store, files, step.waits)
         self._requests = Requests(group, work, disks, images, transfers, reporter)
         group.create_task(self._count(disks))
         self._changed.set()
@@ -166,7 +169,7 @@ class Imaged:
             changed=self._images_changed,
         )
 
-    def _transfers(
+    async def _transfers(
         self,
         group: asyncio.TaskGroup,
         parts: tuple[Disks, Images, AliasFiles],
@@ -174,17 +177,21 @@ class Imaged:
         files: DiskFolders,
         waits: FillWaits,
     ) -> Transfers:
-        """Return the long work of the node; old exports expire."""
+        """Return the long work of the node; old exports expire, interrupted restores continue."""
         disks, images, names = parts
-        jobs, limits, space = DiskJobs(group), self._settings.limits, self._settings.space
+        threads, limits, locks = self._threads, self._settings.limits, disks.locks
+        jobs, places = DiskJobs(group), DiskPlaces(files, store)
+        space = DiskSpace(files.root, self._settings.space)
         exported = ExportFiles(files.root, space)
-        of_exports = ExportParts(disks.locks, store, files, exported, self._threads, limits)
-        exports = Exports(jobs, of_exports)
+        exports = Exports(jobs, ExportParts(locks, places, exported, threads, limits))
         group.create_task(exports.expire_forever())
-        volumes, room = VolumeFolders(files.root), DiskSpace(files.root, space)
-        of_fills = FillParts(disks, images, store, files, volumes, room, self._threads, limits)
+        volumes, frozen = VolumeFolders(files.root), SnapshotFolders(files.root)
+        of_fills = FillParts(disks, images, store, places, volumes, space, threads, limits)
+        fills = Fills(jobs, of_fills, waits.tell)
+        snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
+        await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
-        return Transfers(uploads, exports, Fills(jobs, of_fills, waits.tell), waits)
+        return Transfers(uploads, exports, fills, snapshots, waits)
 
     def _registries(self) -> Registries:
         return Registries(

@@ -88,6 +88,7 @@ async def serve(settings: Settings) -> None:
             accelerator=partial(_chosen, accelerators),
             gate=own.prove,
             freezes=freezes,
+            plugs=hypervisor.devices,
         )
         agent = NodeAgent(
             tools,

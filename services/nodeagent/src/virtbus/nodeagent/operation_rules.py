@@ -7,6 +7,9 @@ from virtbus.nodeagent.vm.machine import EVACUATING, SETTLED, UP
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.snapshot import SnapshotDisk
+from virtbus.schemas.snapshot_rpc import SnapshotWork
+from virtbus.schemas.volume_ref import VolumeRef
 
 OFF = SETTLED - UP
 """Phases in which no guest runs and none is being started or ended."""
@@ -30,10 +33,8 @@ GO = Verdict()
 
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that has not begun; `vms` are those of the node."""
-    if op.kind == "fill" and not _of_vm(op):
-        return _of_fill(op, vms)
     if not _of_vm(op):
-        return _of_volume(op, vms)
+        return _of_volume(_copied(op), vms)
     vm = _found(op, vms)
     if vm is None:
         return _failed("vm_left", f"the VM is not on {op.node} any more; begin again")
@@ -76,25 +77,44 @@ def _found(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
     return next((vm for vm in vms if (vm.record.uid, vm.record.epoch) == wanted), None)
 
 
-def _of_volume(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    for vm in vms:
-        used = {ref.uid for ref in vm.record.volume_refs.values()}
-        if op.uid in used and vm.phase not in OFF:
-            return _failed("volume_in_use", f"{vm.record.name} uses {op.name}; stop it first")
-    return GO
+def _copied(op: OperationRecord) -> VolumeRef | None:
+    """Return the volume that no guest may use meanwhile. One that is filled has no guest yet."""
+    if op.kind == "fill":
+        return op.source.volume if op.source is not None else None
+    return op.ref
 
 
-def _of_fill(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict for a fill: the VM that has its source must be off."""
-    source = op.source.volume if op.source is not None else None
+def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
+    """Return the verdict on a copy of a volume, or a restore into it: its VM must be off."""
     for vm in vms:
-        used = {ref.uid for ref in vm.record.volume_refs.values()}
-        if source is None or source.uid not in used or vm.phase in OFF:
+        used = {one.uid for one in vm.record.volume_refs.values()}
+        if ref is None or ref.uid not in used or vm.phase in OFF:
             continue
         if vm.phase == "new" or not vm.record.powered:
-            return Verdict(waits=f"{vm.record.name}, which has {source.name}, is not off yet")
-        return _failed("volume_in_use", f"{vm.record.name} uses {source.name}; stop it first")
+            return Verdict(waits=f"{vm.record.name}, which has {ref.name}, is not off yet")
+        return _failed("volume_in_use", f"{vm.record.name} uses {ref.name}; stop it first")
     return GO
+
+
+def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> SnapshotWork:
+    """Return imaged's part of a snapshot or a restore, by the VM's present disks.
+
+    It may begin only while no guest uses the disks: an imaged that restarted has lost its locks.
+    """
+    found = list(vms)
+    if op.resource == "volume":
+        disks = [SnapshotDisk(name="disk", ref=op.ref)]
+    else:
+        records = (vm.record for vm in found if vm.record.uid == op.uid)
+        disks = [
+            SnapshotDisk(name=volume.name, ref=record.volume_refs.get(volume.name))
+            for record in records
+            for volume in record.spec.volumes
+            if not volume.is_iso
+        ]
+    fields = op.model_dump(include={"id", "resource", "uid", "name", "snapshot", "restored"})
+    may = before(op, found) == GO
+    return SnapshotWork.model_validate(fields | {"do": do, "disks": disks, "may_begin": may})
 
 
 def _failed(reason: str, message: str) -> Verdict:

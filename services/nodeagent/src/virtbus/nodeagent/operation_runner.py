@@ -13,7 +13,7 @@ from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
-from virtbus.nodeagent.operation_rules import before, during
+from virtbus.nodeagent.operation_rules import before, during, snapshot_work
 from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
@@ -21,6 +21,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ExportWork, FillWork, WorkState
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
 from virtbus.schemas.records import read_operation
+from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -154,6 +155,8 @@ class OperationRunner:
     async def _continue(self, op: OperationRecord, status: OperationStatus) -> None:
         verdict = during(op, self._vms())
         cancel = op.cancel or bool(verdict.ends)
+        if op.snapshot is not None and not cancel and before(op, self._vms()).waits:
+            return  # imaged may have lost the work, and a guest may have the disks
         try:
             state = await self._ask(op, "cancel" if cancel else "ensure")
         except VirtbusError as error:
@@ -161,13 +164,15 @@ class OperationRunner:
                 now_ns = self._bus.sources.time_ns()
                 await self._write(op, status.after("fail", now_ns, step="", error=error.body))
             return
-        await self._write(op, self._after(status, state, verdict.ends))
+        await self._write(op, self._after(op, status, state, verdict.ends))
 
-    def _after(self, status: OperationStatus, state: WorkState, why: str) -> OperationStatus:
+    def _after(
+        self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str
+    ) -> OperationStatus:
         """Return the status after imaged's answer; `why` is the reason for a cancel."""
         now_ns = self._bus.sources.time_ns()
         if state.state == "done":
-            size = status.total_bytes
+            size = status.total_bytes if op.kind == "fill" else state.done_bytes
             if state.result is not None:
                 size = state.result.size_bytes
             done = {"step": "", "done_bytes": size, "total_bytes": size}
@@ -188,14 +193,17 @@ class OperationRunner:
             self._wake.set()  # for the next operation of this VM or volume
 
     async def _ask(self, op: OperationRecord, do: str) -> WorkState:
-        subject = subjects.rpc(self._node, "imaged", op.kind)
-        work: FillWork | ExportWork
+        work: FillWork | ExportWork | SnapshotWork
+        verb: str = op.kind
         if op.kind == "fill":
             fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
             work = FillWork.model_validate(fields)
-        else:
+        elif op.kind == "export":
             fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
             work = ExportWork.model_validate(fields | {"disk": op.disk or None})
+        else:
+            verb, work = "snapshot", snapshot_work(op, do, self._vms())
+        subject = subjects.rpc(self._node, "imaged", verb)
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from virtbus.bus.client.owners import check_owner
 from virtbus.bus.client.ports import Bus, Endpoint, Handler, Request, ServiceInfo
-from virtbus.nodeagent.core.guest_answers import guest_info
+from virtbus.nodeagent.core.guest_answers import guest_info, named_disks
 from virtbus.nodeagent.core.ports import Console, GuestAgents
 from virtbus.nodeagent.streams import GuestStreams, Streams
 from virtbus.nodeagent.vm.actor import VmActor
@@ -112,7 +112,9 @@ class AgentRpc:
         if self._agents is None:
             message = f"the guests of node {self._node} are simulated: they have no guest agent"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
-        return guest_info(await self._agents.ask(want.uid, want.about, timeout_s=want.timeout_s))
+        answers = await self._agents.ask(want.uid, want.about, timeout_s=want.timeout_s)
+        vm = self._guests[want.uid].vm
+        return named_disks(guest_info(answers), vm.record, vm.observed.disks.addresses)
 
     async def _counters(self, request: Request) -> Counters:
         """Return the counters of a VM's NICs, as netd reads them now."""

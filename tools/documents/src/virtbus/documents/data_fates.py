@@ -17,6 +17,7 @@ class Data(StrEnum):
     VOLUME = "a volume"
     QUARANTINE = "a disk in quarantine"
     EXPORT = "an export"
+    SNAPSHOT = "a snapshot"
 
 
 class Fate(StrEnum):
@@ -26,6 +27,8 @@ class Fate(StrEnum):
     REMOVED = "removed"
     QUARANTINED = "to the quarantine"
     REFUSED = "refused"
+    COPIED = "copied"
+    REPLACED = "replaced"
     LOST = "lost with its host"
 
 
@@ -43,6 +46,8 @@ _KEPT = "services/imaged/tests/test_quarantine.py"
 _ENDED = "services/nodeagent/tests/test_quarantine.py"
 _EXPORTS = "services/imaged/tests/test_exports.py"
 _OPERATIONS = "services/controller/tests/test_operation_api.py"
+_SNAPSHOTS = "services/imaged/tests/test_snapshots.py"
+_SNAPSHOT_API = "services/controller/tests/test_snapshot_api.py"
 _UNINSTALL = "tests/integration/test_uninstall.py"
 _OUTLIVES = f"{_HELD}::test_a_volume_outlives_its_vm_and_the_next_vm_finds_its_data"
 _PURGED_BY_NAME = f"{_KEPT}::test_a_purge_removes_the_entry_that_it_names_and_no_other"
@@ -53,6 +58,8 @@ _FENCED = f"{_VOLUMES}::test_a_vm_with_a_volume_waits_for_its_fenced_node"
 _RESTORED = "tests/sim/test_restored_bus.py"
 _NOBODY = f"{_RESTORED}::test_a_restored_bus_ends_no_guest_and_loses_no_byte_until_a_person_decides"
 _CANCELLED = f"{_OPERATIONS}::test_a_delete_of_a_volume_cancels_its_export"
+_COPIED = f"{_SNAPSHOTS}::test_a_snapshot_is_restored_and_what_it_replaced_is_kept"
+_KEPT_IMAGE = f"{_SNAPSHOTS}::test_a_snapshot_outlives_its_vm_and_keeps_its_image"
 _LEFT_ON = f"{_UNINSTALL}::test_a_purge_of_the_host_is_refused_while_there_is_data"
 
 FATES: dict[str, dict[Data, Outcome]] = {
@@ -63,6 +70,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.EXPORT: Outcome(
             Fate.STAYS, f"{_EXPORTS}::test_an_export_outlives_its_disk", "cancelled if unfinished"
         ),
+        Data.SNAPSHOT: Outcome(Fate.STAYS, _KEPT_IMAGE),
     },
     "`volume delete`": {
         Data.VOLUME: Outcome(
@@ -79,7 +87,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
         Data.VOLUME: Outcome(
             Fate.STAYS,
             "services/controller/tests/test_volume_attachments.py"
-            "::test_a_vm_that_may_run_keeps_its_volumes_and_gets_none",
+            "::test_a_vm_that_is_off_gets_a_volume_and_gives_it_back",
         ),
     },
     "`node drain`, `vm move`": {
@@ -127,6 +135,13 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.QUARANTINE: Outcome(Fate.STAYS, f"{_KEPT}::test_an_entry_outlives_imaged"),
     },
+    "the snapshot's record is missing": {
+        Data.SNAPSHOT: Outcome(
+            Fate.STAYS,
+            f"{_SNAPSHOT_API}::test_data_without_a_record_is_listed_and_adopted",
+            "`node audit` lists it; `snapshot adopt` makes a record",
+        ),
+    },
     "`node forget`": {
         Data.DISK: Outcome(
             Fate.LOST,
@@ -139,6 +154,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
             Fate.LOST,
             f"{_OPERATIONS}::test_operations_of_a_forgotten_node_fail_and_of_a_silent_one_wait",
         ),
+        Data.SNAPSHOT: Outcome(
+            Fate.LOST,
+            f"{_SNAPSHOT_API}::test_a_forgotten_node_loses_the_snapshots_that_are_named",
+            "refused until `--lose-snapshot` names each snapshot",
+        ),
     },
     "an operation fails or is cancelled": {
         Data.DISK: Outcome(
@@ -146,6 +166,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.EXPORT: Outcome(
             Fate.REMOVED, f"{_EXPORTS}::test_a_cancel_before_the_end_leaves_nothing"
+        ),
+        Data.SNAPSHOT: Outcome(
+            Fate.REMOVED,
+            f"{_SNAPSHOTS}::test_a_cancel_before_the_end_leaves_nothing_and_after_it_is_too_late",
+            "one that is complete stays",
         ),
     },
     "a day after the end of the operation, `operation delete`": {
@@ -162,11 +187,28 @@ FATES: dict[str, dict[Data, Outcome]] = {
             Fate.REMOVED, f"{_EXPORTS}::test_failures_are_told_once_and_leave_nothing"
         ),
     },
+    "`snapshot create`": {
+        Data.DISK: Outcome(Fate.COPIED, _COPIED),
+        Data.VOLUME: Outcome(Fate.COPIED, _COPIED),
+    },
+    "`snapshot restore`": {
+        Data.DISK: Outcome(Fate.REPLACED, _COPIED, "kept as a snapshot"),
+        Data.VOLUME: Outcome(Fate.REPLACED, _COPIED, "kept as a snapshot"),
+        Data.SNAPSHOT: Outcome(Fate.STAYS, _COPIED),
+    },
+    "`snapshot delete`": {
+        Data.SNAPSHOT: Outcome(
+            Fate.REMOVED,
+            f"{_SNAPSHOT_API}::test_a_delete_ends_the_operation_then_the_data_then_the_record",
+            "refused while it is protected",
+        ),
+    },
     "`node quarantine purge`": {Data.QUARANTINE: Outcome(Fate.REMOVED, _PURGED_BY_NAME)},
     "`deploy/uninstall --purge`": {
         Data.DISK: Outcome(Fate.REFUSED, _LEFT_ON),
         Data.VOLUME: Outcome(Fate.REFUSED, _LEFT_ON),
         Data.QUARANTINE: Outcome(Fate.REFUSED, _LEFT_ON),
+        Data.SNAPSHOT: Outcome(Fate.REFUSED, _LEFT_ON),
         Data.EXPORT: Outcome(
             Fate.REMOVED, f"{_UNINSTALL}::test_a_purge_of_the_host_removes_its_exports"
         ),

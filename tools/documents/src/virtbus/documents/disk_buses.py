@@ -34,8 +34,8 @@ def page() -> str:
         [
             "# Disk buses",
             "",
-            "This page lists what works on each bus. *Not yet* is planned. *Refused* is refused by"
-            " admission, or will be, because the bus cannot do it. The reasons are below."
+            "This page lists what works on each bus. *Refused* is refused by admission, because"
+            " the bus cannot do it. The reasons are below."
             " ../howto/disks.md describes the fields, and ADR 0044 the measurements.",
             "",
             *table(

@@ -11,11 +11,12 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.vm import VmRecord, VmSpec, Volume
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import spec_hash
 
-RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, ImageNameRecord, NetworkRecord)
+RecordT = TypeVar("RecordT", VmRecord, VolumeRecord, SnapshotRecord, ImageNameRecord, NetworkRecord)
 
 LIVE = frozenset(
     {
@@ -50,6 +51,7 @@ OF_A_NIC = re.compile(
 
 Limits and trays of disks take effect at once.
 """
+OF_A_SIZE = re.compile(r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$")
 LIVE_OF_A_NIC = re.compile(r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state$|limits(\.|$))")
 """Fields of interfaces that netd and the agent apply to a running guest."""
 
@@ -93,7 +95,8 @@ def updated(
         there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
         paths = list(changed_paths(there, plain, "spec"))
         kept = changed_paths(with_nics_of(there, plain), plain, "spec")
-        fixed = [p for p in kept if not (_live(p) or _at_restart(p))]
+        grown = grown_disks(record.spec, public)
+        fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
         fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
         if fixed:
             message = (
@@ -110,6 +113,26 @@ def updated(
         if spec.run_strategy is not record.spec.run_strategy:
             update |= _switched(record, spec)
     return record.model_copy(update=update)
+
+
+def grown_disks(before: VmSpec, after: VmSpec) -> frozenset[str]:
+    """Return the names of the VM's own disks that become larger."""
+    had = {volume.name: _size_of(volume) for volume in before.volumes}
+    sizes = ((volume.name, _size_of(volume)) for volume in after.volumes)
+    return frozenset(name for name, size in sizes if size > had.get(name, size))
+
+
+def _size_of(volume: Volume) -> int:
+    """Return the requested size of a VM's own disk in bytes, 0 without one."""
+    if volume.image is not None:
+        return volume.image.size or 0
+    return volume.empty_disk.capacity if volume.empty_disk is not None else 0
+
+
+def _is_size(path: str, spec: VmSpec, grown: frozenset[str]) -> bool:
+    """Return True for the path of the size of a disk that has grown. No disk shrinks."""
+    found = OF_A_SIZE.match(path)
+    return found is not None and spec.volumes[int(found[1])].name in grown
 
 
 def _at_restart(path: str) -> bool:

@@ -39,8 +39,8 @@ def refuse_unknown(
     """Refuse networks that are neither objects nor offered by a node.
 
     Raises:
-        VirtbusError: 404 `network_unknown` with the fields; 503 if nodes that have VMs, `unheard`,
-            or all nodes, did not report yet.
+        VirtbusError: 404 `network_unknown` with the fields; 503 if no node has reported yet, or if
+        nodes that have VMs (`unheard`) have not.
     """
     there = list(nodes)
     offered = set[str]().union(*(node.networks for node in there))
@@ -59,8 +59,8 @@ def refuse_unknown(
     if there and not unheard:
         message = f"{message}; {details[0].hint}"
         raise VirtbusError(Code.NOT_FOUND, "network_unknown", message, details=details)
-    silent = ", ".join(unheard) or "no node"
-    message = f"{message} of the nodes that are known ({silent} did not report yet); repeat later"
+    silent = f"{', '.join(unheard)} did not report yet" if unheard else "no node has reported yet"
+    message = f"{message} of the nodes that are known ({silent}); repeat later"
     raise VirtbusError(
         Code.UNAVAILABLE, "networks_unheard", message, details=details, after_ms=2000
     )

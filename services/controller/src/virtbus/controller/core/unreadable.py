@@ -13,6 +13,7 @@ from virtbus.schemas.subjects import (
     JOIN_KEY,
     NETWORKS,
     NODE_SPEC_KEY,
+    SNAPSHOTS,
     VOLUMES,
 )
 from virtbus.schemas.vm import VmSpec
@@ -22,7 +23,13 @@ CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
 _NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
-_PLACES = {"_name": "name claim", VOLUMES: "volume", IMAGE_NAMES: "image name", NETWORKS: "network"}
+_PLACES = {
+    "_name": "name claim",
+    VOLUMES: "volume",
+    SNAPSHOTS: "snapshot",
+    IMAGE_NAMES: "image name",
+    NETWORKS: "network",
+}
 
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
@@ -32,6 +39,8 @@ _WAYS_OUT = {
     "name claim": "`virtbus vm delete NAME` frees the name",
     "volume": "`virtbus volume delete NAME` frees the name; data that this controller does not "
     "know stays on its node",
+    "snapshot": "`virtbus snapshot delete NAME` frees the name; data that this controller does "
+    "not know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
     "join record": "`virtbus bus rebuild` makes it again",

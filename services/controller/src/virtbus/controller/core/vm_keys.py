@@ -11,9 +11,11 @@ from virtbus.schemas.records import (
     read_image_name,
     read_network,
     read_record,
+    read_snapshot,
     read_stored,
     read_volume,
 )
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     HOST_KEY,
     HOSTS_KEY,
@@ -22,17 +24,19 @@ from virtbus.schemas.subjects import (
     NETWORK_KEYS,
     NODE_SPEC_KEY,
     RESERVED,
+    SNAPSHOT_KEYS,
     VOLUME_KEYS,
 )
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-NamedRecord = VolumeRecord | ImageNameRecord | NetworkRecord
+NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord
 VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | NamedRecord
 
 
 _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
     (VOLUME_KEYS, read_volume),
+    (SNAPSHOT_KEYS, read_snapshot),
     (IMAGE_NAME_KEYS, read_image_name),
     (NETWORK_KEYS, read_network),
 )
@@ -71,6 +75,7 @@ class Stored(NamedTuple, Generic[NamedT]):
 
 
 StoredVolume = Stored[VolumeRecord]
+StoredSnapshot = Stored[SnapshotRecord]
 StoredImageName = Stored[ImageNameRecord]
 StoredNetwork = Stored[NetworkRecord]
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Mapping
 
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.names import MAX_ADDRESSES, NameAnswer
+from virtbus.schemas.network_object import NetworkKind
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmStatus
 
 EVERY = "*"
+_OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED})
 
 Openings = Mapping[str, tuple[str, ...]]
 """By namespace of VMs: the other namespaces that may resolve their names, or `*` for all."""
@@ -34,7 +37,7 @@ def answer(
         held = fleet.vms.get(uid)
         if held is None or not _may_know(namespace, held.record, opened):
             continue
-        addresses = addresses_of(fleet.last_status(held.record))
+        addresses = addresses_of(fleet.last_status(held.record), held.record.network_targets)
         if address and address not in addresses:
             continue
         record = held.record
@@ -53,8 +56,16 @@ def _may_know(namespace: str, record: VmRecord, opened: Openings) -> bool:
     return record.namespace == namespace or EVERY in allowed or namespace in allowed
 
 
-def addresses_of(status: VmStatus | None) -> tuple[str, ...]:
-    """Return the addresses that a status reports, without prefix lengths."""
-    interfaces = status.interfaces if status is not None else ()
-    found = [one.partition("/")[0] for nic in interfaces for one in nic.addresses]
+def addresses_of(status: VmStatus | None, networks: Targets = NO_TARGETS) -> tuple[str, ...]:
+    """Return the addresses that a status reports, without prefix lengths.
+
+    Those of nat and isolated networks among `networks` are left out: each host has the same subnet
+    of them, so another guest may have the address on the host from which the query comes.
+    """
+    found = [
+        one.partition("/")[0]
+        for nic in (status.interfaces if status is not None else ())
+        if nic.network not in networks or networks[nic.network].spec.kind not in _OF_ONE_HOST
+        for one in nic.addresses
+    ]
     return tuple(one for one in found[:MAX_ADDRESSES] if len(one) <= 64)

@@ -1,14 +1,16 @@
-"""Computes the record of a VM that is off after a volume was attached or detached (ADR 0045)."""
+"""Computes the record of a VM after a volume was attached, detached or grown (ADR 0045, 0056)."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from virtbus.controller.core.admission import checked_spec
 from virtbus.controller.core.input_sizes import refuse_large
-from virtbus.controller.core.mutations import refuse_deleting
+from virtbus.controller.core.mutations import grown_disks, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of
-from virtbus.schemas.disk import Disk
+from virtbus.schemas.disk import Disk, DiskBus
+from virtbus.schemas.disk_buses import ABILITIES, Verb
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, Volume
@@ -17,6 +19,8 @@ from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 from virtbus.schemas.wire import spec_hash
 
+NO_USB = "a running guest has a USB controller only if it has a USB disk; use virtio or scsi"
+
 
 def attached(
     record: VmRecord, status: VmStatus | None, volume: VolumeRecord, disk: Disk
@@ -24,19 +28,23 @@ def attached(
     """Return the record with the volume as the content of `disk`; unchanged if it has the volume.
 
     Raises:
-        VirtbusError: 400 the disk is invalid; 403 the volume has another owner; 409 as
-            `refuse_up`, or the VM has a disk of that name.
+        VirtbusError: 400 the disk is invalid; 403 the volume has another owner; 409 it is being
+            detached, the VM has a disk of that name, or as `refuse_running`.
     """
     ref = ref_of(volume)
-    if disks_of(record, ref):
+    if names := disks_of(record, ref):
+        if names & record.detaching.keys():
+            message = f"{volume.name} is being detached from {record.name}; repeat after that"
+            raise VirtbusError(Code.CONFLICT, "detaching", message, after_ms=1000)
         return record
-    refuse_up(record, status)
+    refuse_unplaced(record)
+    refuse_running(record, status, Verb.HOT_PLUG, disk)
     if volume.owner != record.owner:
         message = f"the volume {volume.name} and the VM {record.name} have different owners"
         raise VirtbusError(Code.DENIED, "not_owner", message)
     spec = record.spec
     there = {one.name for one in spec.volumes} | {one.name for one in spec.domain.devices.disks}
-    if disk.name in there:
+    if disk.name in there | record.volume_refs.keys():
         message = f"{record.name} has a disk {disk.name}; give the new disk another name"
         raise VirtbusError(Code.CONFLICT, "disk_name_taken", message)
     content = Volume(name=disk.name, volume=NamedVolume(name=volume.name))
@@ -48,17 +56,26 @@ def attached(
 
 
 def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) -> VmRecord:
-    """Return the record without the volume and its disk; unchanged if it does not have the volume.
+    """Return the record without the volume's disk; unchanged if it does not have the volume.
+
+    The VM holds the volume until its guest has released the disk: see `released`.
 
     Raises:
-        VirtbusError: 409 as `refuse_up`.
+        VirtbusError: 409 as `refuse_running`.
     """
     names = disks_of(record, ref_of(volume))
     if not names:
         return record
-    refuse_up(record, status)
+    refuse_unplaced(record)
+    refs = record.volume_refs
+    if is_off(record, status):
+        refs = {name: ref for name, ref in refs.items() if name not in names}
+    elif names <= record.detaching.keys():
+        return record
+    for disk in record.spec.domain.devices.disks:
+        if disk.name in names:
+            refuse_running(record, status, Verb.UNPLUG, disk)
     spec = record.spec
-    refs = {name: ref for name, ref in record.volume_refs.items() if name not in names}
     return _changed(
         record,
         [one for one in spec.volumes if one.name not in names],
@@ -66,27 +83,111 @@ def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) ->
     ).model_copy(update={"volume_refs": refs})
 
 
+def refuse_mounted(
+    record: VmRecord, volume: VolumeRecord, info: GuestInfo, names: set[str]
+) -> None:
+    """Raise 409 if the guest has mounted a file system on a disk of these names."""
+    mounted = [
+        one.mountpoint or one.name for one in info.filesystems if names & set(one.spec_disks)
+    ]
+    if mounted:
+        message = (
+            f"{volume.name} is mounted in the guest of {record.name} at {', '.join(mounted[:3])}; "
+            "unmount it there, or detach it with --force"
+        )
+        raise VirtbusError(Code.CONFLICT, "volume_mounted", message)
+
+
+def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
+    """Return the record without the volumes that its node has detached, as its status says.
+
+    The status must be of this record. An earlier one may be about an earlier detach.
+    """
+    if status is None or (status.node, status.epoch) != (record.node, record.epoch):
+        return record
+    gone = set(status.detached) & record.detaching.keys()
+    if not gone or status.generation < record.generation:
+        return record
+    refs = {name: ref for name, ref in record.volume_refs.items() if name not in gone}
+    return record.model_copy(update={"volume_refs": refs})
+
+
+def grown(
+    record: VmRecord, status: VmStatus | None, volume: VolumeRecord, size_bytes: int
+) -> VmRecord:
+    """Return the record with another size of its volume; unchanged if it has that size.
+
+    Raises:
+        VirtbusError: 409 as `refuse_running`.
+    """
+    names = disks_of(record, ref_of(volume))
+    refs = {
+        name: ref.model_copy(update={"size_bytes": max(size_bytes, ref.size_bytes)})
+        for name, ref in record.volume_refs.items()
+        if name in names
+    }
+    if all(record.volume_refs[name] == ref for name, ref in refs.items()):
+        return record
+    refuse_unplaced(record)
+    for disk in record.spec.domain.devices.disks:
+        if disk.name in names:
+            refuse_running(record, status, Verb.GROW, disk)
+    update = {"volume_refs": {**record.volume_refs, **refs}, "generation": record.generation + 1}
+    return record.model_copy(update=update)
+
+
+def refuse_growth(before: VmRecord, after: VmRecord, status: VmStatus | None) -> None:
+    """Raise 409 as `refuse_running` if the VM's own disk grows, and its guest cannot see it."""
+    names = grown_disks(before.spec, after.spec)
+    for disk in after.spec.domain.devices.disks:
+        if disk.name in names:
+            refuse_running(before, status, Verb.GROW, disk)
+
+
 def disks_of(record: VmRecord, ref: VolumeRef) -> set[str]:
     """Return the names of the VM's disks whose content is the volume; sizes may differ."""
     return {name for name, one in record.volume_refs.items() if one.folder == ref.folder}
 
 
-def refuse_up(record: VmRecord, status: VmStatus | None) -> None:
-    """Raise 409 unless the VM's node has confirmed that its guest is off, and no request is newer.
+def disks_pending(status: VmStatus | None, names: set[str]) -> str:
+    """Return the reason why disks of these names are not as the record says; empty if they are."""
+    waits = status.disks_pending if status is not None else {}
+    return "; ".join(waits[name] for name in sorted(names & waits.keys()))
 
-    A start changes the record. So a write over the revision of `record` fails after it.
-    """
+
+def refuse_unplaced(record: VmRecord) -> None:
+    """Raise 409 if the VM is being deleted, or has no node to stay on."""
     refuse_deleting(record)
     if record.node == UNPLACED or record.evacuating:
         message = f"{record.name} has no node now; repeat when it has one"
         raise VirtbusError(Code.CONFLICT, "unplaced", message)
+
+
+def is_off(record: VmRecord, status: VmStatus | None) -> bool:
+    """Return True if the VM's node has confirmed that its guest is off, and no request is newer.
+
+    A start changes the record. So a write over the revision of `record` fails after it.
+    """
+    if record.powered or status is None or status.state is not VmState.STOPPED:
+        return False
     asked = record.node, record.epoch, record.power_epoch
-    told = None if status is None else (status.node, status.epoch, status.power_epoch)
-    if record.powered:
-        message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"
-        raise VirtbusError(Code.CONFLICT, "not_off", message)
-    if status is None or told != asked or status.state is not VmState.STOPPED:
-        message = f"{record.node} has not confirmed yet that {record.name} is off; repeat"
+    return (status.node, status.epoch, status.power_epoch) == asked
+
+
+def refuse_running(record: VmRecord, status: VmStatus | None, verb: Verb, disk: Disk) -> None:
+    """Raise 409 with the reason if `verb` needs a VM that is off, and the VM may run."""
+    if is_off(record, status):
+        return
+    ability = ABILITIES[disk.bus][verb]
+    others = [one for one in record.spec.domain.devices.disks if one.bus is DiskBus.USB]
+    why = ability.why if ability.refused else ""
+    if disk.bus is DiskBus.USB and verb is Verb.HOT_PLUG and not others:
+        why = NO_USB
+    if why:
+        message = (
+            f"no {verb} of {disk.name} while {record.name} runs ({disk.bus}): {why}; "
+            f"or `virtbus vm stop {record.name}`, then repeat"
+        )
         raise VirtbusError(Code.CONFLICT, "not_off", message)
 
 

@@ -50,7 +50,7 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
 
     Raises:
         VirtbusError: 400 it would shrink; 409 it is being deleted, or a VM holds it and it would
-            grow.
+            grow: the record of that VM must change in the same batch.
     """
     refuse_deleting(record)
     spec = record.spec
@@ -65,11 +65,16 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
     return record.model_copy(update={"spec": spec, "labels": labels, "generation": generation})
 
 
-def _grown(record: VolumeRecord, size_bytes: int) -> int:
+def refuse_shrink(record: VolumeRecord, size_bytes: int) -> None:
+    """Raise 400 if the volume is larger than requested."""
     if size_bytes < record.spec.size:
         message = f"is less than {record.spec.size} bytes: a volume never shrinks"
         hint = "create a smaller volume and copy the files"
         raise invalid((Detail(path="size", message=message, hint=hint),))
+
+
+def _grown(record: VolumeRecord, size_bytes: int) -> int:
+    refuse_shrink(record, size_bytes)
     if record.holder:
         raise _in_use(record)
     return size_bytes
@@ -191,8 +196,8 @@ def not_found(want: VolumeAsk) -> VirtbusError:
     return VirtbusError(Code.NOT_FOUND, "volume_not_found", message)
 
 
-def state_of(record: VolumeRecord) -> VolumeState:
-    """Return the state that users see."""
+def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
+    """Return the state that users see. `leaving`: its VM should release it."""
     if record.deleting:
         return VolumeState.DELETING
     if record.lost:
@@ -201,7 +206,7 @@ def state_of(record: VolumeRecord) -> VolumeState:
         failed = record.fill.state is FillState.FAILED
         return VolumeState.FILL_FAILED if failed else VolumeState.FILLING
     if record.holder:
-        return VolumeState.IN_USE
+        return VolumeState.DETACHING if leaving else VolumeState.IN_USE
     return VolumeState.BOUND if record.bound else VolumeState.AVAILABLE
 
 
@@ -217,8 +222,10 @@ def hold_remains(record: VolumeRecord, unreadable: Iterable[Unreadable]) -> str:
     )
 
 
-def shown(held: StoredVolume, holder_name: str, message: str = "") -> VolumeView:
-    """Return the volume as the API shows it."""
+def shown(
+    held: StoredVolume, holder_name: str, message: str = "", *, leaving: bool = False
+) -> VolumeView:
+    """Return the volume as the API shows it. `leaving`: its VM should release it."""
     record = held.record
     return VolumeView(
         uid=record.uid,
@@ -227,7 +234,7 @@ def shown(held: StoredVolume, holder_name: str, message: str = "") -> VolumeView
         owner=record.owner,
         labels=record.labels,
         spec=record.spec,
-        state=state_of(record),
+        state=state_of(record, leaving=leaving),
         message=message,
         node=record.node,
         holder=record.holder,

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from virtbus.controller.core import resting
 from virtbus.controller.core.placement import Candidate
-from virtbus.controller.core.volume_changes import has_data, refuse_deleting
-from virtbus.controller.core.volume_holds import ref_of
+from virtbus.controller.core.volume_changes import refuse_deleting
+from virtbus.controller.core.volume_holds import ref_of, sized
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeState
@@ -30,13 +31,13 @@ def of_volume(
 ) -> VolumeRecord:
     """Return a new volume that is filled with a copy of another.
 
-    `running` is the name of the VM that holds the source; empty if that VM is off.
+    `running` is the VM that holds the source; empty if that VM is off.
 
     Raises:
         VirtbusError: 400 it is smaller than the source; 409 `deleting`, `volume_lost`,
             `volume_empty`, `volume_not_filled`, `volume_in_use`, `volume_elsewhere`.
     """
-    _refuse_unready(source, running)
+    resting.refuse_unready(source, running)
     if record.node not in {"", source.node}:
         message = f"the volume {source.name} is on {source.node}; leave {record.node} out"
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
@@ -50,7 +51,7 @@ def of_volume(
 
 
 def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with a disk of a VM; `disk` is of `exports.of_vm`.
+    """Return a new volume that is filled with the `disk` of a VM, as `exports.of_vm` describes it.
 
     Raises:
         VirtbusError: 409 `volume_elsewhere`; otherwise as `exports.of_vm`.
@@ -60,31 +61,6 @@ def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> Volu
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
     source = FillSource(vm=disk["uid"], epoch=disk["epoch"], disk=disk["disk"], volume=disk["ref"])
     return _filled_by(record, source, disk["node"], operation)
-
-
-def _refuse_unready(source: VolumeRecord, running: str) -> None:
-    refuse_deleting(source)
-    name = source.name
-    if source.lost:
-        message = f"the data of the volume {name} was on {source.node}, which is forgotten"
-        raise VirtbusError(Code.CONFLICT, "volume_lost", message)
-    refuse_unfilled(source)
-    if not has_data(source):
-        message = f"no VM has used the volume {name}, so it has no data to copy"
-        raise VirtbusError(Code.CONFLICT, "volume_empty", message)
-    if running:
-        message = f"VM {running} uses the volume {name}; `virtbus vm stop {running}`, then repeat"
-        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)
-
-
-def refuse_unfilled(record: VolumeRecord) -> None:
-    """Raise 409 for a volume whose content has not been copied yet."""
-    if record.fill is not None and record.fill.state is not FillState.FILLED:
-        message = (
-            f"the volume {record.name} has no content yet; `virtbus volume get {record.name} -n "
-            f"{record.namespace}` shows the progress of its copy"
-        )
-        raise VirtbusError(Code.CONFLICT, "volume_not_filled", message)
 
 
 def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: str) -> VolumeRecord:
@@ -168,12 +144,9 @@ def after(record: VolumeRecord, status: OperationStatus) -> VolumeRecord:
         why = status.error.message if status.error else "it was cancelled"
         return failed(record, fill, why)
     done = fill.model_copy(update={"state": FillState.FILLED, "message": ""})
-    changes: dict[str, object] = {"fill": done}
-    if not record.spec.size:
-        size = status.virtual_size_bytes
-        changes["spec"] = record.spec.model_copy(update={"size": size})
-        changes["generation"] = record.generation + 1
-    return record.model_copy(update=changes)
+    filled = record.model_copy(update={"fill": done})
+    larger = status.virtual_size_bytes > record.spec.size
+    return sized(filled, status.virtual_size_bytes) if larger else filled
 
 
 def failed(record: VolumeRecord, fill: VolumeFill, why: str) -> VolumeRecord:

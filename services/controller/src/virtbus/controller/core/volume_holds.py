@@ -32,9 +32,8 @@ def _is_same(now: VolumeRef, ref: VolumeRef) -> bool:
 
     A copy may have got its size after that record was made.
     """
-    return now == ref or (
-        not ref.size_bytes and now == ref.model_copy(update={"size_bytes": now.size_bytes})
-    )
+    larger = ref.copied and now.size_bytes > ref.size_bytes
+    return now == (ref.model_copy(update={"size_bytes": now.size_bytes}) if larger else ref)
 
 
 def fill_of(ref: VolumeRef) -> VolumeFill | None:
@@ -124,6 +123,19 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
         message = f"the volume {ref.name} is on {record.node}, not on {vm.node}"
         raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
     return record.model_copy(update={"node": vm.node, "bound": True})
+
+
+def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
+    """Return the volume with the size in `ref`, which the record of its holder has from now on.
+
+    Raises:
+        VirtbusError: 503 `contended` the VM does not hold it any more.
+    """
+    if there is None or there.record.uid != ref.uid or there.record.holder != vm:
+        message = f"the volume {ref.name} has changed meanwhile; repeat the request"
+        raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
+    record = there.record
+    return sized(record, ref.size_bytes) if record.spec.size < ref.size_bytes else record
 
 
 def freed(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord | None:

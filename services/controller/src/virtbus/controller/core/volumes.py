@@ -1,8 +1,12 @@
-"""Caches the volumes of the fleet, as the watch of the bucket `vm` delivers them."""
+"""Caches the volumes of the fleet, as the watch of the bucket `vm` delivers them.
+
+It also holds the cache of the snapshots.
+"""
 
 from collections.abc import Container, Iterator, Mapping
 
 from virtbus.controller.core.named_records import NamedRecords
+from virtbus.controller.core.snapshots import Snapshots
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.records import read_volume
 from virtbus.schemas.subjects import volume_record
@@ -14,6 +18,7 @@ class Volumes(NamedRecords[VolumeRecord]):
 
     def __init__(self) -> None:
         super().__init__(read_volume, lambda one: volume_record(one.namespace, one.name))
+        self.snapshots = Snapshots()
         self.deleting: set[str] = set()
         """The keys of volumes that are being deleted."""
         self.filling: set[str] = set()

@@ -6,6 +6,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.edge.snapshot_orphans import SnapshotOrphans
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings
@@ -27,6 +28,7 @@ class Audits:
         self._bus = bus
         self._fleet = fleet
         self._orphans = VolumeOrphans(bus, fleet)
+        self._snapshots = SnapshotOrphans(bus, fleet.volumes.snapshots)
 
     async def audit(self, request: Request) -> NodeAudited:
         want = validate(NodeAudit, request.data)
@@ -49,7 +51,7 @@ class Audits:
                 Audit(repair=repair, statuses=self._statuses_without_record(node)),
                 timeout_s=min(left_s, ANSWER_S),
             )
-            found = (*validate(Audited, answer).findings, *await self._of_volumes(node))
+            found = (*validate(Audited, answer).findings, *await self._of_objects(node))
         except VirtbusError as error:
             return NodeFindings(node=node, message=str(error))
         except BusError as error:
@@ -57,10 +59,14 @@ class Audits:
             return NodeFindings(node=node, message=message)
         return NodeFindings(node=node, findings=found)
 
-    async def _of_volumes(self, node: str) -> list[AuditFinding]:
-        """Return the findings about volumes; none if imaged is silent, which the agent reports."""
+    async def _of_objects(self, node: str) -> list[AuditFinding]:
+        """Return the findings about volumes and snapshots.
+
+        None if imaged is silent, which the agent reports.
+        """
         try:
-            return await self._orphans.findings(node)
+            volumes = await self._orphans.findings(node)
+            return volumes + await self._snapshots.findings(node)
         except (BusError, VirtbusError):
             return []
 

@@ -11,6 +11,7 @@ from virtbus.controller.core.evacuation import released_by_node
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.orphan_grace import OrphanGrace
 from virtbus.controller.core.vm_keys import StoredClaim, StoredVm
+from virtbus.controller.core.volume_attachment import released
 from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.cas import MARKER_TTL_S
 from virtbus.controller.edge.commit import Commits
@@ -66,6 +67,8 @@ class Finalizer:
 
     async def _finish(self, uid: str) -> None:
         held = self._fleet.vms.get(uid)
+        if held is not None and held.record.detaching and not held.record.deleting:
+            await self._free_volumes(held)
         if held is None or not held.record.deleting:
             return
         status = self._fleet.last_status(held.record)
@@ -77,6 +80,26 @@ class Finalizer:
             return  # another controller was first, or the record changed and is queued again
         self._events.emit(EventKind.VM_DELETED, held.record, "")
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
+
+    async def _free_volumes(self, held: StoredVm) -> None:
+        """End the hold of volumes that the VM's guest has released."""
+        before = held.record
+        record = released(before, self._fleet.last_status(before))
+        if record == before:
+            return
+        try:
+            self._fleet.apply(await self._commits.replace(held, record))
+        except ConflictError:
+            return  # another controller was first, or the record changed and is queued again
+        for name in before.detaching.keys() - record.detaching.keys():
+            ref = before.volume_refs[name]
+            volume = self._fleet.volumes.get(ref.namespace, ref.name)
+            if volume is not None:
+                message = f"detached from {record.name}"
+                kind, revision = EventKind.VOLUME_UPDATED, volume.revision
+                self._events.named(kind, volume.record, revision, message)
+            extra = {"code": "volume_detached", "uid": ref.uid, "vm": record.uid}
+            log.info("detached %s from %s", ref.name, record.name, extra=extra)
 
     async def sweep(self, grace_s: float) -> int:
         """Remove the orphans that were seen for `grace_s`; return their number."""

@@ -7,6 +7,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.operation import OperationRecord
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
@@ -34,7 +35,8 @@ class FleetEvents:
         event = self._events.event(
             kind,
             uid=record.uid,
-            node=(record.node if isinstance(record, VolumeRecord) else "") or UNPLACED,
+            node=(record.node if isinstance(record, VolumeRecord | SnapshotRecord) else "")
+            or UNPLACED,
             generation=record.generation,
             namespace=record.namespace,
             name=record.name,

@@ -11,6 +11,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.networks import Networks
 from virtbus.controller.core.operations import Operations
+from virtbus.controller.core.snapshots import Snapshots
 from virtbus.controller.core.volumes import Volumes
 from virtbus.controller.edge.key_states import unreadable
 from virtbus.controller.edge.watch_server import WatchServer
@@ -23,7 +24,10 @@ from virtbus.schemas.records import of_operation
 
 log = logging.getLogger(__name__)
 
-_NAMED = (subjects.VOLUME_KEYS, subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS)
+_NAMED = (
+    *(subjects.VOLUME_KEYS, subjects.SNAPSHOT_KEYS),
+    *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS),
+)
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
@@ -165,6 +169,7 @@ class Informers:
             *node_specs,
             *(subjects.node_host(node) for node in fleet.hosts.records),
             *fleet.volumes.keys(),
+            *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
             *fleet.networks.keys(),
             *fleet.operations.keys(),
@@ -245,7 +250,7 @@ class Informers:
 
 
 def _take_named(fleet: Fleet, entry: Entry) -> None:
-    """Process a volume, an image name or a network."""
+    """Process a volume, a snapshot, an image name or a network."""
     cache = _named(fleet, entry.key)
     if entry.kind is EntryKind.PURGE:
         cache.purge(entry.key, entry.revision)
@@ -253,10 +258,14 @@ def _take_named(fleet: Fleet, entry: Entry) -> None:
         cache.put(entry.key, entry.value, entry.revision)
 
 
-def _named(fleet: Fleet, key: str) -> Volumes | NamedRecords[ImageNameRecord] | Networks:
+def _named(
+    fleet: Fleet, key: str
+) -> Volumes | Snapshots | NamedRecords[ImageNameRecord] | Networks:
     """Return the cache of a named object's kind."""
     if key.startswith(subjects.VOLUME_KEYS):
         return fleet.volumes
+    if key.startswith(subjects.SNAPSHOT_KEYS):
+        return fleet.volumes.snapshots
     return fleet.networks if key.startswith(subjects.NETWORK_KEYS) else fleet.images.names
 
 

@@ -1,6 +1,6 @@
 """Ends deleted networks that no VM uses, and reverts the deletes of others: run by the leader.
 
-A create of a VM reads a network, commits within COMMIT_MOST_S, and reads the network again. So
+A create of a VM reads a network, commits within COMMIT_MOST_S, and then takes a mark back. So
 after that time each VM that saw the network without its mark has a record. The network is then
 written once more: the watch delivers that write after all those records (ADR 0055).
 """

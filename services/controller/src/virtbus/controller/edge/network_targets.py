@@ -1,7 +1,13 @@
 """Finds the network objects that a VM's spec names, and looks at them again after its commit."""
 
+from contextlib import suppress
+
 from virtbus.bus.client.ports import Bus
+from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.network_changes import kept
+from virtbus.controller.core.vm_keys import StoredNetwork
+from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -52,12 +58,31 @@ class NetworkTargets:
             return held.record.target
         return None
 
-    async def check(self, record: VmRecord) -> None:
-        """Raise 409 `deleting` if a network of a committed record is being deleted, or is gone."""
+    async def keep(self, record: VmRecord) -> list[StoredNetwork]:
+        """Take back the delete marks of the networks of a committed record; return those networks.
+
+        Raises:
+            VirtbusError: 409 `deleting` if a network has ended meanwhile; 503 too many lost races.
+        """
+        marked = []
         for target in record.network_targets.values():
+            held = await self._keep(target, record)
+            if held is not None:
+                self._fleet.networks.apply(held)
+                marked.append(held)
+        return marked
+
+    async def _keep(self, target: NetworkTarget, record: VmRecord) -> StoredNetwork | None:
+        for _ in range(ATTEMPTS):
             held = await self._writes.latest(target.namespace, target.name)
-            if held is None or held.record.uid != target.uid or held.record.deleting:
+            if held is None or held.record.uid != target.uid:
                 raise _deleting(target.name, "spec.networks")
+            if not held.record.deleting:
+                return None
+            user = f"{record.namespace}/{record.name}"
+            with suppress(ConflictError):
+                return await self._writes.replace(held, kept(held.record, [user]))
+        raise contended(f"the network {target.name}")
 
 
 def _deleting(name: str, path: str) -> VirtbusError:

@@ -207,7 +207,7 @@ class NodeApi:
             )
             raise VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)
         self._check_empty(node)
-        self._losses.check(node, want.lose_volumes)
+        self._losses.check(want)
         lost = await self._losses.give_up(node)
         await self._bus.purge(subjects.node_images(node), marker_ttl_s=MARKER_TTL_S)
         uids = [uid for there, uid in self._fleet.statuses if there == node]

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.owners import check_owner, may_touch
@@ -10,12 +9,11 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import exports, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.operations import StoredOperation, shown
-from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.volume_changes import not_found
-from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.api import VmRef
@@ -34,13 +32,6 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 
-class OperationLimits(NamedTuple):
-    """The largest numbers of operations, ended ones included, and the time that these are kept."""
-
-    quota: Quota
-    keep_s: float
-
-
 class OperationApi:
     """The handlers of `operation.*`; each takes a Request and returns the answer's model."""
 
@@ -49,17 +40,19 @@ class OperationApi:
         bus: Bus,
         fleet: Fleet,
         events: FleetEvents,
-        storage: BusStorageGuard,
-        limits: OperationLimits,
+        room: OperationRoom,
+        keep_s: float,
         vms: VmApi,
     ) -> None:
+        """`keep_s` is the time that an operation that has ended is kept."""
         self._fleet = fleet
         self._events = events
-        self._room = OperationRoom(fleet, storage, limits.quota)
-        self._keep_s = limits.keep_s
+        self._room = room
+        self._keep_s = keep_s
         self._vms = vms
         self._volumes = VolumeWrites(bus)
         self._writes = OperationWrites(bus)
+        self._snapshots = SnapshotWrites(bus)
         self._sources = bus.sources
 
     async def export(self, request: Request) -> OperationView:
@@ -79,14 +72,18 @@ class OperationApi:
         )
         if self._fleet.operations.of_id(record.id) is None:
             self._room.refuse_more(want.namespace)
-        refuse_late(request.deadline_s)
+        return await self._show(await self.accept(record, request.deadline_s))
+
+    async def accept(self, record: OperationRecord, deadline_s: float) -> StoredOperation:
+        """Write an operation, once for each id; errors as `OperationWrites.create`."""
+        refuse_late(deadline_s)
         held, created = await self._writes.create(record)
         self._fleet.operations.apply(held)
         if created:
             self._events.operation(held.record, held.revision)
             extra = {"code": "operation_accepted", "uid": record.uid}
-            log.info("export of %s accepted: %s", record.name, record.id, extra=extra)
-        return await self._show(held)
+            log.info("%s of %s accepted: %s", record.kind, record.name, record.id, extra=extra)
+        return held
 
     async def _of(self, want: OperationExport, account: str) -> dict[str, object]:
         """Return the fields of the operation; raises VirtbusError if there is no such disk."""
@@ -99,6 +96,10 @@ class OperationApi:
             return exports.of_volume(volume.record)
         held = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), account)
         return exports.of_vm(want, held.record, self._vms.show(held).state)
+
+    def refuse_more(self, namespace: str) -> None:
+        """Raise 429 as `OperationRoom.refuse_more`."""
+        self._room.refuse_more(namespace)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> OperationView:
@@ -133,8 +134,19 @@ class OperationApi:
         if not (await self._writes.status(held.record)).status.ended:
             message = f"the operation {want.id} has not ended; cancel it first"
             raise VirtbusError(Code.CONFLICT, "operation_open", message)
+        await self._refuse_needed(held.record)
         await self._writes.remove(held)
         return view
+
+    async def _refuse_needed(self, record: OperationRecord) -> None:
+        """Raise 409 while the snapshot of an operation does not have its result."""
+        if record.snapshot is None:
+            return
+        ref = record.snapshot
+        snapshot = await self._snapshots.latest(ref.namespace, ref.name)
+        if snapshot is not None and snapshot.record.uid == ref.uid and not snapshot.record.ready:
+            message = f"the snapshot {ref.name} is being completed or removed; repeat after that"
+            raise VirtbusError(Code.CONFLICT, "operation_open", message, after_ms=5000)
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: OperationAsk, account: str) -> StoredOperation:

@@ -25,6 +25,7 @@ from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.core.placement import never_room, no_room, room
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.core.volume_attachment import refuse_growth
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.cas import ATTEMPTS
 from virtbus.controller.edge.commit import Commits
@@ -119,6 +120,7 @@ class VmApi:
             annotations=want.annotations,
         )
         refuse_large(record)
+        refuse_growth(held.record, record, self._fleet.last_status(held.record))
         self._check_room(held.record, record)
         offers = [seen.record for seen in self._fleet.nodes.values()]
         check_networks(record.spec, record.namespace, offers, record.network_targets)

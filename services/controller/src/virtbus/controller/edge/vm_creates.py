@@ -83,7 +83,7 @@ class VmCreates:
             deadline_s = min(request.deadline_s, until_s) if record.network_targets else None
             async with in_time(deadline_s or request.deadline_s):
                 committed = await self._commit(record, nodes, admitted)
-            await self._check_networks(committed)
+            await self._keep_networks(committed)
             check_owner(request.account, committed.held.record.owner)
             if self._fleet.apply(committed.held):  # before the watch delivers it
                 self._watches.changed(committed.held.record.uid)
@@ -106,13 +106,18 @@ class VmCreates:
         targets = await self._networks.of_spec(record.spec, record.namespace)
         return record.model_copy(update={"network_targets": targets}) if targets else record
 
-    async def _check_networks(self, committed: Committed) -> None:
-        """Delete a new VM and raise 409 if one of its networks is being deleted (ADR 0055)."""
+    async def _keep_networks(self, committed: Committed) -> None:
+        """Revert deletes of a new VM's networks that began meanwhile (ADR 0055).
+
+        If a network has ended, delete the VM and raise 409.
+        """
         record = committed.held.record
         if not committed.created or not record.network_targets:
             return
         try:
-            await self._networks.check(record)
+            for held in await self._networks.keep(record):
+                message = held.record.kept_for
+                self._events.named(EventKind.NETWORK_KEPT, held.record, held.revision, message)
         except VirtbusError:
             ending = mutations.deleting(record, grace_s=0)
             self._fleet.apply(await self._commits.replace(committed.held, ending))

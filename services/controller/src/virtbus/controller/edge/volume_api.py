@@ -14,6 +14,8 @@ from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_attachment import disks_of, disks_pending
+from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
@@ -260,8 +262,13 @@ class VolumeApi:
     def show(self, held: StoredVolume) -> VolumeView:
         """Return the volume as the API shows it."""
         vm = self._fleet.vms.get(held.record.holder)
-        name = vm.record.name if vm is not None else ""
-        return volume_changes.shown(held, name, self._waits(held.record))
+        message = self._waits(held.record)
+        if vm is None:
+            return volume_changes.shown(held, "", message)
+        disks = disks_of(vm.record, ref_of(held.record))
+        message = message or disks_pending(self._fleet.last_status(vm.record), disks)
+        leaving = bool(disks & vm.record.detaching.keys())
+        return volume_changes.shown(held, vm.record.name, message, leaving=leaving)
 
     def _waits(self, record: VolumeRecord) -> str:
         """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""

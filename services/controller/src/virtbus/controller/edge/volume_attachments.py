@@ -1,11 +1,23 @@
-"""Handles `volume.attach` and `volume.detach`: one batch changes the VM and the holder."""
+"""Handles attach, detach and growth of volumes: one batch changes the VM and the volume."""
 
+import logging
+from collections.abc import Iterable
+
+from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.ports import Bus, Request
-from virtbus.bus.errors import ConflictError
+from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_attachment import attached, detached
+from virtbus.controller.core.volume_attachment import (
+    attached,
+    detached,
+    disks_of,
+    grown,
+    is_off,
+    refuse_mounted,
+)
+from virtbus.controller.core.volume_changes import refuse_deleting, refuse_shrink
 from virtbus.controller.core.volume_holds import freed, ref_of
 from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.key_states import ended
@@ -17,12 +29,27 @@ from virtbus.schemas.api import VmRef
 from virtbus.schemas.disk import Disk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.volume_api import VolumeAsk, VolumeAttach, VolumeDetach, VolumeView
+from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume_api import (
+    VolumeAsk,
+    VolumeAttach,
+    VolumeDetach,
+    VolumeUpdate,
+    VolumeView,
+)
+from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+ASK_GUEST_S = 2.0
 
 
 class VolumeAttachments:
-    """The handlers. Each changes the VM's record, and its agent uses it at the next start."""
+    """The handlers. Each changes the VM's record, and its agent changes the running guest."""
 
     def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, volumes: VolumeApi) -> None:
         self._bus = bus
@@ -60,12 +87,56 @@ class VolumeAttachments:
         if want.vm not in {None, vm.record.name}:
             message = f"VM {vm.record.name} holds {want.name}, not {want.vm}; leave the VM out"
             raise VirtbusError(Code.CONFLICT, "not_its_holder", message)
+        if not want.force:
+            await self._refuse_mounted(vm.record, held.record, request.deadline_s)
         view = await self._vms.change(
             VmRef(uid=vm.record.uid),
             lambda record: detached(record, self._fleet.last_status(record), held.record),
             request,
         )
-        return await self._answer(want, request, f"detached from {view.name}")
+        leaves = f"waits until the guest of {view.name} has released it"
+        still = held.record.uid in {ref.uid for ref in await self._refs(vm.record.uid)}
+        return await self._answer(want, request, leaves if still else f"detached from {view.name}")
+
+    async def update(self, request: Request) -> VolumeView:
+        """Grow the volume together with the record of its VM; then make all other changes."""
+        want = validate(VolumeUpdate, request.data)
+        record = (await self._volumes.find(want, request.account)).record
+        size_bytes = want.size
+        if size_bytes is not None and size_bytes != record.spec.size and record.holder:
+            refuse_deleting(record)
+            refuse_shrink(record, size_bytes)
+            vm = await self._vms.find(VmRef(uid=record.holder), request.account)
+            larger: int = size_bytes
+            view = await self._vms.change(
+                VmRef(uid=vm.record.uid),
+                lambda one: grown(one, self._fleet.last_status(one), record, larger),
+                request,
+            )
+            await self._answer(want, request, f"grows in {view.name}")
+        return await self._volumes.update(request)
+
+    async def _refs(self, vm: str) -> Iterable[VolumeRef]:
+        return (await self._vms.find(VmRef(uid=vm), "")).record.volume_refs.values()
+
+    async def _refuse_mounted(self, vm: VmRecord, volume: VolumeRecord, deadline_s: float) -> None:
+        """Raise 409 if the guest agent says that file systems of the volume are mounted.
+
+        A guest that does not answer in time is not asked further.
+        """
+        names = disks_of(vm, ref_of(volume)) - vm.detaching.keys()
+        if not names or vm.node == UNPLACED or is_off(vm, self._fleet.last_status(vm)):
+            return
+        ask = GuestAsk(uid=vm.uid, about=(GuestQuestion.FILESYSTEMS,), timeout_s=ASK_GUEST_S)
+        subject = subjects.rpc(vm.node, "agent", "guest")
+        try:
+            async with in_time(deadline_s):
+                answer = await self._bus.request(subject, ask, timeout_s=ASK_GUEST_S + 1)
+            info = validate(GuestInfo, answer)
+        except (BusError, VirtbusError) as error:
+            log.info("the guest does not say what it has mounted: %s", error, extra={"uid": vm.uid})
+            return
+        refuse_mounted(vm, volume, info, names)
 
     async def _end_hold(self, held: StoredVolume, vm: str) -> None:
         """End the hold of a VM without a record, because a person says that it has no guest.

@@ -12,7 +12,7 @@ from virtbus.bus.client.owners import check_owner
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
-from virtbus.controller.core import exports, volume_fills
+from virtbus.controller.core import exports, resting, volume_fills
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import create_step, not_found
@@ -80,7 +80,10 @@ class VolumeFills:
         if source is None:
             raise not_found(ask)
         check_owner(account, source.record.owner)
-        return volume_fills.of_volume(record, source.record, operation, self._user(source.record))
+        now_s = asyncio.get_running_loop().time()
+        holder = self._fleet.show(source.record.holder, now_s)
+        running = resting.running_holder(source.record, holder)
+        return volume_fills.of_volume(record, source.record, operation, running)
 
     async def _disk_of(self, record: VolumeRecord, account: str) -> dict[str, object]:
         """Return the disk of the VM that the volume copies, as `exports.of_vm`."""
@@ -92,13 +95,6 @@ class VolumeFills:
     def _node_for(self, record: VolumeRecord) -> str:
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         return volume_fills.node_for(nodes, record.spec.source.image or "", record.spec.size)
-
-    def _user(self, volume: VolumeRecord) -> str:
-        """Return the VM that holds a volume and is not off; the node checks it again."""
-        view = self._fleet.show(volume.holder, asyncio.get_running_loop().time())
-        if view is None:
-            return volume.holder
-        return "" if view.state in exports.OFF_STATES else view.name
 
     def refuse_more(self, namespace: str) -> None:
         """Raise 429 as `OperationRoom.refuse_more`."""

@@ -8,7 +8,14 @@ from virtbus.bus.client.owners import may_touch
 from virtbus.bus.client.ports import Bus, Write
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
-from virtbus.controller.core.volume_holds import freed, held, ref_of, refuse_hold, wanted_volumes
+from virtbus.controller.core.volume_holds import (
+    freed,
+    grown,
+    held,
+    ref_of,
+    refuse_hold,
+    wanted_volumes,
+)
 from virtbus.controller.core.volume_placement import Home, home_of
 from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas import subjects
@@ -68,6 +75,7 @@ class VolumeHolders:
             found += [await self._free(ref, before.uid) for ref in gone]
         if after is not None:
             found += [await self._hold(ref, after) for ref in _taken(before, after)]
+            found += [await self._grow(ref, after.uid) for ref in _larger(before, after)]
         return [one for one in found if one is not None]
 
     async def _free(self, ref: VolumeRef, vm: str) -> Write | None:
@@ -89,6 +97,11 @@ class VolumeHolders:
         record = held(there, ref, vm, self._bus.sources.time_ns())
         return None if there is None else _write(record, there.revision)
 
+    async def _grow(self, ref: VolumeRef, vm: str) -> Write | None:
+        there = await self._read(ref.namespace, ref.name)
+        record = grown(there, ref, vm)
+        return None if there is None else _write(record, there.revision)
+
     async def _read(self, namespace: str, name: str) -> StoredVolume | None:
         entry = await self._bus.get(subjects.volume_record(namespace, name))
         return stored_in(entry, read_volume)
@@ -99,6 +112,16 @@ def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
     moved = before is not None and after.node not in {before.node, UNPLACED}
     had = {ref.folder for ref in before.volume_refs.values()} if before is not None else set()
     return [ref for ref in after.volume_refs.values() if moved or ref.folder not in had]
+
+
+def _larger(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
+    """Return the volumes that the VM keeps, at a larger size."""
+    had = {} if before is None else {ref.folder: ref for ref in before.volume_refs.values()}
+    return [
+        ref
+        for ref in after.volume_refs.values()
+        if ref.folder in had and ref.size_bytes > had[ref.folder].size_bytes
+    ]
 
 
 def _write(record: VolumeRecord, revision: int) -> Write:

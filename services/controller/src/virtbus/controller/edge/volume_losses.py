@@ -1,4 +1,4 @@
-"""Gives up the volumes of a node that is forgotten, if the request names them."""
+"""Gives up volumes and snapshots of a node that is forgotten, if the request names them."""
 
 from collections.abc import Collection
 
@@ -7,35 +7,34 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import has_data
+from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas.api import NodeForget
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 
 SHOWN = 20
 
 
 class VolumeLosses:
-    """Marks volumes as lost. A node is not forgotten until a request names each of its volumes."""
+    """Marks objects as lost. A node is not forgotten until a request names each of them."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._fleet = fleet
         self._writes = VolumeWrites(bus)
+        self._snapshots = SnapshotWrites(bus)
 
-    def check(self, node: str, named: Collection[str]) -> None:
-        """Raise 409 while the node has volumes that are not `named`, as NAMESPACE/NAME."""
-        names = ["/".join(held.order()) for held in self._of(node) if has_data(held.record)]
-        more = sorted(set(names) - set(named))
-        if more:
-            message = (
-                f"{len(more)} volume(s) on {node} would be lost; name each to give it up "
-                f"(`--lose-volume {more[0]}`), or start the node again"
-            )
-            details = tuple(
-                Detail(path=f"volume/{name}", message="would be lost") for name in more[:SHOWN]
-            )
-            raise VirtbusError(Code.CONFLICT, "node_has_volumes", message, details=details)
+    def check(self, want: NodeForget) -> None:
+        """Raise 409 while the node has objects that the request does not name."""
+        volumes = ["/".join(held.order()) for held in self._of(want.node) if has_data(held.record)]
+        _refuse("volume", want.node, volumes, want.lose_volumes)
+        snapshots = ["/".join(held.order()) for held in self._fleet.volumes.snapshots.on(want.node)]
+        _refuse("snapshot", want.node, snapshots, want.lose_snapshots)
 
     async def give_up(self, node: str) -> int:
-        """Mark the volumes of a node as lost, and free those without data; return how many."""
+        """Mark the objects of a node as lost, and free volumes without data.
+
+        Return the number of lost volumes.
+        """
         lost = 0
         for held in self._of(node):
             data = has_data(held.record)
@@ -46,8 +45,28 @@ class VolumeLosses:
                 message = f"the volume {held.record.name} changed meanwhile; repeat"
                 raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from None
             lost += data
+        for one in self._fleet.volumes.snapshots.on(node):
+            try:
+                await self._snapshots.replace(one, one.record.model_copy(update={"lost": True}))
+            except ConflictError:
+                message = f"the snapshot {one.record.name} changed meanwhile; repeat"
+                raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from None
         return lost
 
     def _of(self, node: str) -> list[StoredVolume]:
         found = self._fleet.volumes.listed(None)
         return [one for one in found if one.record.node == node and not one.record.lost]
+
+
+def _refuse(what: str, node: str, there: Collection[str], named: Collection[str]) -> None:
+    """Raise 409 unless all objects that are `there` are `named`, as NAMESPACE/NAME."""
+    more = sorted(set(there) - set(named))
+    if more:
+        message = (
+            f"{len(more)} {what}(s) on {node} would be lost; name each to give it up "
+            f"(`--lose-{what} {more[0]}`), or start the node again"
+        )
+        details = tuple(
+            Detail(path=f"{what}/{name}", message="would be lost") for name in more[:SHOWN]
+        )
+        raise VirtbusError(Code.CONFLICT, f"node_has_{what}s", message, details=details)

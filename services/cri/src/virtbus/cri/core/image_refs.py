@@ -69,7 +69,7 @@ def candidates(image: ImageName) -> tuple[str, ...]:
 
 
 def pinned(ref: str, digest: str) -> str:
-    """Return the reference with the digest of its file; that of a container image stays."""
+    """Return the reference with the digest of its file; a container image keeps its reference."""
     source = parse_image_ref(ref)
     return ref if source.is_container else source._replace(digest=digest).ref
 

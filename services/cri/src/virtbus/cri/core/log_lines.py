@@ -33,7 +33,7 @@ class LogLines:
         return _joined(lines, stamp)
 
     def flush(self, stamp: str) -> bytes:
-        """Return what is pending as a part of a line."""
+        """Return the pending bytes as a part of a line."""
         lines = [(b"P", self._rest)] if self._rest else []
         self._rest = b""
         return _joined(lines, stamp)

@@ -1,7 +1,7 @@
-"""Defines what the CRI remembers of its node, and derives CRI's conditions.
+"""Defines the stored state of the CRI's node, and derives CRI's conditions from it.
 
-The runtime is ready while it can serve its own state. A bus that is away is a condition of its own:
-kubelet must not take the node for dead because of it.
+The runtime is ready while it can serve its own state. An unreachable bus has its own condition,
+because kubelet must not treat the node as dead then.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class KnownNode(StoredRecord):
 
 
 def known(view: NodeView) -> KnownNode:
-    """Return what is remembered of a node."""
+    """Return the part of a node's view that is stored."""
     problems = {}
     for kind, name in SERVICES.items():
         service = view.services.get(name)

@@ -27,7 +27,7 @@ class Sandbox(LenientModel):
 
 
 class Ending(LenientModel):
-    """The end of a container, as CRI tells it."""
+    """The end of a container, as CRI reports it."""
 
     finished_ns: int
     exit_code: int
@@ -70,7 +70,7 @@ class Machine(LenientModel):
     made: bool = False
     """The bus has accepted the VM."""
     revision: int = 0
-    """The record's revision after the last change by the CRI. Earlier views show the past."""
+    """The record's revision after the last change by the CRI. Earlier views are ignored."""
     addresses: tuple[str, ...] = ()
     state: str = ""
     message: str = ""

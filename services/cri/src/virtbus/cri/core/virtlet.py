@@ -213,7 +213,7 @@ def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
         return ""
     with suppress(ValueError):
         return check_id(named[0].partition(".")[0])
-    reader.refuse(META_DATA, "has a host name that is none; use a-z, 0-9 and '-'")
+    reader.refuse(META_DATA, "has an invalid host name; use a-z, 0-9 and '-'")
     return ""
 
 

@@ -63,7 +63,7 @@ _LABEL_CHARS = 63
 OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
 """Files that kubelet mounts into each container. A guest has its own."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""The token of the pod's service account. No guest gets it unasked."""
+"""The token of the pod's service account. Guests do not get it."""
 
 
 class Place(NamedTuple):

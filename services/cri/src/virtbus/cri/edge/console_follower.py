@@ -20,10 +20,10 @@ from virtbus.cri.core.log_lines import LogLines
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-"""The most that one turn copies, so that a loud guest delays no other log."""
+"""Limit of bytes that one turn copies, so that a guest with much output delays no other log."""
 LOOK_S = 0.2
 QUIET_S = 1.0
-"""An unfinished line of a guest that is silent for so long is written as a part."""
+"""An unfinished line is written as a part if the guest is silent for this time."""
 
 
 class Position(NamedTuple):
@@ -69,7 +69,7 @@ class ConsoleFollower:
         self._to = opened
 
     def finish(self) -> None:
-        """Copy what is left of an ended guest's output, and forget the position."""
+        """Copy the rest of an ended guest's output, and forget the position."""
         try:
             while self.copy():
                 pass

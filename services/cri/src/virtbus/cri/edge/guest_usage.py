@@ -1,7 +1,7 @@
 """Reads what a guest uses of its node: its emulator's CPU time and memory, and its disk's file.
 
 It reads small files of the kernel, so it needs no thread. A guest that has ended in between, or has
-no disk yet, has no value; it never fails the values of others.
+no disk yet, has no value; the values of others do not depend on it.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Stores the CRI's records on the node: one JSON file for each pod, image, removal and node.
 
-A record is on disk before an answer tells of it. All writes run in one thread, in the order of the
-calls, so a later state never loses to an earlier one.
+A record is on disk before an answer mentions it. All writes run in one thread, in the order of the
+calls, so an earlier state never replaces a later one.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class RecordFolder(Generic[Record]):
         try:
             await to_end(loop.run_in_executor(self._writer, work))
         except OSError as error:
-            message = f"cannot write {self._folder}: {error}; free or mend the disk"
+            message = f"cannot write {self._folder}: {error}; free space on the disk or repair it"
             raise VirtbusError(Code.UNAVAILABLE, "state_unwritable", message) from error
 
 

@@ -27,7 +27,7 @@ AGAIN_S = (0.1, 5.0)
 
 
 class Observer(Protocol):
-    """The pods, which learn of their VMs."""
+    """The receiver of the VMs' states."""
 
     async def saw(self, view: VmView) -> None:
         """Note the current state of a VM."""

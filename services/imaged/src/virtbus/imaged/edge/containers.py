@@ -219,7 +219,7 @@ class Containers:
         try:
             more = True
             while more:
-                more = await self._threads.run(reading.several, steps)
+                more = await self._threads.run(reading.run_steps, steps)
                 reading.check()
         except DamagedError as error:
             raise VirtbusError(

@@ -40,7 +40,7 @@ class DecodingWork:
                 raise DamagedError(msg)
             yield piece
 
-    def several(self, steps: Iterator[None]) -> bool:
+    def run_steps(self, steps: Iterator[None]) -> bool:
         """Run steps for _STEP_S; return False after the last step. Runs in disk threads."""
         began_s, end_s = time.thread_time(), time.monotonic() + _STEP_S
         try:

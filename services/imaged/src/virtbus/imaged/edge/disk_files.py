@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.bus.runtime.image_locks import take
+from virtbus.imaged.core.growth import grown
 from virtbus.imaged.core.overlay import (
     HEAD_BYTES,
     Layout,
@@ -147,6 +149,34 @@ class DiskFolders:
                 _write_disk(volume + SUFFIX, layout, directory)
         except OSError as error:
             raise store_error(error) from error
+
+    def grow(self, folder: str, volume: str, size_bytes: int) -> None:
+        """Make a disk larger. A disk that a QEMU has open grows by that QEMU, or later here.
+
+        Raises:
+            VirtbusError: 409 `disk_damaged`, 422 `cannot_grow`, 503 `store_error`.
+        """
+        try:
+            with self._open(folder) as directory:
+                self._grow(volume, directory, size_bytes)
+        except PermissionError:
+            return  # libvirt gave it to QEMU's user
+        except OSError as error:
+            raise store_error(error) from error
+
+    def _grow(self, volume: str, directory: int, size_bytes: int) -> None:
+        descriptor = openat2.open_file(volume + SUFFIX, directory, os.O_RDWR)
+        try:
+            if not take(descriptor):
+                return
+            offset, data = grown(os.pread(descriptor, HEAD_BYTES, 0), size_bytes)
+            os.pwrite(descriptor, data, offset)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if self._notes:
+            made = dataclasses.replace(read_disk(volume, directory), virtual_size_bytes=size_bytes)
+            openat2.replace(volume + NOTE_SUFFIX, encode_json(dataclasses.asdict(made)), directory)
 
     def remove(self, uid: str) -> bool:
         """Remove all disks of a VM; return False if there were none.

@@ -1,15 +1,14 @@
 """Copies a disk with its image into one file, by qemu-img in the sandbox (ADR 0048, 0053)."""
 
-import contextlib
 import json
-import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from virtbus.imaged.core.limits import TransferLimits
-from virtbus.imaged.edge import openat2, qemu_img
+from virtbus.imaged.edge import qemu_img
+from virtbus.imaged.edge.disk_copy import open_disk, used_bytes
 from virtbus.imaged.edge.partial_download import disk_full
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import ExportFormat
@@ -34,7 +33,7 @@ class ExportSource:
     def used_bytes(self) -> int:
         """Return the disk space of both files, an estimate of the result's."""
         files = [self.disk] if self.image is None else [self.disk, self.image]
-        return sum(os.fstat(file).st_blocks * 512 for file in files)
+        return sum(map(used_bytes, files))
 
 
 class OpenedSource:
@@ -49,34 +48,17 @@ class OpenedSource:
         disk_format: str = "qcow2",
     ) -> None:
         """Open both files; raises VirtbusError 409 `disk_unreadable`."""
-        try:
-            with ExitStack() as stack:
-                opened = stack.enter_context(_opened(disk))
-                base = None if image is None else stack.enter_context(_opened(image))
-                self._source = ExportSource(
-                    opened, virtual_size_bytes, base, image_format, disk_format
-                )
-                self._files = stack.pop_all()
-        except OSError as error:
-            message = f"the disk cannot be opened: {error.strerror}; see imaged's log"
-            raise VirtbusError(Code.CONFLICT, "disk_unreadable", message) from error
+        with ExitStack() as stack:
+            opened = open_disk(stack, disk)
+            base = None if image is None else open_disk(stack, image)
+            self._source = ExportSource(opened, virtual_size_bytes, base, image_format, disk_format)
+            self._files = stack.pop_all()
 
     def __enter__(self) -> ExportSource:
         return self._source
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Yield a read-only descriptor of a file in a folder without symlinks."""
-    with openat2.opened_directory(path.parent) as folder:
-        descriptor = openat2.open_file(path.name, folder)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def source_option(source: ExportSource) -> str:

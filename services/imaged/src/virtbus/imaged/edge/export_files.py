@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.export_part import ExportPart
@@ -32,9 +31,9 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 class ExportFiles:
     """The exports of a node. All methods block on the disk."""
 
-    def __init__(self, disks: Path, limits: SpaceLimits) -> None:  # the root exists while needed
+    def __init__(self, disks: Path, space: DiskSpace) -> None:  # the root exists while needed
         self._root = disks / FOLDER
-        self.space = DiskSpace(disks, limits)
+        self.space = space
 
     def path(self, export: str, format_: str) -> Path:
         """Return the path of a published export."""

@@ -39,7 +39,7 @@ class Unpacking:
         try:
             more = True
             while more:
-                more = await self._threads.run(work.several, steps)
+                more = await self._threads.run(work.run_steps, steps)
                 work.check()
         except DamagedError as error:
             raise VirtbusError(

@@ -1,4 +1,4 @@
-"""Makes, copies, grows and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
+"""Makes, copies and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
 
 A folder is named by `VolumeRef.folder`. It is below the directory of the disks, because a sandbox
 may mount sibling directories separately. Only an explicit release removes it.
@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from virtbus.imaged.core import overlay
-from virtbus.imaged.core.growth import grown
 from virtbus.imaged.core.overlay import HEAD_BYTES, read_overlay
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_files import (
     NOTE_SUFFIX,
     SUFFIX,
     DiskFolders,
-    read_disk,
     write_layout,
 )
 from virtbus.imaged.edge.export_files import NEW
@@ -173,31 +171,6 @@ class VolumeFolders(DiskFolders):
         except (OSError, VirtbusError):
             return HeldVolume(folder=folder)
         return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
-
-    def grow(self, folder: str, size_bytes: int) -> None:
-        """Make a volume's disk larger. No program may have it open.
-
-        Raises:
-            VirtbusError: 409 `disk_damaged`, 422 `cannot_grow`, 503 `store_error`.
-        """
-        try:
-            with self._open(folder) as directory:
-                descriptor = openat2.open_file(DISK + SUFFIX, directory, os.O_RDWR)
-                try:
-                    offset, data = grown(os.pread(descriptor, HEAD_BYTES, 0), size_bytes)
-                    os.pwrite(descriptor, data, offset)
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-                if self._notes:
-                    self._note_size(directory, size_bytes)
-        except OSError as error:
-            raise store_error(error) from error
-
-    def _note_size(self, directory: int, size_bytes: int) -> None:
-        made = read_disk(DISK, directory)
-        note = dataclasses.asdict(dataclasses.replace(made, virtual_size_bytes=size_bytes))
-        openat2.replace(DISK + NOTE_SUFFIX, encode_json(note), directory)
 
     def refuse_used(self, folder: str) -> None:
         """Raise 409 if a VM of this host still has the disk: the agent's link is a second name."""

@@ -34,7 +34,7 @@ class BridgeMemo:
         return _forward(self._path)
 
     def forget(self) -> None:
-        """Remove the memo, after everything that it stands for."""
+        """Remove the memo, after all parts of its bridge were removed."""
         self._path.unlink()
 
     def beside(self, name: str) -> Path:

@@ -5,8 +5,9 @@ the agent to VNC (virDomainOpenGraphicsFD). So there is no port and no socket fi
 reach (CON-03, CON-04).
 """
 
+from virtbus.nodeagent.core.addresses import WATCHDOG, Addresses
 from virtbus.nodeagent.core.element import Element, el
-from virtbus.nodeagent.core.pcie import PcieAllocator
+from virtbus.nodeagent.core.pcie import port_address
 from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.watchdog import Watchdog
 
@@ -38,7 +39,7 @@ def display_elements(spec: VmSpec) -> list[Element]:
     ]
 
 
-def guards(watchdog: Watchdog | None, slots: PcieAllocator) -> list[Element]:
+def guards(watchdog: Watchdog | None, addresses: Addresses) -> list[Element]:
     """Return pvpanic, and the watchdog if the spec has one.
 
     Pvpanic uses an I/O port and no PCI slot. Guests without a driver ignore it.
@@ -47,4 +48,5 @@ def guards(watchdog: Watchdog | None, slots: PcieAllocator) -> list[Element]:
     if watchdog is None:
         return [panic]
     action = watchdog.i6300esb.action
-    return [panic, el("watchdog", slots.address(), model="i6300esb", action=action)]
+    address = port_address(addresses, WATCHDOG)
+    return [panic, el("watchdog", address, model="i6300esb", action=action)]

@@ -41,6 +41,8 @@ class DiskSource:
     backing_format: ImageFormat | None = None
     place: tuple[str, ...] = ()
     """The folders of the file below `<state_dir>/disks`, and its name."""
+    volume: bool = False
+    """True for a volume with a name of its own (ADR 0045)."""
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -86,6 +88,7 @@ def disk_sources(
             backing_path=below,
             backing_format=disk.image_format,
             place=place,
+            volume=volume.volume is not None,
         )
     return sources
 

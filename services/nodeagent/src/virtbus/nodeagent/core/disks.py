@@ -1,82 +1,90 @@
 """Renders `<disk>` elements and the controllers of their buses (libvirt: formatdomain)."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from virtbus.nodeagent.core.addresses import (
+    NONE,
+    ON_PCI,
+    SATA_PORTS,
+    SCSI,
+    USB,
+    Addresses,
+    assigned,
+    of_disk,
+    of_sata,
+    target,
+)
 from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element, iotune_element
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
 from virtbus.nodeagent.core.nvme import nvme_alias
-from virtbus.nodeagent.core.pcie import PcieAllocator
-from virtbus.schemas.disk import Tray, letters, target_names
+from virtbus.nodeagent.core.pcie import port_address
+from virtbus.schemas.disk import Tray
 from virtbus.schemas.disk_buses import ABILITIES, Verb
 from virtbus.schemas.vm import Disk, DiskBus, Domain
 
-_SATA_PORTS = 6
-"""Ports of one AHCI controller (QEMU: ich9-ahci)."""
 _USB_PORTS = 15
 """Ports of the USB controller: the maximum of a qemu-xhci."""
 
 
-_ON_PCI = (DiskBus.VIRTIO, DiskBus.NVME)
-
-
-@dataclass
-class _Place:
-    """Assigns addresses to disks.
-
-    All addresses are explicit. Otherwise libvirt adds controllers on the root ports of the NICs, or
-    derives a SCSI address from the target's letter.
-    """
-
-    used: Counter[DiskBus] = field(default_factory=Counter)
-
-    def next(self, bus: DiskBus, slots: PcieAllocator) -> Element:
-        """Return the address of the next disk on `bus`."""
-        number = self.used[bus]
-        self.used[bus] += 1
-        if bus in _ON_PCI:
-            return slots.address()
-        if bus is DiskBus.USB:
-            return el("address", type="usb", bus=0, port=number + 1)
-        controller, unit = divmod(number, _SATA_PORTS) if bus is DiskBus.SATA else (0, number)
-        return el("address", type="drive", controller=controller, bus=0, target=0, unit=unit)
-
-
-def targets(disks: Sequence[Disk]) -> list[str]:
-    """Return libvirt's name of each disk: the guest's, except for NVMe disks.
-
-    libvirt knows those as further virtio disks, so they continue the letters of virtio.
-    """
-    names = list(target_names(disks))
-    number = sum(disk.bus is DiskBus.VIRTIO for disk in disks)
-    for at, disk in enumerate(disks):
-        if disk.bus is DiskBus.NVME:
-            names[at], number = f"vd{letters(number)}", number + 1
-    return names
+def targets(domain: Domain, kept: Addresses = NONE) -> dict[str, str]:
+    """Return libvirt's name of each disk, by the disk's name. `kept` are the addresses so far."""
+    addresses = assigned(domain, kept)
+    return {disk.name: target(disk, addresses) for disk in domain.devices.disks}
 
 
 def disk_elements(
     domain: Domain,
     files: Mapping[str, DiskSource],
-    slots: PcieAllocator,
+    addresses: Addresses,
     default_order: Mapping[str, int],
 ) -> list[Element]:
-    """Return an element for each disk, in the spec's order, with targets vda … or sda ….
+    """Return an element for each disk, in the spec's order.
 
     `default_order` has boot orders of disks without one in the spec.
     """
-    place, disks = _Place(), domain.devices.disks
     threads = io_threads(domain).of_disks
-    elements = []
-    for disk, target in zip(disks, targets(disks), strict=True):
-        order = disk.boot_order or default_order.get(disk.name)
-        thread, address = threads.get(disk.name), place.next(disk.bus, slots)
-        file = None if disk.is_open else files.get(disk.name)
-        elements.append(_disk(disk, file, target, order, thread, address))
-    return elements
+    return [
+        _disk(
+            disk,
+            None if disk.is_open else files.get(disk.name),
+            disk.boot_order or default_order.get(disk.name),
+            threads.get(disk.name),
+            addresses,
+        )
+        for disk in domain.devices.disks
+    ]
+
+
+def hot_disk(disk: Disk, file: DiskSource, addresses: Addresses) -> Element:
+    """Return the element of a disk that is attached to a running guest.
+
+    The guest boots from its other disks. The disk gets an I/O thread at the next start, because the
+    running domain may have fewer.
+    """
+    return _disk(disk, file, None, None, addresses)
+
+
+def volume_alias(name: str) -> str:
+    """Return the id of the device of a disk that is a volume; the prefix is for ids of users."""
+    return f"ua-volume-{name}"
+
+
+def _address(disk: Disk, addresses: Addresses) -> Element:
+    """Return the address of a disk.
+
+    All addresses are explicit. Otherwise libvirt adds controllers on the root ports of the NICs, or
+    derives a SCSI address from the target's letter.
+    """
+    if disk.bus in ON_PCI:
+        return port_address(addresses, of_disk(disk.name))
+    number = addresses[str(disk.bus)][disk.name]
+    if disk.bus is DiskBus.USB:
+        return el("address", type="usb", bus=0, port=number + 1)
+    controller, unit = divmod(number, SATA_PORTS) if disk.bus is DiskBus.SATA else (0, number)
+    return el("address", type="drive", controller=controller, bus=0, target=0, unit=unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +98,25 @@ class DriveState:
 
 
 def drives(
-    domain: Domain, files: Mapping[str, DiskSource], default_order: Mapping[str, int]
+    domain: Domain,
+    files: Mapping[str, DiskSource],
+    default_order: Mapping[str, int],
+    kept: Addresses = NONE,
 ) -> dict[str, DriveState]:
     """Return the drives of a domain whose media can be changed, by target.
 
     Except for the medium, libvirt compares each element with that of the domain.
     """
+    addresses = assigned(domain, kept)
     disks = domain.devices.disks
-    elements = disk_elements(domain, files, PcieAllocator(0), default_order)
+    elements = disk_elements(domain, files, addresses, default_order)
     return {
-        target: DriveState(
+        target(disk, addresses): DriveState(
             to_text(element),
             "" if disk.is_open or disk.name not in files else files[disk.name].path,
             disk.tray is Tray.FORCED_OPEN,
         )
-        for disk, target, element in zip(disks, targets(disks), elements, strict=True)
+        for disk, element in zip(disks, elements, strict=True)
         if is_drive(disk)
     }
 
@@ -123,10 +135,9 @@ def trays(disks: Sequence[Disk]) -> dict[str, Tray]:
 def _disk(
     disk: Disk,
     file: DiskSource | None,
-    target: str,
     order: int | None,
     thread: int | None,
-    address: Element,
+    addresses: Addresses,
 ) -> Element:
     """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
@@ -139,15 +150,22 @@ def _disk(
         *(() if file is None else (el("source", file=file.path), _backing(file))),
         iotune_element(disk.limits),
         blockio_element(disk.block_size),
-        el("target", dev=target, bus=str(bus)),
+        el("target", dev=target(disk, addresses), bus=str(bus)),
         el("serial", disk.guest_serial),
         el("readonly") if readonly else None,
         el("boot", order=order) if order else None,
-        address,
-        el("alias", name=nvme_alias(disk)) if disk.bus is DiskBus.NVME else None,
+        _address(disk, addresses),
+        _alias(disk, file),
         type="file",
         device=device,
     )
+
+
+def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
+    """Return the id of the device, by which it is found again; None: libvirt chooses it."""
+    if disk.bus is DiskBus.NVME:
+        return el("alias", name=nvme_alias(disk))
+    return el("alias", name=volume_alias(disk.name)) if file is not None and file.volume else None
 
 
 def _backing(file: DiskSource) -> Element:
@@ -167,26 +185,29 @@ def _backing(file: DiskSource) -> Element:
     )
 
 
-def disk_controllers(domain: Domain, slots: PcieAllocator) -> list[Element]:
+def disk_controllers(domain: Domain, addresses: Addresses) -> list[Element]:
     """Return a virtio-scsi controller if needed, and SATA ones for disks beyond q35's six ports."""
-    used = Counter(disk.bus for disk in domain.devices.disks)
     controllers = []
-    if used[DiskBus.SCSI]:
-        thread = io_threads(domain).of_scsi
-        driver = el("driver", iothread=thread) if thread else None
-        scsi = el("controller", driver, slots.address(), type="scsi", index=0, model="virtio-scsi")
-        controllers.append(scsi)
+    if any(disk.bus is DiskBus.SCSI for disk in domain.devices.disks):
+        controllers.append(scsi_controller(addresses, io_threads(domain).of_scsi))
+    last_sata = max(addresses.get("sata", {}).values(), default=0)
     controllers += [
-        el("controller", slots.address(), type="sata", index=index)
-        for index in range(1, -(-used[DiskBus.SATA] // _SATA_PORTS))
+        el("controller", port_address(addresses, of_sata(index)), type="sata", index=index)
+        for index in range(1, 1 + last_sata // SATA_PORTS)
     ]
     return controllers
 
 
-def usb_controller(disks: Sequence[Disk], slots: PcieAllocator) -> Element:
+def scsi_controller(addresses: Addresses, thread: int | None = None) -> Element:
+    """Return the virtio-scsi controller; `thread` is the number of its I/O thread."""
+    driver = el("driver", iothread=thread) if thread else None
+    address = port_address(addresses, SCSI)
+    return el("controller", driver, address, type="scsi", index=0, model="virtio-scsi")
+
+
+def usb_controller(disks: Sequence[Disk], addresses: Addresses) -> Element:
     """Return the USB controller, or the element that keeps libvirt from adding one."""
     if not any(disk.bus is DiskBus.USB for disk in disks):
         return el("controller", type="usb", index=0, model="none")
-    return el(
-        "controller", slots.address(), type="usb", index=0, model="qemu-xhci", ports=_USB_PORTS
-    )
+    address = port_address(addresses, USB)
+    return el("controller", address, type="usb", index=0, model="qemu-xhci", ports=_USB_PORTS)

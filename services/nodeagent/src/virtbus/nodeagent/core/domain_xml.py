@@ -5,9 +5,16 @@ console is a UNIX socket. Of a tenant's values, only checked names, sizes and id
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from virtbus.nodeagent.core.addresses import (
+    BALLOON,
+    RNG,
+    SERIAL,
+    Addresses,
+    assigned,
+)
 from virtbus.nodeagent.core.devices import display_elements, guards
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import disk_controllers, disk_elements, usb_controller
@@ -15,7 +22,7 @@ from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
 from virtbus.nodeagent.core.metadata import metadata
 from virtbus.nodeagent.core.nvme import nvme_overrides
-from virtbus.nodeagent.core.pcie import PcieAllocator
+from virtbus.nodeagent.core.pcie import pci_controllers, port_address
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
 
@@ -42,6 +49,8 @@ class DomainInputs:
     emulator: str
     ignition: Path | None = None
     """A file that the guest reads as fw_cfg `opt/com.coreos/config`."""
+    kept: Addresses = field(default_factory=dict)
+    """The addresses that devices had in the previous run."""
     skip_cpu_queries: bool = False
     """Benchmarks only: `qemu:del` skips libvirt's CPU queries and taints the domain."""
 
@@ -49,11 +58,12 @@ class DomainInputs:
 def render(inputs: DomainInputs) -> str:
     """Return the domain XML that libvirt defines."""
     record, spec = inputs.record, inputs.record.spec
+    addresses = assigned(spec.domain, inputs.kept)
     domain = el(
         "domain",
         el("name", domain_name(record.uid)),
         el("uuid", record.uid),
-        el("metadata", metadata(record)),
+        el("metadata", metadata(record, addresses)),
         el("memory", str(-(-spec.domain.memory.guest // 1024)), unit="KiB"),
         el("vcpu", str(spec.domain.cpu.vcpus), placement="static"),
         _threads(spec),
@@ -66,7 +76,7 @@ def render(inputs: DomainInputs) -> str:
         el("on_poweroff", "destroy"),
         el("on_reboot", "restart"),
         el("on_crash", "destroy"),
-        _devices(inputs),
+        _devices(inputs, addresses),
         type="kvm" if inputs.accelerator == "kvm" else "qemu",
     )
     extensions = [nvme_overrides(spec.domain.devices.disks)]
@@ -123,16 +133,20 @@ def _cpu(spec: VmSpec, accelerator: str) -> Element:
     )
 
 
-def _devices(inputs: DomainInputs) -> Element:
+def _devices(inputs: DomainInputs, addresses: Addresses) -> Element:
     record, spec = inputs.record, inputs.record.spec
-    slots = PcieAllocator(len(spec.domain.devices.interfaces))
     files = volume_files(inputs.disks, inputs.seeds)
     body = [
-        *disk_elements(spec.domain, files, slots, default_order(record)),
-        *disk_controllers(spec.domain, slots),
-        el("controller", slots.address(), type="virtio-serial", index=0),
-        el("memballoon", slots.address(), model="virtio"),
-        el("rng", el("backend", "/dev/urandom", model="random"), slots.address(), model="virtio"),
+        *disk_elements(spec.domain, files, addresses, default_order(record)),
+        *disk_controllers(spec.domain, addresses),
+        el("controller", port_address(addresses, SERIAL), type="virtio-serial", index=0),
+        el("memballoon", port_address(addresses, BALLOON), model="virtio"),
+        el(
+            "rng",
+            el("backend", "/dev/urandom", model="random"),
+            port_address(addresses, RNG),
+            model="virtio",
+        ),
         _serial(inputs),
         *display_elements(spec),
         el(
@@ -141,13 +155,13 @@ def _devices(inputs: DomainInputs) -> Element:
             el("target", type="virtio", name="org.qemu.guest_agent.0"),
             type="unix",
         ),
-        *guards(spec.domain.devices.watchdog, slots),
+        *guards(spec.domain.devices.watchdog, addresses),
     ]
-    usb = usb_controller(spec.domain.devices.disks, slots)
+    usb = usb_controller(spec.domain.devices.disks, addresses)
     return el(
         "devices",
         el("emulator", inputs.emulator),
-        *slots.controllers(),
+        *pci_controllers(addresses),
         usb,
         *body,
     )

@@ -6,7 +6,10 @@ shortened, and may be missing or of any type.
 
 from collections.abc import Iterator, Mapping
 
+from virtbus.nodeagent.core.addresses import Addresses
+from virtbus.nodeagent.core.disks import targets
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestInterface, GuestOs, GuestUser
+from virtbus.schemas.vm import VmRecord
 
 MOST_ITEMS = 64
 MOST_PARTS = 16
@@ -26,6 +29,17 @@ def guest_info(answers: Answers) -> GuestInfo:
         filesystems=tuple(_filesystem(answers, at) for at in _items(answers, "fs")),
         interfaces=tuple(_interface(answers, at) for at in _items(answers, "if")),
     )
+
+
+def named_disks(info: GuestInfo, record: VmRecord, addresses: Addresses) -> GuestInfo:
+    """Return the answers with the disks' names in the spec. `addresses` are the guest's."""
+    domain = record.spec.domain
+    names = {target: name for name, target in targets(domain, addresses).items()}
+    found = [
+        one.model_copy(update={"spec_disks": tuple(names[at] for at in one.disks if at in names)})
+        for one in info.filesystems
+    ]
+    return info.model_copy(update={"filesystems": tuple(found)})
 
 
 def _os(answers: Answers) -> GuestOs | None:

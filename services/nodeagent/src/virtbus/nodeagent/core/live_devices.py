@@ -1,5 +1,6 @@
 """Defines the port for the devices of a running guest, which are plugged and unplugged."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -12,8 +13,8 @@ class LiveDevices(Protocol):
         A device leaves the XML once QEMU reports that the guest has released it.
         """
 
-    async def attach(self, uid: str, xml: str) -> None:
-        """Plug a device into the running guest; no effect if none runs."""
+    async def attach(self, uid: str, devices: Sequence[str]) -> None:
+        """Plug devices, given as XML, into the running guest; no effect if none runs."""
 
     async def detach(self, uid: str, alias: str) -> None:
         """Ask the guest to release the device `alias`. Returns at once; repeatable."""

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.live_devices import LiveDevices
@@ -15,6 +16,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm, MadeDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.volume_ref import VolumeRef
 
 
 class DomainState(StrEnum):
@@ -74,6 +76,10 @@ class DomainMetadata:
     """The generation that the domain was last defined for."""
     nics: tuple[tuple[str, str], ...] = ()
     """The NICs that it was last defined with: names and hashes, in order."""
+    addresses: Addresses = field(default_factory=dict)
+    """The addresses of its devices."""
+    disks: Mapping[str, str] = field(default_factory=dict)
+    """The hashes of its disks that are volumes, by name."""
 
 
 class DomainChange(StrEnum):
@@ -282,6 +288,9 @@ class DiskFiles(Protocol):
         Raises:
             VirtbusError: 409 `disk_refused`.
         """
+
+    async def opened(self, ref: VolumeRef) -> bool:
+        """Return True if any QEMU of this host has the volume's disk open."""
 
 
 class Readiness(Protocol):

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from virtbus.bus.runtime.image_locks import locked
 from virtbus.nodeagent.core.disk_sources import (
     DATA,
     DISKS,
@@ -30,6 +31,7 @@ from virtbus.nodeagent.core.disk_sources import (
 from virtbus.nodeagent.edge.atomic_file import in_thread
 from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
 
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = _ROOT | os.O_NOFOLLOW
@@ -61,6 +63,19 @@ class HostDiskFiles:
             return {name: self._judged(record.uid, name, one) for name, one in wanted.items()}
 
         return await in_thread(judge)
+
+    async def opened(self, ref: VolumeRef) -> bool:
+        """Return True if any QEMU of this host has the volume's disk open."""
+
+        def ask() -> bool:
+            try:
+                *folders, name = volume_place(ref)
+                with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
+                    return locked(descriptor)
+            except FileNotFoundError:
+                return False
+
+        return await in_thread(ask)
 
     def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
         try:
@@ -104,11 +119,12 @@ class HostDiskFiles:
 
 
 def drop_pins(state_dir: Path, record: VmRecord) -> None:
-    """Remove our names of volumes that the record does not have any more. No guest has them.
+    """Remove our names of volumes that the VM does not hold any more. No guest has them.
 
     A second name would make the volume unusable for its next VM. The last name of a file stays.
     """
-    names = {f"{PINNED}{disk_name(one.name)}": one.name for one in record.spec.volumes}
+    disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
+    names = {f"{PINNED}{disk_name(one)}": one for one in disks}
     for path in (state_dir / "vms" / record.uid).glob(f"{PINNED}*"):
         ref = record.volume_refs.get(names.get(path.name, ""))
         kept = path.name in names

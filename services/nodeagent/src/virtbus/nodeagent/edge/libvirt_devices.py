@@ -1,10 +1,13 @@
-"""Implements the `LiveDevices` port: libvirt's devices, and the NICs that it does not know."""
+"""Implements the ports `LiveDevices` and `DiskPlugs`: the devices of running guests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import libvirt
 
+from virtbus.nodeagent.core.addresses import Addresses
+from virtbus.nodeagent.core.metadata import NAMESPACE, PREFIX, with_disks
+from virtbus.nodeagent.core.plugs import GuestDevices, guest_devices
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_errors import cause
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
@@ -14,12 +17,17 @@ Result = TypeVar("Result")
 CALL_TIMEOUT_S = 15.0
 """A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
+_METADATA = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 _PENDING = ("already in the process of unplug", "unplug already in progress")
 """Parts of QEMU's message about a device that the guest was asked to release before."""
 
 
 class LibvirtDevices:
-    """The devices of running guests, on connections of `links`."""
+    """The devices of running guests, on connections of `links`.
+
+    libvirt does not know the NICs of a guest's start (ADR 0009), so QEMU is asked for those. A
+    change of the metadata is durable, and that of a device is live.
+    """
 
     def __init__(self, links: LibvirtLinks) -> None:
         self._links = links
@@ -27,9 +35,23 @@ class LibvirtDevices:
     async def live_xml(self, uid: str) -> str | None:
         return await self._of_active(uid, lambda domain: domain.XMLDesc(), "read the devices")
 
-    async def attach(self, uid: str, xml: str) -> None:
+    async def devices(self, uid: str) -> GuestDevices | None:
+        return await self._of_active(
+            uid, lambda domain: guest_devices(domain.XMLDesc()), "read the devices"
+        )
+
+    async def note(self, uid: str, addresses: Addresses, disks: Mapping[str, str]) -> None:
         def run(domain: libvirt.virDomain) -> None:
-            domain.attachDeviceFlags(xml, _LIVE)
+            text = with_disks(domain.metadata(_METADATA, NAMESPACE), addresses, disks)
+            flags = _LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            domain.setMetadata(_METADATA, text, PREFIX, NAMESPACE, flags)
+
+        await self._of_active(uid, run, "store the addresses")
+
+    async def attach(self, uid: str, devices: Sequence[str]) -> None:
+        def run(domain: libvirt.virDomain) -> None:
+            for xml in devices:
+                domain.attachDeviceFlags(xml, _LIVE)
 
         await self._of_active(uid, run, "plug a device")
 
@@ -44,6 +66,14 @@ class LibvirtDevices:
                     raise
 
         await self._of_active(uid, run, "unplug a device")
+
+    async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
+        def run(domain: libvirt.virDomain) -> None:
+            for target, size_bytes in sizes.items():
+                if domain.blockInfo(target)[0] < size_bytes:
+                    domain.blockResize(target, size_bytes, libvirt.VIR_DOMAIN_BLOCK_RESIZE_BYTES)
+
+        await self._of_active(uid, run, "grow the disk")
 
     async def detach_unknown(self, uid: str, number: int) -> None:
         await self._of_active(uid, ask_to_release(number), "unplug a NIC")

@@ -118,8 +118,7 @@ class AgentFiles:
             data = encode(record)
             if not _holds(folder / "record", data):
                 replace(folder / "record", data)
-            if not record.powered:
-                drop_pins(self._state, record)
+            drop_pins(self._state, record)
 
         await self._change(save)
 

@@ -8,17 +8,17 @@ from functools import partial
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
-from virtbus.nodeagent.core.disks import trays
-from virtbus.nodeagent.core.guest_nics import at_start
+from virtbus.nodeagent.core.addresses import assigned
 from virtbus.nodeagent.vm import live_changes
-from virtbus.nodeagent.vm.intent import due_links, grace_s, nic_set
+from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
-from virtbus.nodeagent.vm.observation import all_up, missed
+from virtbus.nodeagent.vm.observation import missed
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
 from virtbus.nodeagent.vm.operations.release import release
 from virtbus.nodeagent.vm.operations.start import (
+    Machine,
     await_ready,
     await_start,
     learn_dependencies,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "limits", "drives", "links", "nics")
+SYNCS = ("pause", "disks", "limits", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -169,6 +169,7 @@ class Actions:
                 "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
+            "sync disks": self._sync_disks,
             "sync limits": partial(
                 self._sync, "limits", partial(live_changes.set_limits, vm, tools)
             ),
@@ -255,22 +256,19 @@ class Actions:
         accelerator = self._tools.accelerator(record)
         if vm.image.latest is not None:  # otherwise no domain is defined
             vm.observed.accelerator = accelerator
+        kept = vm.observed.disks.addresses
         outcome = await start(
             record,
             vm.image,
             vm.net,
             self._tools,
-            accelerator=accelerator,
+            machine=Machine(accelerator, kept),
             paused=lambda: vm.record.paused,
         )
         if outcome.error is None:
             vm.observed.domain_hash = vm.wanted_hash
-            vm.applied.runs_for = record.power_epoch
-            limited = any(disk.limits for disk in record.spec.domain.devices.disks)
-            vm.applied.limits = None if limited else {}  # None: read libvirt's figures
-            vm.applied.trays = trays(record.spec.domain.devices.disks)
-            vm.applied.nics, vm.observed.nics = nic_set(record), at_start(record)
-            vm.observed.links = all_up(record)
+            vm.observed.started(record, assigned(record.spec.domain, kept))
+            vm.applied.started(record)
             self.sync_links()
         return outcome
 
@@ -340,6 +338,13 @@ class Actions:
 
         if self.tasks.running(name) is None:
             self._until_done(name, until_same)
+
+    def _sync_disks(self) -> None:
+        """Change the disks in one task, which also takes later records."""
+        self._vm.disks_changed.set()
+        if self.tasks.running("disks") is None:
+            keep = partial(live_changes.keep_disks, self._vm, self._tools, self._report)
+            self.tasks.run("disks", keep)
 
     def _shutdown(self) -> None:
         record = self._vm.record

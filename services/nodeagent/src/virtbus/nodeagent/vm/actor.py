@@ -12,7 +12,8 @@ from functools import partial
 
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.guest_nics import at_start, numbered
-from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.core.metadata import disk_hashes, domain_hash
+from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
 from virtbus.nodeagent.vm import observation
 from virtbus.nodeagent.vm.actions import Actions
@@ -56,6 +57,7 @@ class VmActor:
         self.vm = ActorState(
             record,
             domain_hash(record),
+            disk_hashes(record),
             at_start(record),
             Dependency(tools.bus, "imaged", ImageReady, lambda: self.vm.record, self.report),
             Dependency(tools.bus, "netd", NetReady, lambda: self.vm.record, self.report),
@@ -103,6 +105,8 @@ class VmActor:
     def begin(self, facts: DomainFacts | None, first: MachineEvent | None) -> None:
         """Begin with the host's state. `first` is the event for the domain's state, if any."""
         self._first = first
+        if facts is not None and facts.metadata is not None:
+            self.vm.observed.disks = GuestDisks(facts.metadata.addresses, facts.metadata.disks)
         if first is not None:
             self.vm.applied = applied_by(facts, first, self.vm.record)
             if facts is not None and facts.metadata is not None:
@@ -151,6 +155,7 @@ class VmActor:
             return
         if record.generation != self.vm.record.generation:
             self.vm.wanted_hash, self.vm.wanted_nics = domain_hash(record), at_start(record)
+            self.vm.wanted_disks = disk_hashes(record)
         self.vm.record = record
         self._signal("record")
 

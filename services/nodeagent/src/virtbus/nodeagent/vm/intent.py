@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from virtbus.nodeagent.core.disk_drivers import disk_limits
 from virtbus.nodeagent.core.disks import trays
 from virtbus.nodeagent.core.guest_nics import GuestNic
+from virtbus.nodeagent.core.plugs import wanted_sizes
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
 from virtbus.schemas.disk import DiskLimits, Tray
@@ -14,6 +15,7 @@ from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
 """The reason for keeping the disks of a VM that left by a fence or a rebuild."""
+DisksWanted = tuple[dict[str, int], dict[str, str]]
 UNSEEN = frozenset[VmPhase]({"new", "starting"})
 """Phases in which a requested pause cannot be seen yet."""
 
@@ -36,6 +38,17 @@ class Applied:
     """The open trays of the guest's drives; None: the agent does not know them."""
     nics: frozenset[tuple[str, str]] | None = frozenset()
     """The guest's NICs (`nic_set`); None: the agent does not know them."""
+    disks: DisksWanted | None = field(default_factory=lambda: ({}, {}))
+    """The guest's disks; None: the agent does not know them."""
+
+    def started(self, record: VmRecord) -> None:
+        """Note that a guest was started with `record`."""
+        disks = record.spec.domain.devices.disks
+        self.runs_for = record.power_epoch
+        limited = any(disk.limits for disk in disks)
+        self.limits = None if limited else {}  # None: read libvirt's figures
+        self.trays = trays(disks)
+        self.disks, self.nics = disks_wanted(record), nic_set(record)
 
     def update(self, record: VmRecord) -> None:
         """Note that `record` was applied, except for pauses."""
@@ -67,7 +80,7 @@ class Applied:
         if update is not None:
             disks = record.spec.domain.devices.disks
             self.limits, self.trays = disk_limits(disks), trays(disks)
-            self.nics = nic_set(record)
+            self.disks, self.nics = disks_wanted(record), nic_set(record)
         return [one for one in (event, pause, update) if one is not None]
 
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
@@ -111,6 +124,7 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         runs_for=record.power_epoch if metadata is None else max(defined_for, 0),
         limits={} if same else None,
         trays=trays(record.spec.domain.devices.disks) if same else None,
+        disks=disks_wanted(record) if same else None,
         nics=nic_set(record) if same else None,
     )
 
@@ -149,17 +163,30 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return "update" for a guest with other NICs, limits or trays, or unknown ones."""
+    """Return "update" for a guest with other disks, limits, trays or NICs, or unknown ones."""
     if record.ending or not record.powered or phase not in UP:
         return None
     disks = record.spec.domain.devices.disks
     same = disk_limits(disks) == before.limits and trays(disks) == before.trays
+    if before.disks is None or before.disks != disks_wanted(record):
+        same = False
     return None if same and nic_set(record) == before.nics else "update"
 
 
 def nic_set(record: VmRecord) -> frozenset[tuple[str, str]]:
     """Return the names of the record's interfaces, each with its network."""
     return frozenset((one.name, one.network) for one in record.spec.networks)
+
+
+def disks_wanted(record: VmRecord) -> DisksWanted | None:
+    """Return the sizes of disks, and the folders of volumes, by the names of disks.
+
+    None while a volume leaves: then the guest is asked if it is still there.
+    """
+    if record.detaching:
+        return None
+    volumes = {name: ref.folder for name, ref in record.volume_refs.items()}
+    return wanted_sizes(record), volumes
 
 
 def grace_s(record: VmRecord) -> int:

@@ -64,6 +64,7 @@ Action = Literal[
     "start",  # define and create; ends in "started", "paused" or a "start" event
     "await start",  # wait for the end of a start that an earlier agent began
     "sync pause",  # pause or resume the guest's CPUs as the record says
+    "sync disks",  # attach, detach and grow its volumes as the record says
     "sync limits",  # set the limits of its disks as the record says
     "sync drives",  # eject and insert media as the record says
     "sync nics",  # plug and unplug NICs as the record says
@@ -123,8 +124,11 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("paused", "run"): ("paused", ("verify running",)),
     ("running", "pause"): ("running", ("sync pause",)),
     ("paused", "unpause"): ("paused", ("sync pause",)),
-    ("running", "update"): ("running", ("sync limits", "sync drives", "sync nics")),
-    ("paused", "update"): ("paused", ("sync limits", "sync drives", "sync nics")),
+    ("running", "update"): (
+        "running",
+        ("sync disks", "sync limits", "sync drives", "sync nics"),
+    ),
+    ("paused", "update"): ("paused", ("sync disks", "sync limits", "sync drives", "sync nics")),
     ("paused", "resumed"): ("running", ("await stable",)),
     ("paused", "started"): ("running", ()),
     ("running", "restart"): ("stopping", ("shutdown",)),

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.freezes import Frozen
-from virtbus.nodeagent.core.guest_nics import GuestNic
+from virtbus.nodeagent.core.guest_nics import GuestNic, at_start
+from virtbus.nodeagent.core.metadata import disk_hashes
+from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
 from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
 from virtbus.schemas.errors import ErrorBody
@@ -96,6 +99,8 @@ class Observed:
     """The reason why the guest is paused, if its disk was full."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)
     """The limits in force by disk, as libvirt reports them."""
+    disks: GuestDisks = field(default_factory=GuestDisks)
+    """The addresses and volumes of this run, or of the last one, and what waits."""
     drives_error: ErrorBody | None = None
     """The error of the last change of a medium. The agent retries the change."""
     frozen: Frozen | None = None
@@ -109,6 +114,11 @@ class Observed:
     def recovered(self) -> None:
         """Forget the last failure."""
         self.failed("", "", "")
+
+    def started(self, record: VmRecord, addresses: Addresses) -> None:
+        """Note the devices of a guest that was started with `record` at these addresses."""
+        self.disks = GuestDisks(addresses, disk_hashes(record))
+        self.nics, self.links = at_start(record), all_up(record)
 
 
 def all_up(record: VmRecord) -> dict[str, LinkState]:
@@ -129,6 +139,7 @@ def note(
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
         seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
+        seen.disks = GuestDisks(seen.disks.addresses)
         _forget_freeze(record, seen, tools)
     elif phase in {"stopped", "releasing"}:
         seen.recovered()

@@ -1,5 +1,7 @@
 """Defines the state of one VM in the agent, apart from running tasks."""
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.guest_nics import GuestNic
@@ -34,6 +36,8 @@ class ActorState:
     record: VmRecord
     wanted_hash: str
     """`metadata.domain_hash` of the record. A running guest with another one needs a restart."""
+    wanted_disks: Mapping[str, str]
+    """`metadata.disk_hashes` of the record, with the same meaning."""
     wanted_nics: dict[str, GuestNic]
     """The NICs of a guest that is started for the record, by name."""
     image: Dependency[ImageReady]
@@ -45,6 +49,8 @@ class ActorState:
     phase: VmPhase = "new"
     observed: Observed = field(default_factory=Observed)
     applied: Applied = field(default_factory=Applied)
+    disks_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the disks of the running guest should change."""
 
     @property
     def ends(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from virtbus.bus.client.ports import Bus
@@ -36,6 +36,9 @@ MEDIA_PENDING = "MediaChangePending"
 NICS_PENDING = "NicChangePending"
 NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Waiting"}
 """Reasons of NICS_PENDING, by the error's."""
+DISKS_PENDING = "DisksPending"
+OFF = frozenset[VmPhase]({"stopped", "succeeded", "failed"})
+"""Phases in which no guest runs or starts."""
 VISIBLE: dict[VmPhase, VmState] = {
     "new": VmState.SCHEDULED,
     "preparing": VmState.PREPARING,
@@ -79,6 +82,8 @@ def status(vm: ActorState, updated_ns: int) -> VmStatus:
         interfaces=net.interfaces if net else earlier.interfaces,
         accelerator=observed.accelerator,
         disk_limits=observed.disk_limits if phase in UP else {},
+        disks_pending=dict(observed.disks.pending) if phase in UP else {},
+        detached=_detached(vm),
         image_digest=image.digest if image else earlier.image_digest,
         started_ns=observed.started_ns,
         updated_ns=updated_ns,
@@ -106,10 +111,8 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
         found.append(_paused(observed, asked=vm.record.paused))
     if runs and (message := _restart_required(vm)):
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
-    if observed.frozen is not None and vm.phase in UP:
-        found.append(_frozen(observed.frozen))
     if vm.phase in UP:
-        found += _pending_changes(observed)
+        found.extend(_of_guest(observed))
     if observed.network_lost:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
@@ -118,6 +121,39 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
         reason, attempt = observed.reason, observed.attempt
         found.append(Condition(type="Retrying", status=True, reason=reason, attempt=attempt))
     return tuple(found)
+
+
+def _of_guest(observed: Observed) -> Iterator[Condition]:
+    """Yield the conditions of a guest that is up."""
+    if observed.frozen is not None:
+        yield _frozen(observed.frozen)
+    if observed.disks.pending:
+        yield _disks_pending(observed.disks.pending)
+    if observed.drives_error is not None:
+        yield _media_pending(observed.drives_error)
+    if observed.nics_error is not None:
+        yield _nics_pending(observed.nics_error)
+
+
+def _detached(vm: ActorState) -> tuple[str, ...]:
+    """Return the names of volumes that the VM still holds, and that no guest of it has."""
+    leaving = vm.record.detaching
+    gone = leaving if vm.phase in OFF else vm.observed.disks.detached & leaving.keys()
+    return tuple(sorted(gone))
+
+
+def _other_disks(vm: ActorState) -> bool:
+    """Return True if a volume's disk has other properties in the record than in the guest."""
+    seen = vm.observed.disks.hashes
+    return any(seen.get(name, one) != one for name, one in vm.wanted_disks.items())
+
+
+def _disks_pending(pending: Mapping[str, str]) -> Condition:
+    """Return the condition of a guest whose disks are not as the record says yet."""
+    (name, why), *more = sorted(pending.items())
+    reason = why.partition(":")[0]
+    message = f"{name}: {why}" + (f"; and {len(more)} more" if more else "")
+    return Condition(type=DISKS_PENDING, status=True, reason=reason, message=message)
 
 
 def _paused(observed: Observed, *, asked: bool) -> Condition:
@@ -139,14 +175,6 @@ def _frozen(frozen: Frozen) -> Condition:
     return Condition(type=FROZEN, status=True, reason=reason, message=message, since_ns=since_ns)
 
 
-def _pending_changes(observed: Observed) -> Iterator[Condition]:
-    """Yield a condition for each kind of device whose change was not possible yet."""
-    if observed.drives_error is not None:
-        yield _media_pending(observed.drives_error)
-    if observed.nics_error is not None:
-        yield _nics_pending(observed.nics_error)
-
-
 def _media_pending(error: ErrorBody) -> Condition:
     """Return the condition of a guest whose medium is not changed yet."""
     reason = "TrayLocked" if error.reason == "tray_locked" else "NotChanged"
@@ -165,8 +193,8 @@ def _restart_required(vm: ActorState) -> str:
     if seen.nics_error is not None and seen.nics_error.reason == "no_port":
         return seen.nics_error.message
     other = any(wanted.get(name, nic).hardware != nic.hardware for name, nic in seen.nics.items())
-    if other or seen.domain_hash not in {"", vm.wanted_hash}:
-        return "stop and start the VM to take over its new spec"
+    if other or _other_disks(vm) or seen.domain_hash not in {"", vm.wanted_hash}:
+        return "stop and start the VM to apply its new spec"
     return ""
 
 

@@ -1,6 +1,9 @@
 """Ejects and inserts the media of a running guest's CD-ROM drives."""
 
+import asyncio
+
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import drives, is_drive
 from virtbus.nodeagent.core.domain_xml import default_order, volume_files
 from virtbus.nodeagent.vm.dependencies import Dependency
@@ -8,20 +11,28 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady
 from virtbus.schemas.vm import VmRecord
 
+IMAGED_S = 10.0
+"""imaged makes a volume that is attached at the same time, which may take longer."""
 
-async def set_drives(record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts) -> None:
-    """Bring the drives to the state that the record asks for.
+
+async def set_drives(
+    record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, kept: Addresses
+) -> None:
+    """Bring the drives to the state that the record asks for. `kept` are their addresses.
 
     Raises:
         VirtbusError: 409 `tray_locked`; 503 `no_image`; libvirt does not answer, or refuses.
     """
-    spec, made = record.spec, image.latest
+    spec = record.spec
     if not any(map(is_drive, spec.domain.devices.disks)):
         return
-    if made is None:
-        raise VirtbusError(
-            Code.UNAVAILABLE, "no_image", "the disks are not known yet; the agent retries"
-        )
+    try:
+        async with asyncio.timeout(IMAGED_S):
+            made = await image.get(record, ask_after_s=tools.settings.ask_after_s)
+    except TimeoutError:
+        message = "the disks are not known yet; the agent retries"
+        raise VirtbusError(Code.UNAVAILABLE, "no_image", message) from None
     sources = await tools.disks.sources(record, made.disks)
     files = volume_files(sources, tools.seeds.paths(record))
-    await tools.hypervisor.set_drives(record.uid, drives(spec.domain, files, default_order(record)))
+    wanted = drives(spec.domain, files, default_order(record), kept)
+    await tools.hypervisor.set_drives(record.uid, wanted)

@@ -111,7 +111,7 @@ class _Changes:
             if not guest.free_ports:
                 raise _no_port(nic.name)
             lent = await self._netd(nic.name, "lend")
-            await self._devices.attach(uid, interface_xml(nic, lent, guest.free_ports[0]))
+            await self._devices.attach(uid, [interface_xml(nic, lent, guest.free_ports[0])])
         try:
             await self._netd(nic.name, "join")
         except VirtbusError as error:

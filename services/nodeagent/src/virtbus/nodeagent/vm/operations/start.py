@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from virtbus.bus.client import tracing
 from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.nics import nic_devices
 from virtbus.nodeagent.core.ports import DomainFacts, Hypervisor
@@ -24,13 +26,21 @@ log = logging.getLogger(__name__)
 ADOPT_LIMIT_S = 60.0
 
 
+class Machine(NamedTuple):
+    """The parts of a domain that do not follow from the record."""
+
+    accelerator: str
+    kept: Addresses
+    """The addresses of devices in the last run."""
+
+
 async def start(
     record: VmRecord,
     image: Dependency[ImageReady],
     net: Dependency[NetReady],
     tools: AgentPorts,
     *,
-    accelerator: str,
+    machine: Machine,
     paused: Callable[[], bool],
 ) -> Outcome:
     """Define the domain, arm netd, and start the domain.
@@ -42,7 +52,7 @@ async def start(
     begun_s = loop.time()
     with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
         try:
-            await _define(record, image, tools, accelerator)
+            await _define(record, image, tools, machine)
             await _arm(record, net, tools)
             await tools.files.new_boot(record.uid)
             with tracing.span("libvirt create", uid=record.uid):
@@ -58,7 +68,10 @@ async def start(
 
 
 async def _define(
-    record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, accelerator: str
+    record: VmRecord,
+    image: Dependency[ImageReady],
+    tools: AgentPorts,
+    machine: Machine,
 ) -> None:
     """Define the domain from the record; raises VirtbusError."""
     made = image.latest
@@ -77,7 +90,8 @@ async def _define(
                     ignition=tools.seeds.ignition_path(record),
                     console_socket=tools.files.console_socket(record.uid),
                     console_log=tools.files.console_log(record.uid),
-                    accelerator=accelerator,
+                    accelerator=machine.accelerator,
+                    kept=machine.kept,
                     emulator=str(tools.settings.wrapper),
                     skip_cpu_queries=tools.settings.fast_start,
                 )

@@ -1,0 +1,283 @@
+"""Implements `virtbus snapshot create|list|get|update|restore|adopt|delete`."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from virtbus.bus.runtime.ids import uuid7
+from virtbus.cli import completion_sources, operation, output, units
+from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.invocation import PAGE, Invocation, verb
+from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.vm.target import namespace_filter, namespace_option
+
+_HERE = "virtbus.cli.snapshot"
+HEADER = ("NAMESPACE", "NAME", "OF", "STATE", "SIZE", "NODE", "AGE", "MESSAGE")
+POLL_S = 0.5
+STORED_S = 30.0
+"""Time within which a controller stores the end of an operation in its snapshot."""
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs={
+        "create": (f"{_HERE}:create", "Copy the disks of a VM that is off, or a volume."),
+        "list": (f"{_HERE}:listing", "List snapshots."),
+        "get": (f"{_HERE}:get", "Show one snapshot."),
+        "update": (f"{_HERE}:update", "Protect a snapshot, or clear that."),
+        "restore": (f"{_HERE}:restore", "Replace the disks by those of a snapshot."),
+        "adopt": (f"{_HERE}:adopt", "Write the lost record of data on a node."),
+        "delete": (f"{_HERE}:delete", "Remove snapshots with their data."),
+    },
+    epilog=examples(
+        """
+        virtbus vm stop web
+        virtbus snapshot create web-1 --vm web
+        virtbus snapshot restore web-1
+        virtbus snapshot list
+        """
+    ),
+)
+def command() -> None:
+    """Manage snapshots: frozen copies of the disks of a VM or of a volume.
+
+    A snapshot outlives its VM or volume. Its data is on their node. File systems with reflinks
+    (XFS, btrfs) share it with the disk, others copy it.
+    """
+
+
+def _name(function: Any) -> Any:
+    return click.argument("name", shell_complete=completion_sources.snapshots)(function)
+
+
+def _wait(function: Any) -> Any:
+    return click.option(
+        "--wait/--no-wait", default=True, show_default=True, help="Wait for the end."
+    )(function)
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus snapshot create web-1 --vm web
+        virtbus snapshot create data-1-monday --volume data-1 --protected
+        """
+    )
+)
+@click.argument("name")
+@click.option("--vm", metavar="VM", shell_complete=completion_sources.vms, help="Its source.")
+@click.option(
+    "--volume", metavar="VOLUME", shell_complete=completion_sources.volumes, help="Its source."
+)
+@click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
+@click.option("--uid", metavar="UUID", help="A uid of your choice, to repeat this.")
+@_wait
+@namespace_option
+@verb
+def create(invocation: Invocation, *, name: str, namespace: str, wait: bool, **flags: Any) -> None:
+    """Make the snapshot NAME of all disks of a VM that is off, or of a volume.
+
+    The VM can start again after the copy; an earlier start waits.
+    """
+    if (flags["vm"] is None) == (flags["volume"] is None):
+        raise usage("a snapshot has one source", "give either --vm or --volume")
+    asked = {"name": name, "namespace": namespace, "uid": flags["uid"] or uuid7()}
+    asked |= {key: flags[key] for key in ("vm", "volume", "protected") if flags[key]}
+    _accepted(invocation, "create", asked, wait=wait)
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus snapshot restore web-1 --keep web-before
+        virtbus snapshot restore web-1 --to web2
+        """
+    )
+)
+@_name
+@click.option("--to", metavar="NAME", help="Another VM or volume, which gets the disks instead.")
+@click.option("--keep", metavar="NAME", help="The snapshot of the disks that are replaced.")
+@click.option("--uid", metavar="UUID", help="The uid of that snapshot, to repeat this.")
+@_wait
+@namespace_option
+@verb
+def restore(
+    invocation: Invocation,
+    *,
+    name: str,
+    namespace: str,
+    uid: str | None,
+    wait: bool,
+    **flags: str | None,
+) -> None:
+    """Replace the disks of a VM that is off, or a volume, by those of the snapshot NAME.
+
+    The replaced disks become a further snapshot, which is shown. Restore that to undo this.
+    """
+    asked = {"name": name, "namespace": namespace, "keep_uid": uid or uuid7()}
+    asked |= {key: value for key, value in flags.items() if value}
+    _accepted(invocation, "restore", asked, wait=wait)
+
+
+def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wait: bool) -> None:
+    """Send a request with an operation; show the snapshot that it makes."""
+    view = invocation.call("snapshot", action, asked)
+    if not wait:
+        invocation.show(view, lambda: table([view]))
+        invocation.note(f"`virtbus operation watch {view.get('uid')}` shows its progress")
+        return
+    running = invocation.call("operation", "get", {"id": view.get("uid")})
+    operation.refuse_failed(operation.until_ended(invocation, running))
+    _show_complete(invocation, view)
+
+
+def _show_complete(invocation: Invocation, view: Mapping[str, Any]) -> None:
+    """Show a snapshot whose operation succeeded, once a controller has stored that."""
+    named = output.picked(view, "name", "namespace", "uid")
+    until = time.monotonic() + STORED_S
+    seen = invocation.call("snapshot", "get", named)
+    while seen.get("state") == "Creating" and time.monotonic() < until:
+        time.sleep(POLL_S)
+        seen = invocation.call("snapshot", "get", named)
+    invocation.show(seen, lambda: table([seen]))
+
+
+@click.command(
+    name="list",
+    epilog=examples(
+        """
+        virtbus snapshot list
+        virtbus snapshot list --vm web
+        """
+    ),
+)
+@namespace_filter
+@click.option("--vm", metavar="VM", shell_complete=completion_sources.vms, help="Only of this VM.")
+@click.option(
+    "--volume",
+    metavar="VOLUME",
+    shell_complete=completion_sources.volumes,
+    help="Only of this volume.",
+)
+@verb
+def listing(invocation: Invocation, *, namespace: str | None, **flags: str | None) -> None:
+    """List snapshots with their sources and states."""
+    given = {"namespace": namespace, **flags}
+    query = {"limit": PAGE} | {key: value for key, value in given.items() if value}
+    items = invocation.listed("snapshot", query)["items"]
+    invocation.show({"items": items}, lambda: table(items))
+
+
+@click.command(epilog=examples("virtbus snapshot get web-1 -o yaml"))
+@_name
+@namespace_option
+@verb
+def get(invocation: Invocation, *, name: str, namespace: str) -> None:
+    """Show the snapshot NAME."""
+    _show(invocation, "get", {"name": name, "namespace": namespace})
+
+
+@click.command(epilog=examples("virtbus snapshot update web-1 --no-protected"))
+@_name
+@click.option("--protected/--no-protected", required=True, help="Refuse deletes, or permit them.")
+@namespace_option
+@verb
+def update(invocation: Invocation, *, name: str, protected: bool, namespace: str) -> None:
+    """Change the snapshot NAME."""
+    _show(invocation, "update", {"name": name, "namespace": namespace, "protected": protected})
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus node audit n1                lists data of snapshots without a record
+        virtbus snapshot adopt web-1 --node n1
+        """
+    )
+)
+@click.argument("name")
+@click.option(
+    "--node",
+    metavar="NODE",
+    required=True,
+    shell_complete=completion_sources.nodes,
+    help="The node that has the data.",
+)
+@click.option("--uid", metavar="UUID", help="The snapshot, if the node has several of that name.")
+@namespace_option
+@verb
+def adopt(invocation: Invocation, *, name: str, node: str, uid: str | None, namespace: str) -> None:
+    """Write the record of the snapshot NAME, whose data is on a node without a record."""
+    asked = {"name": name, "namespace": namespace, "node": node} | ({"uid": uid} if uid else {})
+    _show(invocation, "adopt", asked)
+
+
+@click.command(epilog=examples("virtbus snapshot delete web-1 web-2"))
+@click.argument("names", nargs=-1, required=True, shell_complete=completion_sources.snapshots)
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until the data is removed."
+)
+@click.option("--timeout", default=60.0, show_default=True, metavar="S", help="Time limit.")
+@namespace_option
+@verb
+def delete(
+    invocation: Invocation, *, names: tuple[str, ...], wait: bool, timeout: float, namespace: str
+) -> None:
+    """Remove snapshots with their data. This cannot be undone. VMs and volumes stay."""
+    ended = [
+        invocation.call("snapshot", "delete", {"name": name, "namespace": namespace})
+        for name in dict.fromkeys(names)
+    ]
+    until = time.monotonic() + timeout
+    for view in ended if wait else ():
+        _wait_gone(invocation, view, until)
+    word = "deleted" if wait else "deleting"
+    items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": wait} for one in ended]
+    lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
+    invocation.show({"items": items}, lambda: lines)
+
+
+def _wait_gone(invocation: Invocation, view: Mapping[str, Any], until: float) -> None:
+    """Return once the snapshot is gone; raise CliError `unknown` at the time limit."""
+    asked = output.picked(view, "name", "namespace", "uid")
+    while True:
+        try:
+            seen = invocation.call("snapshot", "get", asked)
+        except CliError as error:
+            if error.exit_code is Exit.NOT_FOUND:
+                return
+            raise
+        if time.monotonic() > until:
+            why = seen.get("message") or "its node has not removed the data yet"
+            raise unknown(
+                f"{seen.get('name')} is still being deleted: {why}",
+                f"it continues by itself: `virtbus snapshot get {seen.get('name')}`",
+            )
+        time.sleep(POLL_S)
+
+
+def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> None:
+    """Send a request about a snapshot; show the snapshot."""
+    view = invocation.call("snapshot", action, asked)
+    invocation.show(view, lambda: table([view]))
+
+
+def table(views: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with a row for each snapshot."""
+    return output.table(HEADER, [_row(view) for view in views])
+
+
+def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
+    state = str(view.get("state") or "-")
+    return (
+        str(view.get("namespace", "")),
+        str(view.get("name", "")),
+        f"{view.get('resource')}/{view.get('source')}",
+        f"{state},protected" if view.get("protected") else state,
+        units.size(view.get("size_bytes") or 0),
+        str(view.get("node") or "-"),
+        units.ago(view.get("created_ns")),
+        str(view.get("message") or ""),
+    )

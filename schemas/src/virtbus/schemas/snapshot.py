@@ -1,0 +1,79 @@
+"""Snapshots: frozen copies of the disks of a VM or of a volume (ADR 0054)."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.volume_ref import VolumeRef
+
+
+class SnapshotRef(LenientModel):
+    """A snapshot as requests to a node name it."""
+
+    uid: Uid
+    namespace: Id
+    name: Id
+
+    @property
+    def folder(self) -> str:
+        """Return the name of its folder on a host. Ids contain no dots, so it is unique."""
+        return f"{self.namespace}.{self.name}.{self.uid}"
+
+
+class SnapshotDisk(LenientModel):
+    """A disk of a snapshot: a volume (`ref`), or an own disk of the VM."""
+
+    name: Id
+    """The name of the disk in the VM's spec; `disk` in the snapshot of a volume."""
+    ref: VolumeRef | None = None
+
+
+class SnapshotRecord(LenientModel):
+    """`$KV.vm._snap.<namespace>.<token>`: a snapshot. The key is also the claim of its name.
+
+    The operation with its uid as id makes its data. A delete leaves a purge marker with the uid for
+    a day.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+    namespace: Id
+    name: Id
+    resource: Literal["vm", "volume"]
+    source: Id
+    """The name of the VM or the volume."""
+    source_uid: Uid
+    node: Id
+    """The node of its data."""
+    protected: bool = False
+    """True: a delete is refused until this is cleared."""
+    replaced_by: str = ""
+    """The snapshot whose restore replaced the disks that this snapshot has; or empty."""
+    ready: bool = False
+    """True once its data is complete."""
+    size_bytes: int = Field(0, ge=0)
+    """The bytes that were copied; 0 if the file system shares them with the source."""
+    lost: bool = False
+    """True if a person gave up its data together with its node (`node.forget`)."""
+    deleting: bool = False
+    generation: int = 1
+    created_ns: int
+    owner: str = ""
+    """The owner of its VM or volume, as `VmRecord.owner`."""
+    requests: tuple[str, ...] = ()
+    """Ids of the last requests that changed it. A repeat changes nothing."""
+
+
+class SnapshotState(StrEnum):
+    """The state of a snapshot that users see."""
+
+    CREATING = "Creating"
+    """Its operation has not ended. If that fails, the snapshot is removed."""
+    READY = "Ready"
+    LOST = "Lost"
+    """Its node was forgotten, with its data."""
+    DELETING = "Deleting"
+    """Its data is being removed from its node."""

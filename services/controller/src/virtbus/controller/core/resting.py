@@ -1,0 +1,74 @@
+"""Describes the disks of a VM that is off, or a volume that no guest uses, for an operation."""
+
+from virtbus.controller.core.volume_changes import has_data, refuse_deleting
+from virtbus.controller.core.volume_holds import ref_of
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm_status import VmView
+from virtbus.schemas.volume import FillState, VolumeRecord
+
+OFF_STATES = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
+"""States of a VM whose disks may be copied. The copy waits for a VM that is stopping."""
+
+
+def of_vm(vm: VmRecord, state: VmState) -> dict[str, object]:
+    """Return the fields of an operation on the disks of a VM.
+
+    Raises:
+        VirtbusError: 409 `unplaced`, `deleting`, `vm_runs`.
+    """
+    if vm.ending:
+        raise VirtbusError(Code.CONFLICT, "deleting", f"{vm.name} is being deleted")
+    if vm.node == UNPLACED:
+        message = f"{vm.name} has no node yet, so it has no disk"
+        raise VirtbusError(Code.CONFLICT, "unplaced", message)
+    if state not in OFF_STATES:
+        message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then repeat"
+        raise VirtbusError(Code.CONFLICT, "vm_runs", message)
+    place = {"uid": vm.uid, "name": vm.name, "node": vm.node, "epoch": vm.epoch}
+    return {"resource": "vm", "owner": vm.owner, **place}
+
+
+def of_volume(record: VolumeRecord, running: str) -> dict[str, object]:
+    """Return the fields of an operation on a volume; errors as `refuse_unready`."""
+    refuse_unready(record, running)
+    place = {"uid": record.uid, "name": record.name, "node": record.node, "ref": ref_of(record)}
+    return {"resource": "volume", "owner": record.owner, **place}
+
+
+def running_holder(record: VolumeRecord, holder: VmView | None) -> str:
+    """Return the VM that holds a volume and is not off, otherwise an empty string.
+
+    `holder` is the view of that VM, if it is known. The node checks its state again.
+    """
+    if holder is None:
+        return record.holder
+    return "" if holder.state in OFF_STATES else holder.name
+
+
+def refuse_unready(record: VolumeRecord, running: str) -> None:
+    """Raise an error unless a volume can be copied; `running` as `running_holder`.
+
+    Raises:
+        VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_empty`,
+            `volume_in_use`.
+    """
+    refuse_deleting(record)
+    name = record.name
+    if record.lost:
+        message = f"the data of the volume {name} was on {record.node}, which is forgotten"
+        raise VirtbusError(Code.CONFLICT, "volume_lost", message)
+    if record.fill is not None and record.fill.state is not FillState.FILLED:
+        message = (
+            f"the volume {name} has no content yet; `virtbus volume get {name} -n "
+            f"{record.namespace}` shows the progress of its copy"
+        )
+        raise VirtbusError(Code.CONFLICT, "volume_not_filled", message)
+    if not has_data(record):
+        message = f"no VM has used the volume {name}, so it has no data"
+        raise VirtbusError(Code.CONFLICT, "volume_empty", message)
+    if running:
+        message = f"VM {running} uses the volume {name}; `virtbus vm stop {running}`, then repeat"
+        raise VirtbusError(Code.CONFLICT, "volume_in_use", message)

@@ -1,0 +1,235 @@
+"""Decides about creates, restores and deletes of snapshots, and shows snapshots (ADR 0054)."""
+
+from virtbus.controller.core.vm_keys import StoredSnapshot
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.node_rpc import HeldSnapshot
+from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef, SnapshotState
+from virtbus.schemas.snapshot_api import (
+    SnapshotAdopt,
+    SnapshotAsk,
+    SnapshotCreate,
+    SnapshotView,
+)
+from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.wire import invalid
+
+MAX_NAME_CHARS = 63
+
+
+# --- sources ------------------------------------------------------------------------------
+def refuse_unclear(want: SnapshotCreate) -> None:
+    """Raise 400 unless the request names a VM or a volume."""
+    if (want.vm is None) == (want.volume is None):
+        raise invalid((Detail(path="vm", message="give either vm or volume"),))
+
+
+def refuse_protected(record: VolumeRecord) -> None:
+    """Raise 409 for a restore in place of a protected volume."""
+    if record.spec.protected:
+        message = (
+            f"the volume {record.name} is protected; `virtbus volume update {record.name} "
+            f"--no-protected -n {record.namespace}` clears that"
+        )
+        raise VirtbusError(Code.CONFLICT, "protected", message)
+
+
+# --- creates ------------------------------------------------------------------------------
+def made(
+    want: SnapshotAsk | SnapshotCreate,
+    uid: str,
+    fields: dict[str, object],
+    now_ns: int,
+    **more: object,
+) -> SnapshotRecord:
+    """Return the record of a new snapshot; `fields` are those of its operation."""
+    return SnapshotRecord.model_validate(
+        {
+            "uid": uid,
+            "namespace": want.namespace,
+            "name": want.name,
+            "resource": fields["resource"],
+            "source": fields["name"],
+            "source_uid": fields["uid"],
+            "node": fields["node"],
+            "owner": fields["owner"],
+            "created_ns": now_ns,
+            **more,
+        }
+    )
+
+
+def kept_name(record: SnapshotRecord, uid: str) -> str:
+    """Return the name of the snapshot of the disks that a restore replaces."""
+    tail = f"-{uid[-8:]}"
+    most = MAX_NAME_CHARS - len("before-") - len(tail)
+    return f"before-{record.name[:most].rstrip('-')}{tail}"
+
+
+def ref_of_snapshot(record: SnapshotRecord) -> SnapshotRef:
+    """Return the snapshot as requests to its node name it."""
+    return SnapshotRef(uid=record.uid, namespace=record.namespace, name=record.name)
+
+
+def operation_of(
+    record: SnapshotRecord, fields: dict[str, object], restored: SnapshotRecord | None
+) -> OperationRecord:
+    """Return the operation that makes the data of a snapshot, or that replaces disks."""
+    return OperationRecord.model_validate(
+        {
+            "kind": "snapshot" if restored is None else "restore",
+            "id": record.uid,
+            "namespace": record.namespace,
+            "snapshot": ref_of_snapshot(record),
+            "restored": None if restored is None else ref_of_snapshot(restored),
+            "created_ns": record.created_ns,
+            **fields,
+        }
+    )
+
+
+def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRecord:
+    """Return the snapshot that a node has, from the node's description."""
+    fields: dict[str, object] = {
+        "resource": held.resource,
+        "name": held.name,
+        "uid": held.uid,
+        "node": want.node,
+        "owner": "",
+    }
+    uid = held.folder.rpartition(".")[2]
+    return made(want, uid, fields, now_ns, ready=True, size_bytes=held.size_bytes)
+
+
+def refuse_taken(there: SnapshotRecord, wanted: SnapshotRecord) -> None:
+    """Raise 409 unless `there`, which has the name, is the wanted snapshot."""
+    refuse_deleting(there)
+    if there.uid != wanted.uid:
+        message = (
+            f"the name {there.name} is taken in namespace {there.namespace} by the snapshot "
+            f"{there.uid}; choose another, or delete that snapshot first"
+        )
+        raise VirtbusError(Code.CONFLICT, "name_taken", message)
+    same = {"resource", "source_uid", "replaced_by"}
+    if there.model_dump(include=same) != wanted.model_dump(include=same):
+        message = f"uid {there.uid} is {there.name} already, and not as asked for here"
+        raise VirtbusError(Code.CONFLICT, "uid_taken", message)
+
+
+# --- changes ------------------------------------------------------------------------------
+def deleting(record: SnapshotRecord) -> SnapshotRecord:
+    """Return the snapshot after a delete request; raises VirtbusError 409 if it is protected."""
+    if record.protected and not record.deleting:
+        message = (
+            f"{record.name} is protected; `virtbus snapshot update {record.name} --no-protected "
+            f"-n {record.namespace}` clears that"
+        )
+        raise VirtbusError(Code.CONFLICT, "protected", message)
+    return record.model_copy(update={"deleting": True})
+
+
+def protected(record: SnapshotRecord, wanted: bool | None) -> SnapshotRecord:
+    """Return the snapshot after an update; raises VirtbusError 409 if it is being deleted."""
+    refuse_deleting(record)
+    if wanted in {None, record.protected}:
+        return record
+    change = {"protected": wanted, "generation": record.generation + 1}
+    return record.model_copy(update=change)
+
+
+def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord:
+    """Return the snapshot after the end of its operation. One that failed is removed."""
+    if status.phase is OperationPhase.SUCCEEDED:
+        return record.model_copy(update={"ready": True, "size_bytes": status.done_bytes})
+    return record.model_copy(update={"deleting": True})
+
+
+def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> SnapshotRecord:
+    """Return the snapshot as deleted, in place of a record that cannot be read.
+
+    `known` is its last readable record, if any. Without one, `uid` is given to it, and its data
+    stays on its node.
+    """
+    if known is not None:
+        refuse_other(want, known)
+        return deleting(known)
+    return SnapshotRecord(
+        uid=want.uid or uid,
+        namespace=want.namespace,
+        name=want.name,
+        resource="volume",
+        source=want.name,
+        source_uid=uid,
+        node="unknown",
+        lost=True,
+        deleting=True,
+        created_ns=0,
+    )
+
+
+def refuse_deleting(record: SnapshotRecord) -> None:
+    """Raise 409 while the snapshot is being deleted."""
+    if record.deleting:
+        message = f"{record.name} is being deleted; repeat after snapshot.deleted"
+        raise VirtbusError(Code.CONFLICT, "deleting", message)
+
+
+def refuse_incomplete(record: SnapshotRecord) -> None:
+    """Raise 409 unless the snapshot has its data."""
+    refuse_deleting(record)
+    if record.lost:
+        message = f"the data of {record.name} was on {record.node}, which is forgotten"
+        raise VirtbusError(Code.CONFLICT, "snapshot_lost", message)
+    if not record.ready:
+        message = f"{record.name} is not complete; `virtbus operation watch {record.uid}` waits"
+        raise VirtbusError(Code.CONFLICT, "snapshot_not_ready", message)
+
+
+def refuse_another(record: SnapshotRecord, uid: object) -> None:
+    """Raise 409 unless the VM or volume of the name has the uid of the snapshot's source."""
+    if uid != record.source_uid:
+        message = (
+            f"{record.name} is of the {record.resource} {record.source_uid}, and {record.source} "
+            f"is {uid} now; `--to {record.source}` restores into it all the same"
+        )
+        raise VirtbusError(Code.CONFLICT, "source_gone", message)
+
+
+def refuse_elsewhere(record: SnapshotRecord, name: str, node: object) -> None:
+    """Raise 409 unless the VM or volume `name` is on the node of the snapshot's data."""
+    if node != record.node:
+        message = f"{record.name} is on {record.node}, and {name} is on {node}"
+        raise VirtbusError(Code.CONFLICT, "snapshot_elsewhere", message)
+
+
+def refuse_other(want: SnapshotAsk, record: SnapshotRecord) -> None:
+    """Raise 409 if the snapshot of the requested name has another uid than the requested one."""
+    if want.uid is not None and want.uid != record.uid:
+        message = f"{record.name} is the snapshot {record.uid}, not {want.uid}; leave uid out"
+        raise VirtbusError(Code.CONFLICT, "not_its_uid", message)
+
+
+def not_found(want: SnapshotAsk) -> VirtbusError:
+    """Return 404 with the requested name."""
+    message = (
+        f"there is no snapshot named {want.name} in namespace {want.namespace}; "
+        "`virtbus snapshot list` shows what there is"
+    )
+    return VirtbusError(Code.NOT_FOUND, "snapshot_not_found", message)
+
+
+# --- views --------------------------------------------------------------------------------
+def state_of(record: SnapshotRecord) -> SnapshotState:
+    """Return the state that users see."""
+    if record.deleting:
+        return SnapshotState.DELETING
+    if record.lost:
+        return SnapshotState.LOST
+    return SnapshotState.READY if record.ready else SnapshotState.CREATING
+
+
+def shown(held: StoredSnapshot, message: str = "") -> SnapshotView:
+    """Return the snapshot as the API shows it."""
+    fields = held.record.model_dump(include=set(SnapshotView.model_fields))
+    more = {"state": state_of(held.record), "revision": held.revision, "message": message}
+    return SnapshotView.model_validate(fields | more)

@@ -1,0 +1,268 @@
+"""Handles `virtbus.api.v1.snapshot.*`, the requests about snapshots."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.owners import check_owner, may_touch
+from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.errors import ConflictError
+from virtbus.controller.core import pages, resting, snapshot_changes, volume_changes
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.mutations import with_request
+from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.core.quotas import Quota
+from virtbus.controller.core.unreadable import UnreadableValueError
+from virtbus.controller.core.vm_keys import StoredSnapshot
+from virtbus.controller.edge.cas import ATTEMPTS, contended
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.operation_api import OperationApi
+from virtbus.controller.edge.removals import NO_UID
+from virtbus.controller.edge.snapshot_orphans import SnapshotOrphans
+from virtbus.controller.edge.snapshot_writes import SnapshotWrites
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas.api import VmRef
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.snapshot import SnapshotRecord, SnapshotState
+from virtbus.schemas.snapshot_api import (
+    SnapshotAdopt,
+    SnapshotAsk,
+    SnapshotCreate,
+    SnapshotDelete,
+    SnapshotList,
+    SnapshotPage,
+    SnapshotRestore,
+    SnapshotUpdate,
+    SnapshotView,
+)
+from virtbus.schemas.volume_api import VolumeAsk
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+
+class _Source(NamedTuple):
+    """A VM or volume by name."""
+
+    resource: str
+    name: str
+    namespace: str
+
+
+class SnapshotApi:
+    """The handlers of `snapshot.*`; each takes a Request and returns the answer's model."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        events: FleetEvents,
+        quota: Quota,
+        vms: VmApi,
+        operations: OperationApi,
+    ) -> None:
+        self._fleet = fleet
+        self._events = events
+        self._quota = quota
+        self._vms = vms
+        self._operations = operations
+        self._writes = SnapshotWrites(bus)
+        self._volumes = VolumeWrites(bus)
+        self._orphans = SnapshotOrphans(bus, fleet.volumes.snapshots)
+        self._sources = bus.sources
+
+    # --- create and restore -----------------------------------------------------------------
+    async def create(self, request: Request) -> SnapshotView:
+        """Accept a snapshot. An operation with its uid as id makes its data."""
+        want = validate(SnapshotCreate, request.data)
+        snapshot_changes.refuse_unclear(want)
+        resource, name = ("vm", want.vm) if want.vm else ("volume", want.volume or "")
+        source = _Source(resource, name, want.namespace)
+        fields = await self._fields(source, request.account, in_place=False)
+        uid = want.uid or self._sources.uuid7()
+        now_ns, more = self._sources.time_ns(), {"protected": want.protected}
+        record = snapshot_changes.made(want, uid, fields, now_ns, **more)
+        return self.show(await self._accept(record, fields, None, request))
+
+    async def restore(self, request: Request) -> SnapshotView:
+        """Accept a restore in place; return the snapshot of the disks that it replaces."""
+        want = validate(SnapshotRestore, request.data)
+        restored = (await self.find(want, request.account)).record
+        snapshot_changes.refuse_incomplete(restored)
+        name = want.to or restored.source
+        source = _Source(restored.resource, name, restored.namespace)
+        fields = await self._fields(source, request.account, in_place=True)
+        if want.to is None:
+            snapshot_changes.refuse_another(restored, fields["uid"])
+        snapshot_changes.refuse_elsewhere(restored, name, fields["node"])
+        uid = want.keep_uid or self._sources.uuid7()
+        name = want.keep or snapshot_changes.kept_name(restored, uid)
+        named = SnapshotAsk(name=name, namespace=want.namespace)
+        now_ns, more = self._sources.time_ns(), {"replaced_by": restored.name}
+        record = snapshot_changes.made(named, uid, fields, now_ns, **more)
+        return self.show(await self._accept(record, fields, restored, request))
+
+    async def adopt(self, request: Request) -> SnapshotView:
+        """Write the record of a snapshot whose data is on a node; a person names both."""
+        want = validate(SnapshotAdopt, request.data)
+        if want.node not in self._fleet.nodes:
+            raise node_not_found(want.node)
+        found = await self._orphans.find(want)
+        now_ns = self._sources.time_ns()
+        record = snapshot_changes.adopted(want, found, now_ns)
+        self._refuse_more(want.namespace)
+        async with in_time(request.deadline_s):
+            held, created = await self._writes.create(record)
+        if created:
+            self.tell(EventKind.SNAPSHOT_CREATED, held, f"adopted from {want.node}")
+        return self.show(held)
+
+    async def _fields(self, source: _Source, account: str, *, in_place: bool) -> dict[str, object]:
+        """Return the fields of the operation; raises VirtbusError if there is nothing to copy."""
+        if source.resource == "vm":
+            vm = await self._vms.find(VmRef(name=source.name, namespace=source.namespace), account)
+            return resting.of_vm(vm.record, self._vms.show(vm).state)
+        ask = VolumeAsk(name=source.name, namespace=source.namespace)
+        volume = await self._volumes.latest(ask.namespace, ask.name)
+        if volume is None:
+            raise volume_changes.not_found(ask)
+        check_owner(account, volume.record.owner)
+        if in_place:
+            snapshot_changes.refuse_protected(volume.record)
+        now_s = asyncio.get_running_loop().time()
+        holder = self._fleet.show(volume.record.holder, now_s)
+        return resting.of_volume(volume.record, resting.running_holder(volume.record, holder))
+
+    async def _accept(
+        self,
+        record: SnapshotRecord,
+        fields: dict[str, object],
+        restored: SnapshotRecord | None,
+        request: Request,
+    ) -> StoredSnapshot:
+        """Write the snapshot, then its operation. The leader removes one without an operation."""
+        if self._fleet.volumes.snapshots.get(record.namespace, record.name) is None:
+            self._refuse_more(record.namespace)
+        async with in_time(request.deadline_s):
+            held, created = await self._writes.create(record)
+        if created:
+            self.tell(EventKind.SNAPSHOT_CREATED, held, record.source)
+        if not held.record.ready:
+            operation = snapshot_changes.operation_of(held.record, fields, restored)
+            await self._operations.accept(operation, request.deadline_s)
+        return held
+
+    def _refuse_more(self, namespace: str) -> None:
+        """Raise 429 if a new snapshot exceeds a quota, or needs the space that VMs need."""
+        if why := self._quota.full(self._fleet.volumes.snapshots, namespace, "snapshots"):
+            message = f"{why}; delete some, then repeat"
+            raise VirtbusError(Code.EXHAUSTED, "snapshot_quota", message, after_ms=10_000)
+        self._operations.refuse_more(namespace)
+
+    # --- read -----------------------------------------------------------------------------
+    async def get(self, request: Request) -> SnapshotView:
+        return self.show(await self.find(validate(SnapshotAsk, request.data), request.account))
+
+    async def list(self, request: Request) -> pages.Plain:
+        want = validate(SnapshotList, request.data)
+        after = tuple(pages.key_of(want.continue_).split("/"))
+        found = (
+            ("/".join(held.order()), self.show(held))
+            for held in self._fleet.volumes.snapshots.selected(want)
+            if held.order() > after and may_touch(request.account, held.record.owner)
+        )
+        return pages.answer(SnapshotPage, found, request, most=want.limit)
+
+    # --- change ---------------------------------------------------------------------------
+    async def update(self, request: Request) -> SnapshotView:
+        want = validate(SnapshotUpdate, request.data)
+
+        def change(record: SnapshotRecord) -> SnapshotRecord:
+            return snapshot_changes.protected(record, want.protected)
+
+        return self.show(await self._change(want, change, EventKind.SNAPSHOT_UPDATED, request))
+
+    async def delete(self, request: Request) -> SnapshotView:
+        """Remove a snapshot. The leader removes its data, then its record."""
+        want = validate(SnapshotDelete, request.data)
+        change, kind = snapshot_changes.deleting, EventKind.SNAPSHOT_DELETING
+        try:
+            return self.show(await self._change(want, change, kind, request))
+        except UnreadableValueError as error:
+            return self.show(await self._mend(want, error, request.account))
+
+    async def _mend(
+        self, want: SnapshotDelete, error: UnreadableValueError, account: str
+    ) -> StoredSnapshot:
+        """Replace a record that cannot be read by one that is being deleted (ADR 0027)."""
+        if error.found.reason == "newer_schema":
+            raise error  # newer controllers can read it
+        known = self._fleet.volumes.snapshots.get(want.namespace, want.name)
+        check_owner(account, known.record.owner if known else "")
+        record = snapshot_changes.mended(want, known.record if known else None, NO_UID)
+        try:
+            held = await self._writes.replace(StoredSnapshot(record, error.found.revision), record)
+        except ConflictError:
+            raise contended(f"the snapshot {want.name}") from error
+        self.tell(EventKind.SNAPSHOT_DELETING, held, "its record could not be read")
+        return held
+
+    async def _change(
+        self,
+        want: SnapshotAsk,
+        change: Callable[[SnapshotRecord], SnapshotRecord],
+        kind: EventKind,
+        request: Request,
+    ) -> StoredSnapshot:
+        """Apply a change under concurrency, once for each request id."""
+        for _ in range(ATTEMPTS):
+            held = await self.find(want, request.account)
+            if request.id in held.record.requests:
+                return held
+            refuse_late(request.deadline_s)
+            record = with_request(change(held.record), held.record, request.id)
+            if record == held.record:
+                return held
+            try:
+                held = await self._writes.replace(held, record)
+            except ConflictError:
+                continue
+            self.tell(kind, held, "")
+            return held
+        raise contended(f"the snapshot {want.name}")
+
+    # --- shared ---------------------------------------------------------------------------
+    async def find(self, want: SnapshotAsk, account: str) -> StoredSnapshot:
+        """Return the snapshot from the leader; raises VirtbusError 404, 409 another uid, 403."""
+        held = await self._writes.latest(want.namespace, want.name)
+        if held is None:
+            raise snapshot_changes.not_found(want)
+        check_owner(account, held.record.owner)
+        snapshot_changes.refuse_other(want, held.record)
+        return held
+
+    def tell(self, kind: EventKind, held: StoredSnapshot, message: str) -> None:
+        """Apply a change to the cache; log it and emit its event."""
+        self._fleet.volumes.snapshots.apply(held)
+        self._events.named(kind, held.record, held.revision, message)
+        extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
+        log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
+
+    def show(self, held: StoredSnapshot) -> SnapshotView:
+        """Return the snapshot as the API shows it."""
+        return snapshot_changes.shown(held, self._waits(held.record))
+
+    def _waits(self, record: SnapshotRecord) -> str:
+        """Return why the end of the operation or the removal of the data waits; or empty."""
+        waits = snapshot_changes.state_of(record) in {
+            SnapshotState.CREATING,
+            SnapshotState.DELETING,
+        }
+        now_s = asyncio.get_running_loop().time()
+        if not waits or not self._fleet.silent(record.node, now_s):
+            return ""
+        return f"{record.node} does not answer; this continues when it does"

@@ -1,0 +1,88 @@
+"""Copies a disk's file: by a reflink if the file system has it, otherwise its data in pieces."""
+
+import errno
+import fcntl
+import os
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+
+from virtbus.imaged.edge import openat2
+from virtbus.schemas.errors import Code, VirtbusError
+
+PIECE_BYTES = 64 * 1024**2
+FICLONE = 0x40049409
+"""The request of ioctl_ficlone(2)."""
+_NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS})
+_USED, _UNSHARED, _LOCKS = 100, 200, 64
+"""QEMU's locks on a file (block/file-posix.c): a byte for each permission that a program uses, and
+one for each that it does not share."""
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class DiskCopy:
+    """The copy of one file. All methods block on the disk."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self._source = source
+        self._target = target
+        self._size = os.fstat(source).st_size
+        self._at = 0
+
+    def clone(self) -> bool:
+        """Share the data of the source; return False if the file system cannot."""
+        try:
+            fcntl.ioctl(self._target, FICLONE, self._source)
+        except OSError as error:
+            if error.errno in _NO_CLONE:
+                return False
+            raise
+        return True
+
+    def step(self) -> int:
+        """Copy the next piece; return its bytes, 0 at the end. Holes stay holes."""
+        try:
+            data = os.lseek(self._source, self._at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            os.ftruncate(self._target, self._size)
+            return 0
+        count = min(os.lseek(self._source, data, os.SEEK_HOLE) - data, PIECE_BYTES)
+        done = os.copy_file_range(self._source, self._target, count, data, data)
+        if not done:
+            raise OSError(errno.EIO, "the disk became shorter")
+        self._at = data + done
+        return done
+
+
+def lock_disk(descriptor: int) -> None:
+    """Keep QEMU from opening an open disk, until the descriptor is closed.
+
+    Raises:
+        VirtbusError: 409 `disk_in_use`: a program uses it.
+    """
+    share_nothing = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _UNSHARED, _LOCKS, 0)
+    used = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _USED, _LOCKS, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, share_nothing)
+    found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, used)
+    if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
+        message = "a guest uses the disk; stop its VM, then repeat"
+        raise VirtbusError(Code.CONFLICT, "disk_in_use", message)
+
+
+def open_disk(opened: ExitStack, path: Path) -> int:
+    """Open a disk for reading; it is closed with `opened`; raises VirtbusError 409."""
+    try:
+        with openat2.opened_directory(path.parent) as folder:
+            descriptor = openat2.open_file(path.name, folder)
+    except OSError as error:
+        message = f"the disk cannot be opened: {error.strerror}; see imaged's log"
+        raise VirtbusError(Code.CONFLICT, "disk_unreadable", message) from error
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def used_bytes(descriptor: int) -> int:
+    """Return the disk space of an open file."""
+    return os.fstat(descriptor).st_blocks * 512

@@ -1,0 +1,61 @@
+"""Finds and opens the disks of VMs and volumes that operations copy or replace."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.imaged.core.overlay import Overlay
+from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.export_conversion import OpenedSource
+from virtbus.imaged.edge.store import ImageStore
+from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.volume_ref import VolumeRef
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlace:
+    """A disk on the host. Its image, if it has one, is in the store, and stays while it exists."""
+
+    path: Path
+    overlay: Overlay
+
+    def opened(self) -> OpenedSource:
+        """Open the disk and its image; raises VirtbusError 409 `disk_unreadable`."""
+        found = self.overlay
+        image = Path(found.backing_path) if found.backing_path else None
+        return OpenedSource(self.path, image, found.virtual_size_bytes, found.backing_format)
+
+
+class DiskPlaces:
+    """The disks of a node. All methods block on the disk.
+
+    Our own parser reads the headers, because a guest may have changed them.
+    """
+
+    def __init__(self, files: DiskFolders, store: ImageStore) -> None:
+        self._files = files
+        self._volumes = VolumeFolders(files.root)
+        self._images = store.data_dir
+
+    def of(self, uid: str, disk: str, ref: VolumeRef | None) -> DiskPlace:
+        """Return the disk of the volume `ref`; without it, the VM's own `disk`.
+
+        Raises:
+            VirtbusError: 404 `disk_missing`; 409 `disk_damaged`, `disk_mismatch`; 503
+                `store_error`.
+        """
+        files, folder, name = self._files, uid, disk
+        if ref is not None:
+            files, folder, name = self._volumes, ref.folder, DISK
+        found = files.read(folder, name)
+        if found is None:
+            message = "the disk does not exist on this node; a first start of its VM makes it"
+            raise VirtbusError(Code.NOT_FOUND, "disk_missing", message)
+        if found.backing_path and (
+            Path(found.backing_path).parent != self._images
+            or found.backing_format not in set(ImageFormat)
+        ):
+            message = "the disk rests on a file outside the image store; it is not read"
+            raise VirtbusError(Code.CONFLICT, "disk_mismatch", message)
+        return DiskPlace(files.path(folder, name), found)

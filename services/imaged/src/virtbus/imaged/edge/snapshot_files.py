@@ -1,0 +1,236 @@
+"""Keeps the disks of snapshots: `<disks>/snapshots/<folder>/<disk>.qcow2` and `record.json`.
+
+A folder is named by `SnapshotRef.folder`. Its files are frozen: no program writes or opens them. A
+snapshot is complete if it has `record.json`. A restore first writes `replacing.json`, its journal;
+from then on it can only be completed, also after a crash.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import Literal
+
+from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, read_disk
+from virtbus.imaged.edge.partial_download import store_error
+from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
+from virtbus.imaged.edge.volume_files import FOLDER as VOLUMES
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import LenientModel
+from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot
+from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
+from virtbus.schemas.wire import decode, encode_json, validate
+
+log = logging.getLogger(__name__)
+
+FOLDER = "snapshots"
+RECORD = "record.json"
+REPLACING = "replacing.json"
+STAGED = ".new-"
+"""Prefix of a copy before it takes its place, in the folder of that place."""
+PAGE = 200
+MAX_NOTE_BYTES = 1024 * 1024
+_PRIVATE = 0o700
+_FROZEN = 0o400
+
+
+class SnapshotNote(LenientModel):
+    """The host's own description of a snapshot; `uid` and `name` are of its VM or volume."""
+
+    ref: SnapshotRef
+    resource: Literal["vm", "volume"]
+    uid: Uid
+    name: Id
+    disks: tuple[SnapshotDisk, ...]
+    size_bytes: int = 0
+
+
+class SnapshotFolders(VolumeFolders):
+    """The folders of snapshots, which have the same form as those of volumes."""
+
+    def __init__(self, disks: Path) -> None:
+        super().__init__(disks)
+        self.root = disks / FOLDER
+        self._disks = disks
+
+    # --- read -----------------------------------------------------------------------------
+    def complete(self, folder: str) -> SnapshotNote | None:
+        """Return the description of a complete snapshot, or None; raises VirtbusError."""
+        return self._noted(folder, RECORD)
+
+    def _noted(self, folder: str, name: str) -> SnapshotNote | None:
+        try:
+            with self._open(folder) as directory:
+                return validate(
+                    SnapshotNote, decode(openat2.read_small(name, directory, MAX_NOTE_BYTES))
+                )
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error(error) from error
+
+    def page(self, after: str) -> HeldResources:
+        """Return the first snapshots with a folder above `after`."""
+        names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
+        found = []
+        for folder in names[:PAGE]:
+            try:
+                note = self.complete(folder)
+            except VirtbusError:
+                note = None
+            fields = {} if note is None else note.model_dump(exclude={"disks"})
+            found.append(HeldSnapshot(folder=folder, **fields))
+        return HeldResources(snapshots=tuple(found), more=len(names) > PAGE)
+
+    # --- write ----------------------------------------------------------------------------
+    def begin(self, folder: str) -> None:
+        """Make an empty folder; raises VirtbusError 503."""
+        self.remove(folder)
+        try:
+            openat2.make_passable(self.root)
+            with self._open_root() as root:
+                os.close(openat2.open_directory(self._checked(folder), root, _PRIVATE))
+                os.fsync(root)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def remove(self, folder: str) -> bool:
+        """Remove a snapshot, `record.json` first, so that it is incomplete from then on.
+
+        Errors as `DiskFolders.remove`.
+        """
+        try:
+            with self._open(folder) as directory:
+                for name in (RECORD, REPLACING):
+                    openat2.remove(name, directory)
+                os.fsync(directory)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise store_error(error) from error
+        return super().remove(folder)
+
+    def new_disk(self, folder: str, disk: str) -> int:
+        """Return a new, open file for a disk of a snapshot."""
+        with self._open(folder) as directory:
+            return _new(f"{STAGED}{disk}{SUFFIX}", directory)
+
+    def freeze(self, folder: str, disk: str, target: int) -> None:
+        """Give the finished file of a disk its name. Nobody writes to it any more."""
+        os.fchmod(target, _FROZEN)
+        os.fsync(target)
+        name = f"{disk}{SUFFIX}"
+        with self._open(folder) as directory:
+            os.rename(STAGED + name, name, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def keep(self, folder: str, disk: str, path: Path) -> None:
+        """Give an existing disk a second name in the snapshot. It loses the first by a rename."""
+        with self._open(folder) as directory, openat2.opened_directory(path.parent) as there:
+            os.link(
+                path.name,
+                f"{disk}{SUFFIX}",
+                src_dir_fd=there,
+                dst_dir_fd=directory,
+                follow_symlinks=False,
+            )
+
+    def note_replacing(self, note: SnapshotNote) -> None:
+        """Write the journal of a restore: all its disks are staged and kept."""
+        for folder in {self.place(note.uid, disk).parent for disk in note.disks}:
+            with openat2.opened_directory(folder) as directory:
+                os.fsync(directory)
+        with self._open(note.ref.folder) as directory:
+            os.fsync(directory)
+            openat2.replace(REPLACING, encode_json(note), directory)
+            os.fsync(directory)
+
+    def publish(self, note: SnapshotNote) -> None:
+        """Make a snapshot complete, durable on return; raises VirtbusError 503."""
+        try:
+            with self._open(note.ref.folder) as directory:
+                os.fsync(directory)
+                openat2.replace(RECORD, encode_json(note), directory)
+                os.fsync(directory)
+                openat2.remove(REPLACING, directory)
+        except OSError as error:
+            raise store_error(error) from error
+
+    # --- restores -------------------------------------------------------------------------
+    def place(self, uid: str, disk: SnapshotDisk) -> Path:
+        """Return the path of a disk that a restore replaces."""
+        if disk.ref is None:
+            return self._disks / uid / f"{disk.name}{SUFFIX}"
+        return VolumeFolders(self._disks).path(disk.ref.folder, DISK)
+
+    def stage(self, uid: str, disk: SnapshotDisk) -> int:
+        """Return a new, open file next to the disk that it will replace."""
+        path = self.place(uid, disk)
+        with openat2.opened_directory(path.parent) as directory:
+            return _new(STAGED + path.name, directory)
+
+    def unstage(self, uid: str, disks: tuple[SnapshotDisk, ...]) -> None:
+        """Remove the staged files of a restore that has no journal."""
+        for disk in disks:
+            path = self.place(uid, disk)
+            with (
+                contextlib.suppress(FileNotFoundError),
+                openat2.opened_directory(path.parent) as directory,
+            ):
+                openat2.remove(STAGED + path.name, directory)
+
+    def replace_disks(self, note: SnapshotNote) -> None:
+        """Put the staged disks into their places; may be repeated after a crash at any write.
+
+        A disk whose VM or volume was removed meanwhile is left out.
+
+        Raises:
+            VirtbusError: 503 `store_error`, `disk_full`.
+        """
+        try:
+            for disk in note.disks:
+                with contextlib.suppress(FileNotFoundError):
+                    self._replace(self.place(note.uid, disk))
+        except OSError as error:
+            raise store_error(error) from error
+        self.publish(note)
+
+    def _replace(self, path: Path) -> None:
+        with openat2.opened_directory(path.parent) as directory:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(STAGED + path.name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+                os.fsync(directory)
+            if self._notes:
+                name = path.name.removesuffix(SUFFIX)
+                made = encode_json(dataclasses.asdict(read_disk(name, directory)))
+                openat2.replace(name + NOTE_SUFFIX, made, directory)
+
+    def interrupted(self) -> list[SnapshotNote]:
+        """Return the restores that a crash interrupted after their journal.
+
+        Remove what other interrupted attempts left. No attempt may run meanwhile.
+        """
+        found = []
+        for folder in filter(self._folder.match, self._folders()):
+            try:
+                note = self._noted(folder, REPLACING)
+                if note is not None:
+                    found.append(note)
+                elif self.complete(folder) is None:
+                    self.remove(folder)
+            except VirtbusError as error:
+                log.error("snapshot %s is left: %s", folder, error, extra={"code": error.reason})
+        places = {self.place(note.uid, disk) for note in found for disk in note.disks}
+        kept = {path.with_name(STAGED + path.name) for path in places}
+        for pattern in (f"*/{STAGED}*", f"{VOLUMES}/*/{STAGED}*"):
+            for path in set(self._disks.glob(pattern)) - kept:
+                with openat2.opened_directory(path.parent) as directory:
+                    openat2.remove(path.name, directory)
+        return found
+
+
+def _new(name: str, directory: int) -> int:
+    openat2.remove(name, directory)
+    return openat2.open_file(name, directory, os.O_RDWR | os.O_CREAT | os.O_EXCL)

@@ -1,0 +1,120 @@
+"""Assigns the addresses of a domain's devices. Each device keeps its address, also over restarts.
+
+libvirt and QEMU get every address explicitly. A new device gets the lowest free number of each pool
+that it needs; the end of a device frees its numbers and moves no other device. The addresses are
+last-applied state: the domain's metadata has them (`core/metadata.py`).
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+from virtbus.schemas.disk import letters
+from virtbus.schemas.vm import Disk, DiskBus, Domain
+
+Pool = Literal[
+    "port",  # root ports of PCI Express, from 1
+    "vd",  # letters of virtio disks, and of NVMe disks, which libvirt knows as such (ADR 0044)
+    "sd",  # letters of other disks
+    "scsi",
+    "sata",
+    "usb",
+]
+Addresses = Mapping[str, Mapping[str, int]]
+"""Numbers by pool and device. A disk's device is its name; `of_disk` is its name on a root port."""
+NONE: Addresses = MappingProxyType({})
+SATA_PORTS = 6
+"""Ports of one AHCI controller (QEMU: ich9-ahci)."""
+SCSI, SERIAL, BALLOON, RNG, WATCHDOG, USB = "scsi", "serial", "balloon", "rng", "watchdog", "usb"
+"""Devices on root ports."""
+ON_PCI = (DiskBus.VIRTIO, DiskBus.NVME)
+_UNITS: Mapping[DiskBus, Pool] = {
+    DiskBus.SCSI: "scsi",
+    DiskBus.SATA: "sata",
+    DiskBus.USB: "usb",
+}
+
+
+def of_disk(name: str) -> str:
+    """Return the device of a disk in the pool of root ports."""
+    return f"disk/{name}"
+
+
+def of_sata(index: int) -> str:
+    """Return the device of an additional AHCI controller."""
+    return f"sata{index}"
+
+
+def assigned(
+    domain: Domain,
+    kept: Addresses = NONE,
+    *,
+    leaving: Collection[str] = (),
+    busy: Collection[int] = (),
+) -> dict[str, dict[str, int]]:
+    """Return the addresses of all devices of a domain.
+
+    `kept` are the addresses so far. `leaving` are names of disks that are no longer in the spec,
+    but still in the guest. `busy` are root ports of devices that are not in the spec.
+    """
+    disks = domain.devices.disks
+    numbers = _Numbers(kept, leaving)
+    of_bus = {bus: [disk.name for disk in disks if disk.bus is bus] for bus in DiskBus}
+    numbers.take("vd", of_bus[DiskBus.VIRTIO] + of_bus[DiskBus.NVME])
+    numbers.take("sd", [disk.name for disk in disks if disk.bus not in ON_PCI])
+    for bus, pool in _UNITS.items():
+        numbers.take(pool, of_bus[bus])
+    last_sata = max(numbers.found.get("sata", {}).values(), default=0)
+    on_ports = list(_on_ports(domain, last_sata // SATA_PORTS))
+    numbers.take("port", on_ports, first=1 + len(domain.devices.interfaces), busy=busy)
+    return numbers.found
+
+
+def _on_ports(domain: Domain, sata_controllers: int) -> Iterator[str]:
+    """Yield the devices on root ports, except for NICs, which have the first ports.
+
+    `sata_controllers` are in addition to that of q35.
+    """
+    disks = domain.devices.disks
+    yield from (of_disk(disk.name) for disk in disks if disk.bus in ON_PCI)
+    if any(disk.bus is DiskBus.SCSI for disk in disks):
+        yield SCSI
+    yield from (of_sata(index) for index in range(1, 1 + sata_controllers))
+    yield from (SERIAL, BALLOON, RNG)
+    if domain.devices.watchdog is not None:
+        yield WATCHDOG
+    if any(disk.bus is DiskBus.USB for disk in disks):
+        yield USB
+
+
+class _Numbers:
+    """Gives devices the lowest free numbers, by pool."""
+
+    def __init__(self, kept: Addresses, leaving: Collection[str]) -> None:
+        self._kept = kept
+        self._leaving = {*leaving, *map(of_disk, leaving)}
+        self.found: dict[str, dict[str, int]] = {}
+
+    def take(
+        self, pool: Pool, devices: Sequence[str], *, first: int = 0, busy: Collection[int] = ()
+    ) -> None:
+        """Add the numbers of `devices` to `found`. A kept number below `first` is changed."""
+        kept = self._kept.get(pool, {}).items()
+        before = {name: number for name, number in kept if number >= first}
+        stay = {name: number for name, number in before.items() if name in self._leaving}
+        used = {*before.values(), *busy}
+        free = first
+        for device in devices:
+            if device not in before:
+                while free in used:
+                    free += 1
+                used.add(free)
+            stay[device] = before.get(device, free)
+        if stay:
+            self.found[pool] = stay
+
+
+def target(disk: Disk, addresses: Addresses) -> str:
+    """Return libvirt's name of a disk: the guest's, except for NVMe disks."""
+    pool = "vd" if disk.bus in ON_PCI else "sd"
+    return pool + letters(addresses[pool][disk.name])

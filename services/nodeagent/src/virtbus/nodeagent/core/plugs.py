@@ -1,0 +1,107 @@
+"""Defines the devices of a running guest, and the port that changes its disks.
+
+A disk that is a volume has an id of its own (`disks.volume_alias`). So it is found again without
+any state of the agent.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from xml.etree import ElementTree as ET
+
+from virtbus.nodeagent.core.addresses import Addresses
+from virtbus.schemas.vm import MIB, VmRecord
+
+
+@dataclass(frozen=True, slots=True)
+class GuestDevices:
+    """The devices of a running guest."""
+
+    aliases: frozenset[str] = frozenset()
+    """The ids of its disks. A guest without disks has none."""
+    ports: frozenset[int] = frozenset()
+    """Its root ports that have a device."""
+    root_ports: int = 0
+    """The number of its root ports."""
+    has_scsi: bool = False
+
+    def has(self, alias: str) -> bool:
+        """Return True if the guest has a disk with this id."""
+        return alias in self.aliases
+
+
+@dataclass(frozen=True, slots=True)
+class GuestDisks:
+    """The disks of a guest as the agent has left them, and the reasons of pending changes."""
+
+    addresses: Addresses = field(default_factory=dict)
+    """The addresses of all devices in this run, or in the last one."""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """The hashes of the disks that are volumes, by name."""
+    detached: frozenset[str] = frozenset()
+    """The disks that should leave, and have left."""
+    pending: Mapping[str, str] = field(default_factory=dict)
+    """The reason why the disk of that name is not as the record says, and the change."""
+
+
+def wanted_sizes(record: VmRecord) -> dict[str, int]:
+    """Return the sizes of disks that have a requested one, in bytes, by name."""
+    sizes = {}
+    for volume in record.spec.volumes:
+        ref = record.volume_refs.get(volume.name)
+        if ref is not None:
+            sizes[volume.name] = _sectors(ref.size_bytes)
+        elif volume.image is not None and volume.image.size is not None:
+            sizes[volume.name] = _sectors(volume.image.size)
+        elif volume.empty_disk is not None:
+            sizes[volume.name] = volume.empty_disk.capacity // MIB * MIB
+    return sizes
+
+
+def _sectors(size_bytes: int) -> int:
+    """Return a size in whole sectors, as imaged makes it."""
+    return -(-size_bytes // 512) * 512
+
+
+def guest_devices(xml: str) -> GuestDevices:
+    """Return the devices in the XML of a running domain."""
+    devices = ET.fromstring(xml).find("devices")  # noqa: S314  from libvirtd
+    if devices is None:
+        return GuestDevices()
+    aliases, ports, root_ports, has_scsi = set(), set(), 0, False
+    for device in devices:
+        address, alias = device.find("address"), device.find("alias")
+        root_ports += device.get("model") == "pcie-root-port"
+        if address is not None and address.get("type") == "pci":
+            ports.add(_number(address.get("bus", "")))
+        if device.tag == "disk":
+            aliases.add("" if alias is None else alias.get("name", ""))
+        has_scsi |= device.tag == "controller" and device.get("type") == "scsi"
+    return GuestDevices(frozenset(aliases), frozenset(ports), root_ports, has_scsi)
+
+
+def _number(bus: str) -> int:
+    return int(bus, 16) if re.fullmatch(r"0x[0-9a-f]{1,4}", bus) else 0
+
+
+class DiskPlugs(Protocol):
+    """Changes the disks of running guests. Errors are as those of `Hypervisor`.
+
+    Each call can be repeated, also after a crash in the middle of it.
+    """
+
+    async def devices(self, uid: str) -> GuestDevices | None:
+        """Return the guest's devices; None if no guest runs."""
+
+    async def note(self, uid: str, addresses: Addresses, disks: Mapping[str, str]) -> None:
+        """Store addresses, and hashes of disks, in the metadata of the domain."""
+
+    async def attach(self, uid: str, devices: Sequence[str]) -> None:
+        """Attach devices, given as XML, to the running guest."""
+
+    async def detach(self, uid: str, alias: str) -> None:
+        """Ask the guest to release the disk `alias`. It is gone once `devices` lacks it."""
+
+    async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
+        """Grow disks that are smaller, by target, to sizes in bytes. The guest sees it at once."""

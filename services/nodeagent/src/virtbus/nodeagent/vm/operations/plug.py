@@ -1,0 +1,180 @@
+"""Brings the disks of a running guest to its record: detaches, grows and attaches.
+
+The record says what should be in the guest, and libvirt's XML what is. So each step can be repeated
+after a crash of the agent or of libvirtd at any moment.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import SCSI, Addresses, assigned, of_disk, target
+from virtbus.nodeagent.core.disk_sources import DiskSource
+from virtbus.nodeagent.core.disks import hot_disk, scsi_controller, volume_alias
+from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.core.metadata import disk_hashes, volume_names
+from virtbus.nodeagent.core.plugs import GuestDevices, GuestDisks, wanted_sizes
+from virtbus.nodeagent.vm.dependencies import Dependency
+from virtbus.schemas.disk import Disk, DiskBus
+from virtbus.schemas.disk_buses import ABILITIES, Verb
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import ImageReady
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
+
+UNPLUG_POLLS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""A running guest releases a disk within this time. Otherwise a later round asks again."""
+IMAGED_S = 10.0
+BUSY = "the guest has not released it; the request is repeated"
+PAUSED = "the guest is paused, so it cannot release it; `virtbus vm unpause` resumes it"
+OPEN = "libvirt has detached it, but a QEMU of this host has its file open; stop the VM"
+NO_PORT = "the guest has no free PCI port; stop and start the VM, or use the bus scsi"
+
+
+async def change_disks(
+    record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, known: GuestDisks
+) -> GuestDisks:
+    """Make the changes that are possible now; return the guest's disks, with reasons of the others.
+
+    `known` are the guest's disks so far.
+    """
+    try:
+        found = await tools.plugs.devices(record.uid)
+        guest = found or GuestDevices()
+        gone, waits = await _unplug(record, guest, tools)
+        waits |= await _grow(record, guest, tools, known.addresses)
+    except VirtbusError as error:
+        names = {*record.detaching, *known.pending} or {"disks"}
+        return replace(known, pending=dict.fromkeys(names, f"tried again: {error}"))
+    hashes = {name: one for name, one in known.hashes.items() if name not in gone}
+    now = GuestDisks(_without(known.addresses, gone), hashes, gone, waits)
+    missing = [disk for disk in _volume_disks(record) if not guest.has(volume_alias(disk.name))]
+    if not missing or found is None:
+        return now
+    return await _plug(record, guest, missing, image, tools, now)
+
+
+def _volume_disks(record: VmRecord) -> list[Disk]:
+    names = volume_names(record)
+    return [disk for disk in record.spec.domain.devices.disks if disk.name in names]
+
+
+async def _unplug(
+    record: VmRecord, guest: GuestDevices, tools: AgentPorts
+) -> tuple[frozenset[str], dict[str, str]]:
+    """Detach the disks that should leave; return those that are gone, and reasons for the others.
+
+    A disk is gone if QEMU has reported so to libvirt, and no QEMU has its file open.
+    """
+    gone, waits = set(), {}
+    for name, ref in record.detaching.items():
+        try:
+            why = await _released(record, name, ref, guest, tools)
+        except VirtbusError as error:
+            why = f"tried again: {error}"
+        if why:
+            waits[name] = f"Detaching: {why}"
+        else:
+            gone.add(name)
+    return frozenset(gone), waits
+
+
+async def _released(
+    record: VmRecord, name: str, ref: VolumeRef, guest: GuestDevices, tools: AgentPorts
+) -> str:
+    """Ask the guest to release a disk; return why it has not yet, empty if it has."""
+    alias = volume_alias(name)
+    if guest.has(alias):
+        await tools.plugs.detach(record.uid, alias)
+        for delay_s in UNPLUG_POLLS_S:
+            await asyncio.sleep(delay_s)
+            now = await tools.plugs.devices(record.uid)
+            if now is None or not now.has(alias):
+                break
+        else:
+            return PAUSED if record.paused else BUSY
+    return OPEN if await tools.disks.opened(ref) else ""
+
+
+async def _grow(
+    record: VmRecord, guest: GuestDevices, tools: AgentPorts, addresses: Addresses
+) -> dict[str, str]:
+    """Grow the disks whose bus tells the guest; return reasons for those that failed."""
+    waits = {}
+    sizes, volumes = wanted_sizes(record), volume_names(record)
+    for disk in record.spec.domain.devices.disks:
+        here = disk.name not in volumes or guest.has(volume_alias(disk.name))
+        fixed = disk.device == "cdrom" or disk.readonly
+        if disk.name not in sizes or not here or fixed or ABILITIES[disk.bus][Verb.GROW].refused:
+            continue
+        try:
+            at = target(disk, addresses)
+            await tools.plugs.grow(record.uid, {at: sizes[disk.name]})
+        except (VirtbusError, KeyError) as error:
+            waits[disk.name] = f"Growing: the agent retries: {error}"
+    return waits
+
+
+async def _plug(
+    record: VmRecord,
+    guest: GuestDevices,
+    missing: Sequence[Disk],
+    image: Dependency[ImageReady],
+    tools: AgentPorts,
+    now: GuestDisks,
+) -> GuestDisks:
+    """Attach the missing disks. Their addresses are in the metadata before, so they stay."""
+    names = {disk.name for disk in missing}
+    try:
+        files = await _files(record, image, tools)
+        addresses = assigned(
+            record.spec.domain,
+            _without(now.addresses, names),
+            leaving=record.detaching,
+            busy=guest.ports,
+        )
+        hashes = disk_hashes(record)
+        noted = {**now.hashes, **{name: hashes[name] for name in names}}
+        await tools.plugs.note(record.uid, addresses, noted)
+    except VirtbusError as error:
+        waits = dict.fromkeys(names, f"Attaching: tried again: {error}")
+        return replace(now, pending={**now.pending, **waits})
+    waits = {}
+    has_scsi = guest.has_scsi
+    for disk in missing:
+        devices = [hot_disk(disk, files[disk.name], addresses)]
+        if disk.bus is DiskBus.SCSI and not has_scsi:
+            devices.insert(0, scsi_controller(addresses))
+        port = addresses["port"].get(SCSI if len(devices) > 1 else of_disk(disk.name), 0)
+        try:
+            if port > guest.root_ports:
+                waits[disk.name] = f"Attaching: {NO_PORT}"
+                continue
+            await tools.plugs.attach(record.uid, [to_text(one) for one in devices])
+            has_scsi |= disk.bus is DiskBus.SCSI
+        except VirtbusError as error:
+            waits[disk.name] = f"Attaching: tried again: {error}"
+    return replace(now, addresses=addresses, hashes=noted, pending={**now.pending, **waits})
+
+
+async def _files(
+    record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts
+) -> Mapping[str, DiskSource]:
+    """Return the checked files of the VM's disks; raises VirtbusError until imaged made them."""
+    try:
+        async with asyncio.timeout(IMAGED_S):
+            made = await image.get(record, ask_after_s=tools.settings.ask_after_s)
+    except TimeoutError:
+        message = image.silence or "imaged has not made the disk yet"
+        raise VirtbusError(Code.UNAVAILABLE, "no_image", message) from None
+    return await tools.disks.sources(record, made.disks)
+
+
+def _without(addresses: Addresses, names: Collection[str]) -> dict[str, dict[str, int]]:
+    """Return the addresses without those of disks."""
+    gone = {*names, *map(of_disk, names)}
+    return {
+        pool: {name: number for name, number in numbers.items() if name not in gone}
+        for pool, numbers in addresses.items()
+    }
