@@ -7,6 +7,7 @@ import pytest
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.cli.vm.net_text import explained
 from virtbus.schemas.network import InterfaceStatus, PlugState
 from virtbus.schemas.network_path import NetworkAsk, NetworkView, NicPath, PathFault
 from virtbus.schemas.subjects import rpc
@@ -57,6 +58,26 @@ def path(**more: Any) -> NicPath:
     status = InterfaceStatus(name="default", mac=mac, addresses=(address,), tap="tap0", **more)
     outside = {"host_link": "vb0", "host_bridge": "virtbus0"}
     return NicPath(status=status, kind="bridge", bridge="br0", link="eth0", **outside)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gateway", "drawn", "told"),
+    [
+        ("nat", "10.9.0.1", "virtbus0 (10.9.0.1) -- host", "masquerade"),
+        ("routed", "10.9.0.1", "virtbus0 (10.9.0.1) -- host", "needs a route to 10.9.0.0/24"),
+        ("isolated", "", "vb0 -- virtbus0", "Nothing leads further"),
+    ],
+)
+def test_the_explanation_follows_the_kind_of_the_network(
+    kind: str, gateway: str, drawn: str, told: str
+) -> None:
+    lan = {"name": "lan", "network": "lan", "addresses": ["10.9.0.4/24"], "gateway": gateway}
+    nic = path().model_dump(mode="json") | {"kind": kind, "status": {"tap": "tap0", **lan}}
+    view = {"gateway": "10.127.0.1", "subnet": "10.127.0.0/16", "zone": "vm.virtbus"}
+    text = explained({**OUTSIDE, **view, "interfaces": [nic]})
+    assert f"{drawn}\n" in text
+    assert (told in text, "Guests of 10.9.0.0/24" in text) == (True, True)
+    assert ("masquerade" in text, "10.127" in text) == (kind == "nat", False)
 
 
 async def test_the_network_is_explained_and_checked_on_the_node(script: Script, cli: Cli) -> None:

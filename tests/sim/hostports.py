@@ -111,7 +111,7 @@ class SimDevices:
         domain = self._host.domains.get(uid)
         return "<domain/>" if domain is not None and self._host.facts(domain).active else None
 
-    async def attach(self, uid: str, xml: str) -> None:
+    async def attach(self, uid: str, devices: Sequence[str]) -> None:
         raise NotImplementedError
 
     async def detach(self, uid: str, alias: str) -> None:

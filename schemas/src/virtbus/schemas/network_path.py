@@ -23,7 +23,8 @@ class NicPath(LenientModel):
 
     status: InterfaceStatus
     kind: str
-    """`bridge`: the built-in network; `cni`: plugins made `link`."""
+    """`bridge`: the built-in network; `nat`, `routed`, `isolated`: that of a network object; `cni`:
+    plugins made `link`."""
     bridge: str
     link: str
     host_link: str = ""

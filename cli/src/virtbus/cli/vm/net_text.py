@@ -1,11 +1,14 @@
 """Explains a VM's network in words and a small drawing. A view is a `NetworkView` as a map."""
 
 from collections.abc import Iterator, Mapping
+from ipaddress import IPv4Interface
 from typing import Any
 
 from virtbus.cli import units
 
 Map = Mapping[str, Any]
+BUILT_IN, ROUTED, ISOLATED = "bridge", "routed", "isolated"
+"""Kinds of an interface's path (`NicPath.kind`)."""
 
 
 def explained(view: Map) -> str:
@@ -49,10 +52,12 @@ def _interface(view: Map, nic: Map) -> str:
 def _drawing(view: Map, nic: Map, status: Map) -> str:
     inside = ["guest", f"[{status.get('tap')}]", nic.get("bridge"), nic.get("link")]
     drawn = " -- ".join(map(str, inside))
-    if nic.get("host_link"):
-        own = f"{nic['host_bridge']} ({status.get('gateway') or view.get('gateway')})"
-        return f"{drawn} == {nic['host_link']} -- {own} -- host"
-    return f"{drawn} == network {status.get('network')}"
+    if not nic.get("host_link"):
+        return f"{drawn} == network {status.get('network')}"
+    drawn = f"{drawn} == {nic['host_link']} -- {nic['host_bridge']}"
+    if nic.get("kind") == ISOLATED:
+        return drawn
+    return f"{drawn} ({_gateway(view, nic, status)}) -- host"
 
 
 def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
@@ -71,18 +76,47 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         return
     yield (
         f"{link} is a cable to {nic['host_link']} on the host, a port of {nic['host_bridge']}. "
-        f"Guests of {view.get('subnet')} on this host reach each other there."
+        f"Guests of {_subnet(view, nic, status)} on this host reach each other there."
     )
+    yield from _outside(view, nic, status)
+
+
+def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:
+    """Yield what follows the host's bridge, by the kind of the network."""
+    if nic.get("kind") == ISOLATED:
+        yield "Nothing leads further: the network is isolated, and the host has no address in it."
+        return
+    routed = nic.get("kind") == ROUTED
+    address = "the guest's address" if routed else "its own address (masquerade)"
     yield (
-        f"Other packets go to the gateway {view.get('gateway')}. The host forwards them with its "
-        "own address (masquerade), and not to hosts of the fleet or servers of the bus."
+        f"Other packets go to the gateway {_gateway(view, nic, status)}. The host forwards them "
+        f"with {address}, and not to hosts of the fleet or servers of the bus."
     )
+    if routed:
+        subnet = _subnet(view, nic, status)
+        yield f"The outside reaches the guest at its address, and needs a route to {subnet}."
+        return
+    if nic.get("kind") != BUILT_IN:
+        yield "From outside, nothing leads to the guest."
+        return
     if view.get("zone"):
         yield f"The gateway answers DNS: VMs are <name>.<namespace>.{view['zone']}."
     if published := status.get("published"):
         yield f"From outside, these ports of the host lead to the guest: {', '.join(published)}."
     else:
         yield "From outside, no port of the host leads to the guest (`--publish`)."
+
+
+def _gateway(view: Map, nic: Map, status: Map) -> str:
+    own = view.get("gateway") if nic.get("kind") == BUILT_IN else ""
+    return str(status.get("gateway") or own or "of the network")
+
+
+def _subnet(view: Map, nic: Map, status: Map) -> str:
+    if nic.get("kind") == BUILT_IN:
+        return str(view.get("subnet"))
+    addresses = status.get("addresses")
+    return str(IPv4Interface(addresses[0]).network) if addresses else "the network"
 
 
 def _limited(nic: Map) -> str:

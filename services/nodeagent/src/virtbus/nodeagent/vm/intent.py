@@ -168,9 +168,8 @@ def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEve
         return None
     disks = record.spec.domain.devices.disks
     same = disk_limits(disks) == before.limits and trays(disks) == before.trays
-    if before.disks is None or before.disks != disks_wanted(record):
-        same = False
-    return None if same and nic_set(record) == before.nics else "update"
+    known = before.disks is not None and before.disks == disks_wanted(record)
+    return None if same and known and nic_set(record) == before.nics else "update"
 
 
 def nic_set(record: VmRecord) -> frozenset[tuple[str, str]]:
