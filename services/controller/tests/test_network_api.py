@@ -352,7 +352,7 @@ def test_an_update_reverts_a_delete_that_began_meanwhile_unless_it_ended(*, ende
                     await writes.end(held)
                 return await commit(*arguments)
 
-            vms._commits.replace = late  # type: ignore[method-assign]  # at the worst moment
+            vms._commits.replace = late  # type: ignore[assignment,method-assign]  # at the worst moment
             if ended:
                 assert (await refused(add(made, "blue"))).reason == "deleting"
                 stored = await made.stored(uid(7))

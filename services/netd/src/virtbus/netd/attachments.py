@@ -12,11 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.netd.builder import Builder, HostPorts
 from virtbus.netd.core import names
-from virtbus.netd.core.address_assignment import (
-    carried_over,
-    check_macs,
-    refusal,
-)
+from virtbus.netd.core.address_assignment import carried_over, check_macs, refusal
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
@@ -130,7 +126,10 @@ class Attachments:
             entry = self._entries.get(want.uid)
             check_epoch(want.uid, want.epoch, entry.attachment if entry is not None else None)
             others = list(self._other_nics(want.uid))
+            async with self._host_side:
+                pass  # wait for a removal of a host bridge; later ones see this interface
             done = await self._hot.change(entry, want, others, self._keep)
+        await self._replug_new()
         self.untidy.set()  # a drop may leave the host bridge without a use
         return done
 
@@ -167,10 +166,7 @@ class Attachments:
             check_macs(entry.attachment, self._other_nics(attachment.uid))
         else:
             await self._builder.built_in(attachment)
-        times_made = self._doors.attachers.bridges.times_made()
-        if self._bridge_seen != times_made:
-            self._bridge_seen = times_made
-            await self.replug()  # the new bridge lacks the links of other VMs
+        await self._replug_new()
 
     async def _abandon(self, entry: NetworkEntry) -> None:
         """Remove a failed attachment; its file keeps the addresses for the next attempt."""
@@ -260,9 +256,16 @@ class Attachments:
         async with self._host_side:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
 
+    async def _replug_new(self) -> None:
+        """Attach every host link again if a bridge was made: it lacks the links of other VMs."""
+        times_made = self._doors.attachers.bridges.times_made()
+        if self._bridge_seen != times_made:
+            self._bridge_seen = times_made
+            await self.replug()
+
     async def replug(self) -> None:
         """Attach every host link again, after the bridge was deleted and made again."""
-        nics = [nic for each in self.ready() for nic in each.nics]
+        nics = [nic for each in self.ready() for nic in each.joined.nics]
         if nics:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 

@@ -46,7 +46,7 @@ class PathCheck:
     def _bridges(self, attachment: Attachment) -> dict[str, str]:
         """Return the host's bridge of each interface that has one, by the interface's name."""
         bridges = self._doors.attachers.bridges
-        return {nic.name: bridges.of(nic).name for nic in attachment.nics if is_bridged(nic)}
+        return {nic.name: bridges.name_of(nic) for nic in attachment.nics if is_bridged(nic)}
 
     async def _faults(self, attachment: Attachment, *, runs: bool) -> list[PathFault]:
         joined = attachment.joined
