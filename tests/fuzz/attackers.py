@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import random
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,7 +14,9 @@ import msgpack
 import nats.aio.client
 import nats.errors
 from tests.fuzz.ground import Ground
+from tests.fuzz.mutations import Message
 from tests.fuzz.schedule import Schedule, Shot
+from tests.fuzz.targets import Target
 
 from virtbus.bus.client.message_format import ERROR_CODE
 
@@ -162,6 +165,18 @@ class Attackers:
         if self._journal is not None:
             self._journal.write(line + "\n")
             self._journal.flush()
+
+    async def ask_silent(self, targets: Sequence[Target]) -> None:
+        """Send an empty request to each handler that has not answered yet.
+
+        A handler may have got only requests whose answers come late, such as pulls of slow images.
+        """
+        rng, heard = random.Random(0), {of[1] for of in self.coverage.heard}
+        for one in targets:
+            if one.asked and one.id not in heard:
+                subject = one.filled(rng, self._schedule.pool)
+                empty = Message("an empty request", b"")
+                await self._send(Shot(0, one.user, one.id, subject, True, empty))
 
     async def heard_out(self) -> None:
         """Wait for the last answers."""

@@ -116,6 +116,7 @@ class Run:
             over_s = time.time()
             for task in beside:
                 task.cancel()
+            await attackers.ask_silent(every)
             await attackers.heard_out()
             self._cover(attackers, images, ground)
             ground.uids |= schedule.pool.all_uids
