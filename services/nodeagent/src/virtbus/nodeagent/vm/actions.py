@@ -169,7 +169,7 @@ class Actions:
                 "start", lambda: await_start(vm.record.uid, tools.hypervisor), "start later"
             ),
             "sync pause": self._sync_pause,
-            "sync disks": self._sync_disks,
+            "sync disks": partial(_sync_disks, vm, tools, report, self.tasks),
             "sync limits": partial(
                 self._sync, "limits", partial(live_changes.set_limits, vm, tools)
             ),
@@ -339,13 +339,6 @@ class Actions:
         if self.tasks.running(name) is None:
             self._until_done(name, until_same)
 
-    def _sync_disks(self) -> None:
-        """Change the disks in one task, which also takes later records."""
-        self._vm.disks_changed.set()
-        if self.tasks.running("disks") is None:
-            keep = partial(live_changes.keep_disks, self._vm, self._tools, self._report)
-            self.tasks.run("disks", keep)
-
     def _shutdown(self) -> None:
         record = self._vm.record
         grace = 0 if self._vm.reasons.at_once else grace_s(record)
@@ -385,6 +378,15 @@ class Actions:
         self._vm.observed.attempt += 1
         after_s = backoff_s(self._vm.observed.attempt)
         self.tasks.set_timer(after_s, partial(self._post, "retry"))
+
+
+def _sync_disks(
+    vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
+) -> None:
+    """Change the disks in one task, which also takes later records."""
+    vm.disks_changed.set()
+    if tasks.running("disks") is None:
+        tasks.run("disks", partial(live_changes.keep_disks, vm, tools, report))
 
 
 def _reset_attempts(vm: ActorState) -> None:
