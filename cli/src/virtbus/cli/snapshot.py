@@ -8,9 +8,10 @@ import click
 
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import completion_sources, operation, output, units
-from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.failures import usage
 from virtbus.cli.invocation import PAGE, Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.named_deletes import delete_named
 from virtbus.cli.vm.target import namespace_filter, namespace_option
 
 _HERE = "virtbus.cli.snapshot"
@@ -226,36 +227,8 @@ def delete(
     invocation: Invocation, *, names: tuple[str, ...], wait: bool, timeout: float, namespace: str
 ) -> None:
     """Remove snapshots with their data. This cannot be undone. VMs and volumes stay."""
-    ended = [
-        invocation.call("snapshot", "delete", {"name": name, "namespace": namespace})
-        for name in dict.fromkeys(names)
-    ]
-    until = time.monotonic() + timeout
-    for view in ended if wait else ():
-        _wait_gone(invocation, view, until)
-    word = "deleted" if wait else "deleting"
-    items = [{**output.picked(one, "name", "namespace", "uid"), "deleted": wait} for one in ended]
-    lines = "\n".join(f"{output.safe(one.get('name'))} {word}" for one in ended)
-    invocation.show({"items": items}, lambda: lines)
-
-
-def _wait_gone(invocation: Invocation, view: Mapping[str, Any], until: float) -> None:
-    """Return once the snapshot is gone; raise CliError `unknown` at the time limit."""
-    asked = output.picked(view, "name", "namespace", "uid")
-    while True:
-        try:
-            seen = invocation.call("snapshot", "get", asked)
-        except CliError as error:
-            if error.exit_code is Exit.NOT_FOUND:
-                return
-            raise
-        if time.monotonic() > until:
-            why = seen.get("message") or "its node has not removed the data yet"
-            raise unknown(
-                f"{seen.get('name')} is still being deleted: {why}",
-                f"it continues by itself: `virtbus snapshot get {seen.get('name')}`",
-            )
-        time.sleep(POLL_S)
+    asked = [{"name": name, "namespace": namespace} for name in dict.fromkeys(names)]
+    delete_named(invocation, "snapshot", asked, wait_s=timeout if wait else None)
 
 
 def _show(invocation: Invocation, action: str, asked: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ IMAGE_TYPES = ("nocloud", "configdrive")
 HOST_MODEL = "host-model"
 HOSTNAMES = ("local-hostname", "hostname")
 INSTANCE_ID = "instance-id"
-"""A key of meta-data without effect: a guest's instance is its VM."""
+"""A key of meta-data that has no effect here: the instance id of a guest is its VM's uid."""
 
 
 @dataclass(frozen=True, slots=True)

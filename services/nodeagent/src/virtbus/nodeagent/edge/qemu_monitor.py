@@ -1,6 +1,7 @@
-"""Sends commands to a guest's QEMU by libvirt's monitor, about devices that libvirt does not know.
+"""Sends commands to a guest's QEMU by libvirt's monitor. libvirt itself has no calls like these.
 
-libvirt marks such a domain as tainted (`custom-monitor`), which is a line in its log (ADR 0050).
+libvirt marks such a domain as tainted (`custom-monitor`), which is a line in its log (ADR 0050,
+0056).
 Only the commands of this module are sent.
 """
 
@@ -40,9 +41,11 @@ def close_left(domain: libvirt.virDomain) -> None:
     """Close the block nodes that libvirt has made, and that its XML does not name any more.
 
     libvirt closes a detached disk when QEMU reports the device's end. After a reset of the guest
-    the device may still use its node then. QEMU refuses, and libvirt does not repeat it.
+    the device may still use its node at that moment. QEMU refuses, and libvirt does not repeat it.
+    QEMU refuses here too while a device uses a node; the caller checks the file and repeats this.
     """
-    nodes = [one["node-name"] for one in _answer(domain, "query-named-block-nodes")["return"]]
+    found = _answer(domain, "query-named-block-nodes").get("return", [])
+    nodes = [one["node-name"] for one in found]
     sources = ElementTree.fromstring(domain.XMLDesc()).iter("source")  # noqa: S314  libvirt's own
     named = {source.get("index") for source in sources}
     for node in sorted(nodes):  # the format before the file below it

@@ -35,7 +35,7 @@ NO_PORT = "the guest has no free PCI port; stop and start the VM, or use the bus
 async def change_disks(
     record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, known: GuestDisks
 ) -> GuestDisks:
-    """Make the changes that are possible now; return the guest's disks, with reasons of the others.
+    """Make the changes that are possible now; return the guest's disks, and why the rest waits.
 
     `known` are the guest's disks so far.
     """
