@@ -26,7 +26,7 @@ RELEASE_TIMEOUT_S = 5.0
 
 
 class Leaving(NamedTuple):
-    """How a VM leaves this node."""
+    """The conditions under which a VM leaves this node."""
 
     refused: bool
     """The node never accepted it."""
