@@ -73,7 +73,9 @@ class Guest:
         with self.path(ref.name).open("rb") as file:
             return locked(file.fileno())
 
-    async def sources(self, record: VmRecord, _made: object) -> dict[str, DiskSource]:
+    async def sources(
+        self, record: VmRecord, _made: object, *, running: bool = False
+    ) -> dict[str, DiskSource]:
         return {
             name: DiskSource(str(self.path(name)), ImageFormat.QCOW2, volume=True)
             for name in record.volume_refs

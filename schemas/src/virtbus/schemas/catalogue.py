@@ -284,6 +284,13 @@ CHANNELS: tuple[Channel, ...] = (
         snapshot_rpc.SnapshotReleased,
         "Remove a snapshot's data.",
     ),
+    _rpc(
+        "imaged",
+        "layers",
+        snapshot_rpc.LayersAsk,
+        snapshot_rpc.UnneededLayers,
+        "Layers that nothing needs.",
+    ),
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),

@@ -1,10 +1,11 @@
 """Requests to imaged about snapshots (`virtbus.node.<id>.rpc.imaged.snapshot…`)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.layer import LAYER_NAME
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
 
@@ -26,6 +27,22 @@ class SnapshotWork(LenientModel):
     restored: SnapshotRef | None = None
     may_begin: bool = True
     """False: a guest may use the disks unless this work has begun."""
+    layered: bool = False
+    """True: the files of the disks become layers, and the disks go on in new files (ADR 0061)."""
+    live: bool = False
+    """True: a guest uses the disks. Its QEMU takes the new files while the step is `layer`."""
+    switched: bool | None = None
+    """QEMU's answer: it uses the new files, or not. So the work goes forward or back."""
+
+
+class LayersAsk(LenientModel):
+    """`rpc.imaged.layers`: which layers does nothing need? The agent removes their files."""
+
+
+class UnneededLayers(LenientModel):
+    """File names in `<state_dir>/disks/layers/` that two requests in a row found without a user."""
+
+    names: tuple[Annotated[str, Field(pattern=LAYER_NAME)], ...] = ()
 
 
 class SnapshotRelease(LenientModel):

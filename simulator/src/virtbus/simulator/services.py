@@ -44,7 +44,7 @@ from virtbus.schemas.quarantine import (
     QuarantineRequest,
     QuarantineWork,
 )
-from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotWork
+from virtbus.schemas.snapshot_rpc import LayersAsk, SnapshotRelease, SnapshotWork, UnneededLayers
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
@@ -89,6 +89,7 @@ class SimulatedNode:
             "fill": (FillWork, self.images.fill),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
+            "layers": (LayersAsk, lambda _want: UnneededLayers()),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "upload": (UploadImage, self.images.upload),

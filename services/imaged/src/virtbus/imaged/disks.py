@@ -25,6 +25,7 @@ from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
@@ -83,6 +84,7 @@ class Disks:
         self._store = store
         self._files = files
         self._volumes = VolumeFolders(files.root)
+        self._layers = LayerFolder(files.root)
         self._quarantine = QuarantineFiles(files)
         self._threads = threads
         self._now_ns = now_ns
@@ -185,14 +187,15 @@ class Disks:
                 self._make(record, disk, image)
                 found = files.read(*place)
             if found is not None:
-                digest = self._base_of(disk, found)
+                layers, lowest = self._layers.chain(found)
+                digest = self._base_of(disk, lowest)
                 if disk.ref is not None and not missing:
-                    path = found.backing_path
-                    self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
+                    self._note(record, disk.ref, digest)
                 if found.virtual_size_bytes < (disk.size_bytes or 0):
                     files.grow(*place, disk.size_bytes or 0)
                     found = files.read(*place) or found
-                made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
+                file = made_disk(found, digest, lowest.backing_format, layers)
+                made[disk.volume] = _Found(file, digest, missing)
         return made
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
@@ -223,7 +226,10 @@ class Disks:
         files.make(folder, name, layout, made)
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
-        """Return the digest of an existing disk's image, empty for an empty disk."""
+        """Return the digest of an existing disk's image, empty for an empty disk.
+
+        `found` is the lowest overlay of the disk: the disk itself, unless it rests on layers.
+        """
         path = Path(found.backing_path) if found.backing_path else None
         if (path is not None) != (disk.source is not None):
             raise mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
@@ -357,7 +363,7 @@ class Disks:
     def _used(self) -> dict[str, set[str]]:
         """Return by image digest the uids of VMs and volumes that use it, quarantine included."""
         used: dict[str, set[str]] = {}
-        for found in self._found():
+        for found in self.found():
             if found.digest:
                 used.setdefault(found.digest, set()).add(found.uid.rpartition(".")[2])
         return used
@@ -365,18 +371,22 @@ class Disks:
     def images_in_use(self) -> frozenset[str] | None:
         """Return the images of disks; None if that of any disk is unknown. In a disk thread."""
         try:
-            disks = list(self._found())
+            disks = list(self.found())
         except OSError:
             return None
         if any(disk.is_unknown for disk in disks):
             return None
         return frozenset(disk.digest for disk in disks if disk.digest)
 
-    def _found(self) -> Iterator[FoundDisk]:
-        """Yield all disks, also those that move to or from the quarantine meanwhile."""
+    def found(self) -> Iterator[FoundDisk]:
+        """Yield all disks and layers, also disks that move to or from the quarantine meanwhile.
+
+        In a disk thread.
+        """
         frozen = SnapshotFolders(self._files.root).find()
         volumes, quarantine = self._volumes.find(), self._quarantine.find()
-        return itertools.chain(self._files.find(), volumes, frozen, quarantine, self._files.find())
+        fixed = (volumes, frozen, quarantine, self._layers.find())
+        return itertools.chain(self._files.find(), *fixed, self._files.find())
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch

@@ -12,6 +12,7 @@ from virtbus.imaged.exports import Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import Fills
 from virtbus.imaged.images import Images
+from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
@@ -38,7 +39,13 @@ from virtbus.schemas.node_rpc import (
     WorkState,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
-from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased, SnapshotWork
+from virtbus.schemas.snapshot_rpc import (
+    LayersAsk,
+    SnapshotRelease,
+    SnapshotReleased,
+    SnapshotWork,
+    UnneededLayers,
+)
 from virtbus.schemas.wire import invalid, valid_uid, validate
 
 log = logging.getLogger(__name__)
@@ -58,6 +65,7 @@ class Transfers:
     exports: Exports
     fills: Fills
     snapshots: Snapshots
+    layers: LayerSweep
     waits: FillWaits
 
 
@@ -132,6 +140,11 @@ class Requests:
     async def snapshot(self, request: Request) -> WorkState:
         """Begin, continue or cancel a snapshot or a restore; the answer does not wait."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
+
+    async def layers(self, request: Request) -> UnneededLayers:
+        """Return the layers that nothing needs."""
+        validate(LayersAsk, request.data)
+        return await self._transfers.layers.unneeded()
 
     async def snapshot_release(self, request: Request) -> SnapshotReleased:
         """Remove the data of a snapshot. No error if there is none."""

@@ -34,10 +34,12 @@ from virtbus.imaged.exports import ExportParts, Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
+from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
-from virtbus.imaged.snapshots import SnapshotParts, Snapshots
+from virtbus.imaged.snapshot_parts import SnapshotParts
+from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -49,6 +51,7 @@ log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
 VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
+VERBS["layers"] = 1
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -191,7 +194,8 @@ class Imaged:
         snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
-        return Transfers(uploads, exports, fills, snapshots, waits)
+        sweep = LayerSweep(frozen, disks.found, threads)
+        return Transfers(uploads, exports, fills, snapshots, sweep, waits)
 
     def _registries(self) -> Registries:
         return Registries(

@@ -89,6 +89,7 @@ async def serve(settings: Settings) -> None:
             gate=own.prove,
             freezes=freezes,
             plugs=hypervisor.plugs,
+            layers=hypervisor.layers,
         )
         agent = NodeAgent(
             tools,

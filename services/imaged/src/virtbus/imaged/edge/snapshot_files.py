@@ -2,7 +2,8 @@
 
 A folder is named by `SnapshotRef.folder`. Its files are frozen: no program writes or opens them. A
 snapshot is complete if it has `record.json`. A restore first writes `replacing.json`, its journal;
-from then on it can only be completed, also after a crash.
+from then on it can only be completed, also after a crash. A snapshot whose disks become layers has
+no other file in its folder; `layering.json` is its journal (ADR 0061).
 """
 
 import contextlib
@@ -12,13 +13,19 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from virtbus.bus.runtime.image_locks import locked
+from virtbus.imaged.core import overlay
+from virtbus.imaged.core.overlay import HEAD_BYTES, Overlay, length_bytes, read_overlay
 from virtbus.imaged.edge import openat2
-from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, read_disk
+from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, read_disk, write_layout
+from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
 from virtbus.imaged.edge.volume_files import FOLDER as VOLUMES
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.layer import STAGED, layer_name
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
@@ -29,8 +36,7 @@ log = logging.getLogger(__name__)
 FOLDER = "snapshots"
 RECORD = "record.json"
 REPLACING = "replacing.json"
-STAGED = ".new-"
-"""Prefix of a copy before it takes its place, in the folder of that place."""
+LAYERING = "layering.json"
 PAGE = 200
 MAX_NOTE_BYTES = 1024 * 1024
 _PRIVATE = 0o700
@@ -46,6 +52,10 @@ class SnapshotNote(LenientModel):
     name: Id
     disks: tuple[SnapshotDisk, ...]
     size_bytes: int = 0
+    layered: bool = False
+    """True: its disks are layers, named by its uid."""
+    live: bool = False
+    """True: a guest used the disks when the journal was written."""
 
 
 class SnapshotFolders(VolumeFolders):
@@ -55,11 +65,36 @@ class SnapshotFolders(VolumeFolders):
         super().__init__(disks)
         self.root = disks / FOLDER
         self._disks = disks
+        self.layers = LayerFolder(disks)
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, folder: str) -> SnapshotNote | None:
         """Return the description of a complete snapshot, or None; raises VirtbusError."""
         return self._noted(folder, RECORD)
+
+    def frozen_path(self, note: SnapshotNote, disk: str) -> Path:
+        """Return the file of a disk of a snapshot."""
+        if note.layered:
+            return self.layers.path(note.ref.uid, disk)
+        return self.path(note.ref.folder, disk)
+
+    def frozen(self, note: SnapshotNote, disk: str) -> Overlay | None:
+        """Return the overlay of a disk of a snapshot; raises VirtbusError as `read`."""
+        if note.layered:
+            return self.layers.read(layer_name(note.ref.uid, disk))
+        return self.read(note.ref.folder, disk)
+
+    def notes(self) -> list[SnapshotNote]:
+        """Return the descriptions of all snapshots, also of those that are being made.
+
+        Raises:
+            VirtbusError: 503 `store_error`: one cannot be read.
+        """
+        found = []
+        for folder in filter(self._folder.match, self._folders()):
+            notes = (self._noted(folder, name) for name in (LAYERING, RECORD))
+            found += [note for note in notes if note is not None]
+        return found
 
     def _noted(self, folder: str, name: str) -> SnapshotNote | None:
         try:
@@ -104,7 +139,7 @@ class SnapshotFolders(VolumeFolders):
         """
         try:
             with self._open(folder) as directory:
-                for name in (RECORD, REPLACING):
+                for name in (RECORD, REPLACING, LAYERING):
                     openat2.remove(name, directory)
                 os.fsync(directory)
         except FileNotFoundError:
@@ -137,14 +172,15 @@ class SnapshotFolders(VolumeFolders):
                 follow_symlinks=False,
             )
 
-    def note_replacing(self, note: SnapshotNote) -> None:
-        """Write the journal of a restore: all its disks are staged and kept."""
+    def note_begun(self, note: SnapshotNote) -> None:
+        """Write the journal of a restore, or of a snapshot by layers: all its disks are staged."""
         for folder in {self.place(note.uid, disk).parent for disk in note.disks}:
             with openat2.opened_directory(folder) as directory:
                 os.fsync(directory)
         with self._open(note.ref.folder) as directory:
             os.fsync(directory)
-            openat2.replace(REPLACING, encode_json(note), directory)
+            journal = LAYERING if note.layered else REPLACING
+            openat2.replace(journal, encode_json(note), directory)
             os.fsync(directory)
 
     def publish(self, note: SnapshotNote) -> None:
@@ -154,9 +190,67 @@ class SnapshotFolders(VolumeFolders):
                 os.fsync(directory)
                 openat2.replace(RECORD, encode_json(note), directory)
                 os.fsync(directory)
-                openat2.remove(REPLACING, directory)
+                for journal in (REPLACING, LAYERING):
+                    openat2.remove(journal, directory)
         except OSError as error:
             raise store_error(error) from error
+
+    # --- layers ---------------------------------------------------------------------------
+    def stage_on_layer(self, uid: str, disk: SnapshotDisk, layer: Path, size_bytes: int) -> None:
+        """Write a new disk on a layer next to the disk that it will replace; durable on return."""
+        target = self.stage(uid, disk)
+        try:
+            layout = overlay.build(size_bytes, str(layer), ImageFormat.QCOW2)
+            write_layout(layout, target)
+            os.fsync(target)
+        finally:
+            os.close(target)
+
+    def freeze_layers(self, note: SnapshotNote) -> None:
+        """Make the present disks layers, and put the staged ones into their places.
+
+        May be repeated after a crash at any write. A disk that was removed meanwhile is left out.
+
+        Raises:
+            VirtbusError: 503 `store_error`, `disk_full`.
+        """
+        try:
+            for disk in note.disks:
+                path = self.place(note.uid, disk)
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    openat2.opened_directory(path.parent) as folder,
+                ):
+                    if STAGED + path.name in openat2.names(folder):
+                        name = layer_name(note.ref.uid, disk.name)
+                        self.layers.take(path.name.removesuffix(SUFFIX), folder, name)
+                        self._replace(path)
+        except OSError as error:
+            raise store_error(error) from error
+        self.publish(note)
+
+    def used_new(self, note: SnapshotNote) -> bool | None:
+        """Return True if a guest has written to a staged disk, None while a QEMU has the disks.
+
+        QEMU's first write extends a file, so its length decides (see `DiskFolders.written`).
+        """
+        written = False
+        for disk in note.disks:
+            path = self.place(note.uid, disk)
+            try:
+                with openat2.opened_directory(path.parent) as folder:
+                    with openat2.reading(path.name, folder) as present:
+                        busy = locked(present)
+                    with openat2.reading(STAGED + path.name, folder) as staged:
+                        if busy or locked(staged):
+                            return None
+                        made = read_overlay(os.pread(staged, HEAD_BYTES, 0))
+                        written = written or os.fstat(staged).st_size != length_bytes(made)
+            except PermissionError:
+                return None  # libvirt gave it to QEMU's user, so a guest runs
+            except FileNotFoundError:
+                continue  # its VM was removed
+        return written
 
     # --- restores -------------------------------------------------------------------------
     def place(self, uid: str, disk: SnapshotDisk) -> Path:
@@ -208,14 +302,14 @@ class SnapshotFolders(VolumeFolders):
                 openat2.replace(name + NOTE_SUFFIX, made, directory)
 
     def interrupted(self) -> list[SnapshotNote]:
-        """Return the restores that a crash interrupted after their journal.
+        """Return the restores and snapshots that a crash interrupted after their journal.
 
         Remove what other interrupted attempts left. No attempt may run meanwhile.
         """
         found = []
         for folder in filter(self._folder.match, self._folders()):
             try:
-                note = self._noted(folder, REPLACING)
+                note = self._noted(folder, REPLACING) or self._noted(folder, LAYERING)
                 if note is not None:
                     found.append(note)
                 elif self.complete(folder) is None:

@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from virtbus.bus.runtime.image_locks import locked
@@ -21,6 +21,8 @@ from virtbus.nodeagent.core.disk_sources import (
     HEAD_BYTES,
     IMAGES,
     DiskSource,
+    below,
+    check_backing,
     check_disk,
     check_image,
     disk_name,
@@ -28,8 +30,12 @@ from virtbus.nodeagent.core.disk_sources import (
     refused,
     volume_place,
 )
+from virtbus.nodeagent.edge import layer_files
 from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.layer import LAYERS, STAGED, layer_name
 from virtbus.schemas.node_rpc import MadeDisk
+from virtbus.schemas.snapshot import SnapshotDisk
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -48,9 +54,11 @@ class HostDiskFiles:
         self._state = state_dir
 
     async def sources(
-        self, record: VmRecord, made: Mapping[str, MadeDisk]
+        self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
     ) -> dict[str, DiskSource]:
         """Return every disk of the record, checked now, under names that only we can change.
+
+        If a guest is `running`, the names that its QEMU knows stay.
 
         Raises:
             VirtbusError: 409 `disk_refused`: a file is not regular or has several names, or its
@@ -59,10 +67,55 @@ class HostDiskFiles:
         wanted = disk_sources(self._state, record, made)
 
         def judge() -> dict[str, DiskSource]:
-            drop_pins(self._state, record)
+            drop_pins(self._state, record, running=running)
             return {name: self._judged(record.uid, name, one) for name, one in wanted.items()}
 
         return await in_thread(judge)
+
+    # --- new files of a running guest -----------------------------------------------------------
+    def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
+        """Return our name of the new file of a disk, while a snapshot is taken."""
+        name = f"{PINNED}{volume}.{disk_name(snapshot_uid)}"
+        return str(self._state / "vms" / uid / name)
+
+    async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
+        """Check the new file of a disk, and give it our name; raises VirtbusError as `sources`."""
+        layer = self._state / DISKS / LAYERS / layer_name(snapshot_uid, disk.name)
+        path = Path(self.layer_pin(uid, volume, snapshot_uid))
+
+        def pin() -> None:
+            place = volume_place(disk.ref) if disk.ref else (uid, disk_name(volume))
+            *folders, name = place
+            try:
+                with opened_beneath(
+                    self._state / DISKS, tuple(folders), STAGED + name
+                ) as descriptor:
+                    head = os.pread(descriptor, HEAD_BYTES, 0)
+                    check_backing(volume, head, (str(layer), str(ImageFormat.QCOW2)))
+                    if _same(path, Path(f"/proc/self/fd/{descriptor}")):
+                        _check_file(volume, descriptor, names=2)
+                        return
+                    _check_file(volume, descriptor, names=1)
+                    path.unlink(missing_ok=True)
+                    pinned = self._link(descriptor, path)
+            except OSError as error:
+                raise refused(volume, f"its new file cannot be opened: {error.strerror}") from error
+            if not pinned:
+                raise refused(volume, "its folder is on another file system than the agent's")
+
+        await in_thread(pin)
+
+    async def unpin(self, pin: str) -> None:
+        """Remove our name of a new file, so that nobody can open it any more."""
+        await in_thread(lambda: Path(pin).unlink(missing_ok=True))
+
+    async def protect_layers(self) -> bool:
+        """Keep all programs from changing layers; return False if there are none."""
+        return await in_thread(lambda: layer_files.protect(self._state / DISKS / LAYERS))
+
+    async def remove_layers(self, names: Sequence[str]) -> None:
+        """Remove layers by their file names; raises OSError."""
+        await in_thread(lambda: layer_files.remove(self._state / DISKS / LAYERS, names))
 
     async def opened(self, ref: VolumeRef) -> bool:
         """Return True if any QEMU of this host has the volume's disk open."""
@@ -85,6 +138,12 @@ class HostDiskFiles:
                     _check_file(volume, descriptor, names=1)
                     head = os.pread(descriptor, HEAD_BYTES, 0)
                     check_image(volume, head, source.backing_format)
+            for depth, layer in enumerate(source.layers, start=1):
+                name = Path(layer).name
+                with opened_beneath(self._state / DISKS, (LAYERS,), name) as descriptor:
+                    _check_regular(volume, descriptor)
+                    head = os.pread(descriptor, HEAD_BYTES, 0)
+                    check_backing(volume, head, below(source, depth))
             *folders, name = source.place
             with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
@@ -99,13 +158,16 @@ class HostDiskFiles:
         Empty if `disks/` is on another filesystem, where a hard link is impossible.
         """
         path = self._state / "vms" / uid / f"{PINNED}{disk_name(volume)}"
-        kept = path.lstat() if os.path.lexists(path) else None
         found = os.fstat(descriptor)
-        ours = kept is not None and os.path.samestat(kept, found)
+        ours = [pin for pin in pins(path.parent, volume) if os.path.samestat(pin.lstat(), found)]
         _check_file(volume, descriptor, names=2 if ours else 1)
         if ours:
-            return str(path)
+            return str(ours[0])
         path.unlink(missing_ok=True)
+        return self._link(descriptor, path)
+
+    def _link(self, descriptor: int, path: Path) -> str:
+        """Give an open file the name `path`; return it, empty on another filesystem."""
         folder = os.open(path.parent, _DIRECTORY)
         try:
             os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
@@ -118,19 +180,35 @@ class HostDiskFiles:
         return str(path)
 
 
-def drop_pins(state_dir: Path, record: VmRecord) -> None:
-    """Remove our names of volumes that the VM does not hold any more. No guest has them.
+def pins(folder: Path, volume: str) -> list[Path]:
+    """Return our names of the files that a disk has, or had before its last snapshots."""
+    names = (f"{PINNED}{disk_name(volume)}", f"{PINNED}{volume}.*{disk_name('')}")
+    return sorted(path for name in names for path in folder.glob(name))
 
-    A second name would make the volume unusable for its next VM. The last name of a file stays.
+
+def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
+    """Remove our names of files that no guest of the VM has any more.
+
+    A second name would make a volume unusable for its next VM. The last name of a file stays. While
+    a guest is `running`, its QEMU also knows the former files of its disks by our names.
     """
     disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
-    names = {f"{PINNED}{disk_name(one)}": one for one in disks}
-    for path in (state_dir / "vms" / record.uid).glob(f"{PINNED}*"):
-        ref = record.volume_refs.get(names.get(path.name, ""))
-        kept = path.name in names
-        if ref is not None:
-            kept = _same(path, state_dir.joinpath(DISKS, *volume_place(ref)))
-        if not kept and path.lstat().st_nlink > 1:
+    folder = state_dir / "vms" / record.uid
+    found = {
+        path: path.name.removeprefix(PINNED).partition(".")[0] for path in folder.glob(f"{PINNED}*")
+    }
+    places: dict[str, tuple[str, ...]] = {name: (record.uid, disk_name(name)) for name in disks}
+    places |= {name: volume_place(ref) for name, ref in record.volume_refs.items()}
+    current = {
+        path
+        for path, name in found.items()
+        if name in disks and _same(path, state_dir.joinpath(DISKS, *places[name]))
+    }
+    used = {found[path] for path in current}
+    for path, name in found.items():
+        former = running and name in used
+        alone = name in disks and name not in record.volume_refs and name not in used
+        if not (path in current or former or alone) and path.lstat().st_nlink > 1:
             path.unlink(missing_ok=True)
 
 
@@ -168,8 +246,13 @@ def _check_file(volume: str, descriptor: int, *, names: int) -> None:
 
     With more links it could be a foreign file.
     """
+    found = _check_regular(volume, descriptor)
+    if found.st_nlink != names:
+        raise refused(volume, f"its file has {found.st_nlink} names instead of {names}")
+
+
+def _check_regular(volume: str, descriptor: int) -> os.stat_result:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise refused(volume, "it is no regular file")
-    if found.st_nlink != names:
-        raise refused(volume, f"its file has {found.st_nlink} names instead of {names}")
+    return found

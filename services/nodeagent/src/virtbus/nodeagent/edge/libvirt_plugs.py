@@ -6,6 +6,7 @@ from typing import TypeVar
 import libvirt
 
 from virtbus.nodeagent.core.addresses import Addresses
+from virtbus.nodeagent.core.guest_layers import layers_differ, named_files
 from virtbus.nodeagent.core.metadata import NAMESPACE, PREFIX, with_disks
 from virtbus.nodeagent.core.plugs import GuestDevices, guest_devices
 from virtbus.nodeagent.edge import qemu_monitor
@@ -66,6 +67,7 @@ class LibvirtPlugs:
         def run(domain: libvirt.virDomain) -> None:
             for target, size_bytes in sizes.items():
                 if domain.blockInfo(target)[0] < size_bytes:
+                    _refuse_old(domain, target)
                     domain.blockResize(target, size_bytes, libvirt.VIR_DOMAIN_BLOCK_RESIZE_BYTES)
 
         await self._on_guest(uid, run, "grow the disk")
@@ -79,6 +81,13 @@ class LibvirtPlugs:
             return work(domain) if domain.isActive() else None
 
         return await on_ours(self._links, uid, run, doing, timeout_s=TIMEOUT_S)
+
+
+def _refuse_old(domain: libvirt.virDomain, target: str) -> None:
+    """Raise 409 `layers_differ` if libvirt would grow another file than that of the guest."""
+    named = named_files(domain.XMLDesc()).get(target)
+    if named not in qemu_monitor.used_files(domain):
+        raise layers_differ()
 
 
 class NoPlugs:

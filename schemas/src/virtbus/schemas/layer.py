@@ -1,0 +1,16 @@
+"""Names of layers: frozen files of disks, which disks, snapshots and clones rest on (ADR 0061)."""
+
+STAGED = ".new-"
+"""Prefix of a file before it takes its place, in the folder of that place."""
+LAYERS = "layers"
+"""`<state_dir>/disks/layers/`."""
+MAX_LAYERS = 24
+"""The longest chain below a disk. Each layer costs 1 to 2 % of a sequential read."""
+LAYER_NAME = (
+    r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.qcow2$"
+)
+
+
+def layer_name(snapshot_uid: str, disk: str) -> str:
+    """Return the file name of the layer that a snapshot made of a disk."""
+    return f"{snapshot_uid}.{disk}.qcow2"
