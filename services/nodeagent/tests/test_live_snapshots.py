@@ -241,7 +241,7 @@ async def test_while_nobody_knows_what_qemu_uses_the_operation_waits(site: LiveS
                 raise DOWN
             return await look(of)
 
-        cast(Any, site.guest).look = once
+        cast("Any", site.guest).look = once
         assert (await site.after()).phase == "Running"
         assert (await site.after()).phase == "Succeeded"
         assert len(site.guest.done) == 1
