@@ -1,4 +1,4 @@
-"""A snapshot of a running guest goes forward or back by QEMU's own answer, whoever dies."""
+"""A snapshot of a running guest goes forward or back by QEMU's own answer, after any crash."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -70,7 +70,7 @@ class Guest:
     look_error: VirtbusError | None = None
     switch_error: VirtbusError | None = None
     switches: bool = True
-    """Whether QEMU takes the new files."""
+    """True: QEMU takes the new files."""
     frozen: bool = False
     agent: bool = True
 

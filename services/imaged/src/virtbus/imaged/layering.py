@@ -1,6 +1,6 @@
 """Makes snapshots whose disks become layers: nothing is copied, and a guest may run (ADR 0061).
 
-Each disk goes on in a new file that rests on its former one. The new file is complete before any
+Each disk continues in a new file that rests on its former one. The new file is complete before any
 change, so both files together have the disk's content at each instant. That of a running guest is
 put into place only when it is known if QEMU uses it.
 """
@@ -14,6 +14,7 @@ from functools import partial
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.edge.disk_copy import lock_disk, open_disk
+from virtbus.imaged.edge.layered_disks import freeze_layers, stage_on_layer, used_new
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders, SnapshotNote
 from virtbus.imaged.snapshot_parts import SnapshotParts, finished, snapshot_lock, translated
 from virtbus.schemas.errors import Code, VirtbusError
@@ -161,7 +162,7 @@ class Layering:
             message = "the guest ended before its disks were frozen; repeat the snapshot"
             raise VirtbusError(Code.CONFLICT, "guest_ended", message)
         job.step = PUBLISH
-        await self._parts.forward(self._parts.files.freeze_layers, note)
+        await self._parts.forward(partial(freeze_layers, self._parts.files), note)
 
     async def _switched(self, note: SnapshotNote, pending: _Pending) -> bool:
         """Return True if the guest's QEMU has used the new files.
@@ -171,7 +172,7 @@ class Layering:
         """
         while not await wait_for_event(pending.decided, LOOK_S):
             found: bool | None = await self._parts.threads.run(
-                translated, self._parts.files.used_new, note
+                translated, used_new, self._parts.files, note
             )
             if found is not None:
                 return found
@@ -192,7 +193,7 @@ class Layering:
                 lock_disk(open_disk(opened, place.path))
             refuse_long(disk, len(place.layers))
             layer = files.layers.path(note.ref.uid, disk.name)
-            files.stage_on_layer(note.uid, disk, layer, size_bytes)
+            stage_on_layer(files, note.uid, disk, layer, size_bytes)
 
 
 def refuse_long(disk: SnapshotDisk, layers: int) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.edge.disk_copy import DiskCopy, lock_disk, open_disk, used_bytes
+from virtbus.imaged.edge.layered_disks import stage_on_layer
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.imaged.edge.snapshot_files import SnapshotNote
 from virtbus.imaged.layering import Layering, discard, refuse_long
@@ -190,7 +191,7 @@ class Snapshots:
         frozen = files.layers.read(layer_name(restored.ref.uid, disk.name))
         refuse_long(disk, len(files.layers.chain(frozen)[0]) + 1)
         layer = files.frozen_path(restored, disk.name)
-        files.stage_on_layer(uid, disk, layer, frozen.virtual_size_bytes)
+        stage_on_layer(files, uid, disk, layer, frozen.virtual_size_bytes)
 
     def _chosen(self, want: SnapshotWork) -> tuple[SnapshotNote | None, tuple[SnapshotDisk, ...]]:
         """Return the restored snapshot, and the disks that are copied or replaced."""

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 LAYER = STEPS["snapshot"][1].name
 FREEZE_S = 60.0
-"""The guest thaws by itself after this time, whoever died."""
+"""The guest thaws by itself after this time, also if the agent died."""
 FREEZE_TIMEOUT_S = 10.0
 THAW_S = 10.0
 UNKNOWN = "guest_unknown"
@@ -33,7 +33,7 @@ Ask = Callable[[SnapshotWork], Awaitable[WorkState]]
 
 
 class _Switch(NamedTuple):
-    """The disks of a running guest that go on in new files."""
+    """The disks of a running guest that continue in new files."""
 
     guest: ActorState
     work: SnapshotWork

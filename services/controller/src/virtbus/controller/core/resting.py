@@ -14,7 +14,7 @@ OFF_STATES = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmSt
 
 
 UP_STATES = frozenset({VmState.RUNNING, VmState.PAUSED})
-"""States of a VM whose guest can go on in new files while a snapshot is taken (ADR 0061)."""
+"""States of a VM whose guest can continue in new files while a snapshot is taken (ADR 0061)."""
 
 
 def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, object]:

@@ -13,18 +13,15 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from virtbus.bus.runtime.image_locks import locked
-from virtbus.imaged.core import overlay
-from virtbus.imaged.core.overlay import HEAD_BYTES, Overlay, length_bytes, read_overlay
+from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.edge import openat2
-from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, read_disk, write_layout
+from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, read_disk
 from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
 from virtbus.imaged.edge.volume_files import FOLDER as VOLUMES
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import STAGED, layer_name
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot
@@ -195,63 +192,6 @@ class SnapshotFolders(VolumeFolders):
         except OSError as error:
             raise store_error(error) from error
 
-    # --- layers ---------------------------------------------------------------------------
-    def stage_on_layer(self, uid: str, disk: SnapshotDisk, layer: Path, size_bytes: int) -> None:
-        """Write a new disk on a layer next to the disk that it will replace; durable on return."""
-        target = self.stage(uid, disk)
-        try:
-            layout = overlay.build(size_bytes, str(layer), ImageFormat.QCOW2)
-            write_layout(layout, target)
-            os.fsync(target)
-        finally:
-            os.close(target)
-
-    def freeze_layers(self, note: SnapshotNote) -> None:
-        """Make the present disks layers, and put the staged ones into their places.
-
-        May be repeated after a crash at any write. A disk that was removed meanwhile is left out.
-
-        Raises:
-            VirtbusError: 503 `store_error`, `disk_full`.
-        """
-        try:
-            for disk in note.disks:
-                path = self.place(note.uid, disk)
-                with (
-                    contextlib.suppress(FileNotFoundError),
-                    openat2.opened_directory(path.parent) as folder,
-                ):
-                    if STAGED + path.name in openat2.names(folder):
-                        name = layer_name(note.ref.uid, disk.name)
-                        self.layers.take(path.name.removesuffix(SUFFIX), folder, name)
-                        self._replace(path)
-        except OSError as error:
-            raise store_error(error) from error
-        self.publish(note)
-
-    def used_new(self, note: SnapshotNote) -> bool | None:
-        """Return True if a guest has written to a staged disk, None while a QEMU has the disks.
-
-        QEMU's first write extends a file, so its length decides (see `DiskFolders.written`).
-        """
-        written = False
-        for disk in note.disks:
-            path = self.place(note.uid, disk)
-            try:
-                with openat2.opened_directory(path.parent) as folder:
-                    with openat2.reading(path.name, folder) as present:
-                        busy = locked(present)
-                    with openat2.reading(STAGED + path.name, folder) as staged:
-                        if busy or locked(staged):
-                            return None
-                        made = read_overlay(os.pread(staged, HEAD_BYTES, 0))
-                        written = written or os.fstat(staged).st_size != length_bytes(made)
-            except PermissionError:
-                return None  # libvirt gave it to QEMU's user, so a guest runs
-            except FileNotFoundError:
-                continue  # its VM was removed
-        return written
-
     # --- restores -------------------------------------------------------------------------
     def place(self, uid: str, disk: SnapshotDisk) -> Path:
         """Return the path of a disk that a restore replaces."""
@@ -286,12 +226,13 @@ class SnapshotFolders(VolumeFolders):
         try:
             for disk in note.disks:
                 with contextlib.suppress(FileNotFoundError):
-                    self._replace(self.place(note.uid, disk))
+                    self.put(self.place(note.uid, disk))
         except OSError as error:
             raise store_error(error) from error
         self.publish(note)
 
-    def _replace(self, path: Path) -> None:
+    def put(self, path: Path) -> None:
+        """Put a staged disk into its place; no effect if it is there already."""
         with openat2.opened_directory(path.parent) as directory:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(STAGED + path.name, path.name, src_dir_fd=directory, dst_dir_fd=directory)

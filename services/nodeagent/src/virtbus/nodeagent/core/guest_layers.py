@@ -50,7 +50,7 @@ def named_files(xml: str) -> dict[str, str]:
 
 
 def switch_xml(xml: str, files: Mapping[str, str]) -> str:
-    """Return libvirt's request to go on in `files`, by target, for the domain of `xml`.
+    """Return libvirt's request to continue in `files`, by target, for the domain of `xml`.
 
     The other disks are named as well: libvirt would choose files for them.
     """
@@ -77,7 +77,7 @@ class GuestLayerPort(Protocol):
         """
 
     async def switch(self, uid: str, files: Mapping[str, str]) -> None:
-        """Let the guest go on in `files`, by target, from one instant on.
+        """Let the guest continue in `files`, by target, from one instant on.
 
         After an error it may use them or not: `look` says so.
         """
