@@ -6,9 +6,7 @@ LAYERS = "layers"
 """`<state_dir>/disks/layers/`."""
 MAX_LAYERS = 24
 """The longest chain below a disk. Each layer costs 1 to 2 % of a sequential read."""
-LAYER_NAME = (
-    r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.qcow2$"
-)
+LAYER_NAME = r"^[0-9a-f-]{36}\.[a-z0-9][a-z0-9-]{0,62}\.qcow2$"
 
 
 def layer_name(snapshot_uid: str, disk: str) -> str:
