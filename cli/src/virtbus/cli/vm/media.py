@@ -1,5 +1,6 @@
 """Implements `virtbus vm eject` and `virtbus vm insert`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -83,7 +84,7 @@ def insert(
     Without IMAGE it is the drive's present medium. IMAGE is fetched to the VM's node first. The VM
     keeps its digest, so it has this very medium from now on.
     """
-    view = fetch(invocation, name, namespace)
+    view: dict[str, Any] = fetch(invocation, name, namespace)
     if image is not None:
         volumes = [one for one in view["spec"]["volumes"] if one["name"] == drive]
         if not volumes or not volumes[0].get("image"):
@@ -95,8 +96,8 @@ def insert(
 def _pinned(invocation: Invocation, view: dict[str, Any], ref: str, timeout_s: float) -> str:
     """Fetch an image to the VM's node; return its reference with the digest of its content."""
     node = node_of(view)
-    query = {"ref": ref, "node": node, "namespace": view["namespace"]}
-    answer = fetched(invocation, query, timeout_s)
+    query: dict[str, Any] = {"ref": ref, "node": node, "namespace": view["namespace"]}
+    answer: Mapping[str, Any] = fetched(invocation, query, timeout_s)
     raise_partial(answer, "pull_failed", f"{ref} could not be fetched by")
     bare, at, digest = ref.rpartition("@")
     known = bare if at and digest.startswith("sha256:") else ref
