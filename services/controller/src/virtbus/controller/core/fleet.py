@@ -24,6 +24,7 @@ from virtbus.controller.core.nodes import (
 )
 from virtbus.controller.core.operations import Operations
 from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of, why_unplaced
+from virtbus.controller.core.pools import KnownPools
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
@@ -67,6 +68,7 @@ class Fleet:
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
+    pools: KnownPools = field(default_factory=KnownPools)
     volumes: Volumes = field(default_factory=Volumes)
     networks: Networks = field(default_factory=Networks)
     operations: Operations = field(default_factory=Operations)
@@ -218,6 +220,14 @@ class Fleet:
     def put_images(self, key: str, value: bytes) -> None:
         """Process the images of a node; raise VirtbusError if they do not match their key."""
         self._candidates.pop(self.images.put(key, value), None)
+
+    def put_pools(self, key: str, value: bytes) -> None:
+        """Process the pools of a node; raise VirtbusError if they do not match their key."""
+        self._candidates.pop(self.pools.put(key, value), None)
+
+    def purge_pools(self, key: str) -> None:
+        """Forget a node's pools."""
+        self._candidates.pop(self.pools.purge(key), None)
 
     def purge_images(self, key: str) -> None:
         """Forget a node's images."""
@@ -390,4 +400,5 @@ class Fleet:
             load.reserved_vms > 0,
             self.vcpus_per_cpu,
             images.keys,
+            self.pools.of(node),
         )
