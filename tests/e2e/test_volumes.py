@@ -87,6 +87,8 @@ def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: P
     assert list(pool.iterdir()) == []
     pool.rmdir()
     pool.parent.rmdir()
+    done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()
 
 
