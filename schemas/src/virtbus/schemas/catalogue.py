@@ -22,7 +22,6 @@ from virtbus.schemas import (
     node_rpc,
     operation,
     paging,
-    pool,
     snapshot,
     snapshot_rpc,
     storage,
@@ -233,13 +232,6 @@ CHANNELS: tuple[Channel, ...] = (
         node.NodeImages,
         "nodeagent → controller",
         "Keys of the node's images.",
-    ),
-    _said(
-        subjects.node_pools,
-        Plane.RECORD,
-        pool.NodePools,
-        "nodeagent → controller",
-        "The node's pools for volumes, with their sizes and states.",
     ),
     _said(
         subjects.node_record,

@@ -221,14 +221,6 @@ class Fleet:
         """Process the images of a node; raise VirtbusError if they do not match their key."""
         self._candidates.pop(self.images.put(key, value), None)
 
-    def put_pools(self, key: str, value: bytes) -> None:
-        """Process the pools of a node; raise VirtbusError if they do not match their key."""
-        self._candidates.pop(self.pools.put(key, value), None)
-
-    def purge_pools(self, key: str) -> None:
-        """Forget a node's pools."""
-        self._candidates.pop(self.pools.purge(key), None)
-
     def purge_images(self, key: str) -> None:
         """Forget a node's images."""
         self._candidates.pop(self.images.purge(key), None)

@@ -152,7 +152,7 @@ class Informers:
         elif key.endswith(f".{subjects.IMAGES_KEY}"):
             fleet.purge_images(key)
         elif key.endswith(f".{subjects.POOLS_KEY}"):
-            fleet.purge_pools(key)
+            fleet.offer(fleet.pools.purge(key))
         elif key.startswith(_NAMED):
             _named(fleet, key).forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
@@ -247,11 +247,14 @@ class Informers:
 
 def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
     """Process the images or the pools of a node."""
-    of_images = last == subjects.IMAGES_KEY
-    if entry.kind is EntryKind.PURGE:
-        (fleet.purge_images if of_images else fleet.purge_pools)(entry.key)
+    if last == subjects.POOLS_KEY:
+        purged = entry.kind is EntryKind.PURGE
+        pools = fleet.pools
+        fleet.offer(pools.purge(entry.key) if purged else pools.put(entry.key, entry.value))
+    elif entry.kind is EntryKind.PURGE:
+        fleet.purge_images(entry.key)
     else:
-        (fleet.put_images if of_images else fleet.put_pools)(entry.key, entry.value)
+        fleet.put_images(entry.key, entry.value)
 
 
 def _take_named(fleet: Fleet, entry: Entry) -> None:
