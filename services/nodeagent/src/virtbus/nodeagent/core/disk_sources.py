@@ -13,14 +13,15 @@ from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
 HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
-DISKS, IMAGES, DATA, VOLUMES = "disks", "images", "data", "volumes"
-"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`, and
-`<state_dir>/disks/volumes/<folder>/disk.qcow2`."""
+DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "pools"
+"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
+`<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
 
 _DIGITS = 12
 """Digits of an image's digest in the name of a medium."""
@@ -114,7 +115,8 @@ def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
 
 def volume_place(ref: VolumeRef) -> tuple[str, ...]:
     """Return the folders of a volume's disk below `<state_dir>/disks`, and its name."""
-    return (VOLUMES, ref.folder, disk_name("disk"))
+    pool = (VOLUMES,) if ref.pool == LOCAL else (POOLS, ref.pool)
+    return (*pool, ref.folder, disk_name("disk"))
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
