@@ -37,6 +37,7 @@ from virtbus.schemas.subjects import (
     INSTANCE_KEY,
     JOIN_KEY,
     NODE_SPEC_KEY,
+    POOLS_KEY,
     RIVAL_KEY,
     SIGNING,
 )
@@ -45,6 +46,12 @@ from virtbus.schemas.wire import read
 
 NODE = "e2e"
 HALT = "halt"
+POOL = "second"
+POOLS = f"""[pools.{POOL}]
+kind = "local"
+mount = false
+"""
+"""A pool next to `local`, on the same disk."""
 """A guest that is running at once and costs no CPU, for tests that never talk to it."""
 _HALTS = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
 """A boot sector: cli; hlt; jmp."""
@@ -116,10 +123,13 @@ class Platform:
             "VIRTBUS_NODE": NODE,
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
+            "VIRTBUS_DOWNLOAD_ADDRESS": "127.0.0.1:8480",
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
+            "VIRTBUS_POOLS_FILE": str(self.base / "pools.toml"),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),
         }
+        (self.base / "pools.toml").write_text(POOLS, encoding="utf-8")
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()
@@ -451,7 +461,8 @@ def lasts(key: str, value: bytes) -> bool:
     last = key.rpartition(".")[2]
     if last == NODE_SPEC_KEY:
         return read(NodeSpec, value).idle
-    of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, INSTANCE_KEY, RIVAL_KEY}
+    nodes = {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, POOLS_KEY, INSTANCE_KEY, RIVAL_KEY}
+    of_nodes = last in nodes
     return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 
