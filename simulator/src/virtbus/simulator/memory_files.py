@@ -136,3 +136,6 @@ class NoDisks:
 
     async def remove_layers(self, names: Sequence[str]) -> None:
         """Do nothing."""
+
+    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
+        """Do nothing."""

@@ -26,15 +26,17 @@ from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.layer_files import LayerFolder
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.edge.volume_files import DISK, VolumeFolders, VolumeNote
+from virtbus.imaged.edge.volume_files import DISK, VolumeNote
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -75,17 +77,17 @@ class Disks:
         self,
         images: Images,
         store: ImageStore,
-        files: DiskFolders,
+        pools: Pools,
         threads: DiskThreads,
         max_virtual_bytes: int,
         now_ns: Callable[[], int],
     ) -> None:
         self._images = images
         self._store = store
-        self._files = files
-        self._volumes = VolumeFolders(files.root)
-        self._layers = LayerFolder(files.root)
-        self._quarantine = QuarantineFiles(files)
+        self._files = pools.files
+        self.pools = pools
+        self._layers = LayerFolder(pools.files.root)
+        self._quarantine = QuarantineFiles(pools.files)
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
@@ -181,6 +183,8 @@ class Disks:
         for disk in wanted:
             files, place = self._place(record, disk)
             found = files.read(*place)
+            if found is not None and self._other_medium(disk, found):
+                found = None
             image = images.get(disk.volume)
             missing = found is None and (image is not None or disk.source is None)
             if missing:
@@ -191,8 +195,12 @@ class Disks:
                 digest = self._base_of(disk, lowest)
                 if disk.ref is not None and not missing:
                     self._note(record, disk.ref, digest)
-                if found.virtual_size_bytes < (disk.size_bytes or 0):
+                more_bytes = (disk.size_bytes or 0) - found.virtual_size_bytes
+                if more_bytes > 0:
+                    if disk.ref is not None:
+                        self.pools.check_room(disk.ref, more_bytes)
                     files.grow(*place, disk.size_bytes or 0)
+                    self.pools.read_again(disk.ref.pool if disk.ref is not None else LOCAL)
                     found = files.read(*place) or found
                 file = made_disk(found, digest, lowest.backing_format, layers)
                 made[disk.volume] = _Found(file, digest, missing)
@@ -201,17 +209,18 @@ class Disks:
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
         """Return the folders of a disk, and its place in them."""
         if disk.ref is not None:
-            return self._volumes, (disk.ref.folder, DISK)
+            return self.pools.of(disk.ref), (disk.ref.folder, DISK)
         return self._files, (record.uid, disk.volume)
 
     def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
         note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)
-        self._volumes.note(note)
+        self.pools.of(ref).note(note)
 
     def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
         if disk.ref is not None:
             self.refuse_released(disk.ref)
             refuse_unfilled(disk.ref)
+            self.pools.check_room(disk.ref, disk.size_bytes or 0)
         if image is None:
             made = Overlay(disk.size_bytes or 0)
         else:
@@ -223,7 +232,14 @@ class Disks:
         if disk.ref is not None:  # a volume with data and without its record would be nobody's
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
-        files.make(folder, name, layout, made)
+        (files.replace if disk.drive else files.make)(folder, name, layout, made)
+
+    def _other_medium(self, disk: DiskRequest, found: Overlay) -> bool:
+        """Return True if a drive has a medium that is not the pinned image of its volume."""
+        pin = disk.source.file_digest if disk.source is not None else None
+        if not disk.drive or pin is None:
+            return False
+        return not self._store.may_be(pin, f"sha256:{Path(found.backing_path).name}")
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
         """Return the digest of an existing disk's image, empty for an empty disk.
@@ -272,9 +288,10 @@ class Disks:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
         """
         async with self.locks.of(ref.folder):
-            await self._threads.run(self._volumes.refuse_used, ref.folder)
+            folders = await self._threads.run(self.pools.of, ref)
+            await self._threads.run(folders.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image
-            return await self._threads.run(self._volumes.remove, ref.folder)
+            return await self._threads.run(folders.remove, ref.folder)
 
     def refuse_released(self, ref: VolumeRef) -> None:
         """Raise 409 `released` if the volume was removed since the start of imaged."""
@@ -283,7 +300,7 @@ class Disks:
 
     async def held_volumes(self, after: str) -> HeldResources:
         """Return a page of the volumes on the host, with folders greater than `after`."""
-        return await self._threads.run(self._volumes.page, after)
+        return await self._threads.run(self.pools.page, after)
 
     # --- quarantine --------------------------------------------------------------------------
     def _manifest(self, uid: str, epoch: int, keep: QuarantineRequest) -> QuarantineManifest:
@@ -379,12 +396,12 @@ class Disks:
         return frozenset(disk.digest for disk in disks if disk.digest)
 
     def found(self) -> Iterator[FoundDisk]:
-        """Yield all disks and layers, also disks that move to or from the quarantine meanwhile.
+        """Yield all layers, and all disks that may rest on images, also those that move meanwhile.
 
         In a disk thread.
         """
         frozen = SnapshotFolders(self._files.root).find()
-        volumes, quarantine = self._volumes.find(), self._quarantine.find()
+        volumes, quarantine = self.pools.local.find(), self._quarantine.find()
         fixed = (volumes, frozen, quarantine, self._layers.find())
         return itertools.chain(self._files.find(), *fixed, self._files.find())
 

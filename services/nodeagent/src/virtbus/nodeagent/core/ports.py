@@ -310,6 +310,9 @@ class DiskFiles(Protocol):
     async def remove_layers(self, names: Sequence[str]) -> None:
         """Remove layers by their file names; raises OSError."""
 
+    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
+        """Remove our names of media that are not among `sources`; no drive has them any more."""
+
 
 class Readiness(Protocol):
     """Detects ready guests."""

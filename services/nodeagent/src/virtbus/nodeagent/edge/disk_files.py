@@ -45,6 +45,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Non-blocking, so that opening a FIFO cannot hang."""
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
+LAYER_PIN = "layer-"
+"""`layer-<volume>.<snapshot uid>.qcow2`: that of the file in which a running guest continued."""
 
 
 class HostDiskFiles:
@@ -75,7 +77,7 @@ class HostDiskFiles:
     # --- new files of a running guest -----------------------------------------------------------
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
         """Return our name of the new file of a disk, while a snapshot is taken."""
-        name = f"{PINNED}{volume}.{disk_name(snapshot_uid)}"
+        name = f"{LAYER_PIN}{volume}.{disk_name(snapshot_uid)}"
         return str(self._state / "vms" / uid / name)
 
     async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
@@ -130,6 +132,17 @@ class HostDiskFiles:
 
         return await in_thread(ask)
 
+    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
+        """Remove our names of media that are not among `sources`; no drive has them any more."""
+        kept = {source.path for source in sources.values()}
+
+        def drop() -> None:
+            for path in (self._state / "vms" / uid).glob(f"{PINNED}*.*.qcow2"):
+                if str(path) not in kept:
+                    path.unlink(missing_ok=True)
+
+        await in_thread(drop)
+
     def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
         try:
             if source.backing_path and source.backing_format is not None:
@@ -147,19 +160,21 @@ class HostDiskFiles:
             *folders, name = source.place
             with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
-                path = self._pinned(uid, volume, descriptor)
+                path = self._pinned(uid, volume, source.pin, descriptor)
         except OSError as error:
             raise refused(volume, f"it cannot be opened: {error.strerror}") from error
         return dataclasses.replace(source, path=path or source.path)
 
-    def _pinned(self, uid: str, volume: str, descriptor: int) -> str:
+    def _pinned(self, uid: str, volume: str, pin: str, descriptor: int) -> str:
         """Return the path of our hard link to an open disk.
 
         Empty if `disks/` is on another filesystem, where a hard link is impossible.
         """
-        path = self._state / "vms" / uid / f"{PINNED}{disk_name(volume)}"
+        path = self._state / "vms" / uid / f"{PINNED}{pin}"
         found = os.fstat(descriptor)
-        ours = [pin for pin in pins(path.parent, volume) if os.path.samestat(pin.lstat(), found)]
+        known = [path, *path.parent.glob(f"{LAYER_PIN}{volume}.*")]
+        ours = [one for one in known if os.path.lexists(one)]
+        ours = [one for one in ours if os.path.samestat(one.lstat(), found)]
         _check_file(volume, descriptor, names=2 if ours else 1)
         if ours:
             return str(ours[0])
@@ -180,12 +195,6 @@ class HostDiskFiles:
         return str(path)
 
 
-def pins(folder: Path, volume: str) -> list[Path]:
-    """Return our names of the files that a disk has, or had before its last snapshots."""
-    names = (f"{PINNED}{disk_name(volume)}", f"{PINNED}{volume}.*{disk_name('')}")
-    return sorted(path for name in names for path in folder.glob(name))
-
-
 def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
     """Remove our names of files that no guest of the VM has any more.
 
@@ -194,22 +203,28 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
     """
     disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
     folder = state_dir / "vms" / record.uid
-    found = {
-        path: path.name.removeprefix(PINNED).partition(".")[0] for path in folder.glob(f"{PINNED}*")
-    }
     places: dict[str, tuple[str, ...]] = {name: (record.uid, disk_name(name)) for name in disks}
     places |= {name: volume_place(ref) for name, ref in record.volume_refs.items()}
+    found = [(path, _disk_of(path, PINNED), False) for path in folder.glob(f"{PINNED}*")]
+    found += [(path, _disk_of(path, LAYER_PIN), True) for path in folder.glob(f"{LAYER_PIN}*")]
     current = {
         path
-        for path, name in found.items()
+        for path, name, _ in found
         if name in disks and _same(path, state_dir.joinpath(DISKS, *places[name]))
     }
-    used = {found[path] for path in current}
-    for path, name in found.items():
+    used = {name for path, name, _ in found if path in current}
+    for path, name, of_layer in found:
+        # that of a medium has a part of its digest, and another file in its place
+        own = name in disks and name not in record.volume_refs
         former = running and name in used
-        alone = name in disks and name not in record.volume_refs and name not in used
-        if not (path in current or former or alone) and path.lstat().st_nlink > 1:
+        kept = path in current or former or (own and not of_layer)
+        if not kept and path.lstat().st_nlink > 1:
             path.unlink(missing_ok=True)
+
+
+def _disk_of(path: Path, prefix: str) -> str:
+    """Return the name of the disk in one of our names."""
+    return path.name.removeprefix(prefix).partition(".")[0]
 
 
 def _same(path: Path, other: Path) -> bool:
