@@ -24,7 +24,7 @@ async def test_disks_snapshots_and_the_quarantine_need_their_layers(
     make_node: NodeMaker, threads: DiskThreads
 ) -> None:
     async with make_node() as node, snapshots(node, threads) as made:
-        sweep = LayerSweep(SnapshotFolders(node.files.root), node.disks.found, threads)
+        sweep = LayerSweep(SnapshotFolders(node.files.root), node.disks.users.found, threads)
 
         async def unneeded() -> set[str]:
             await sweep.unneeded()
@@ -54,7 +54,7 @@ async def test_disks_snapshots_and_the_quarantine_need_their_layers(
 
 async def test_one_search_alone_removes_nothing(make_node: NodeMaker, threads: DiskThreads) -> None:
     async with make_node() as node, snapshots(node, threads) as made:
-        sweep = LayerSweep(SnapshotFolders(node.files.root), node.disks.found, threads)
+        sweep = LayerSweep(SnapshotFolders(node.files.root), node.disks.users.found, threads)
         await node.disks.ensure(vm())
         await ended(made, layered(10))
         await made.release(snapshot(10))
@@ -67,7 +67,7 @@ async def test_a_header_that_cannot_be_read_keeps_all_layers(
     make_node: NodeMaker, threads: DiskThreads
 ) -> None:
     async with make_node() as node, snapshots(node, threads) as made:
-        sweep = LayerSweep(SnapshotFolders(node.files.root), node.disks.found, threads)
+        sweep = LayerSweep(SnapshotFolders(node.files.root), node.disks.users.found, threads)
         await node.disks.ensure(vm())
         await ended(made, layered(10))
         await made.release(snapshot(10))

@@ -1,11 +1,10 @@
 """Requests to imaged about snapshots (`virtbus.node.<id>.rpc.imaged.snapshot…`)."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.layer import LAYER_NAME
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
 
@@ -33,16 +32,6 @@ class SnapshotWork(LenientModel):
     """True: a guest uses the disks. Its QEMU takes the new files while the step is `layer`."""
     switched: bool | None = None
     """QEMU's answer: it uses the new files, or not. So the work goes forward or back."""
-
-
-class LayersAsk(LenientModel):
-    """`rpc.imaged.layers`: which layers does nothing need? The agent removes their files."""
-
-
-class UnneededLayers(LenientModel):
-    """File names in `<state_dir>/disks/layers/` that two requests in a row found without a user."""
-
-    names: tuple[Annotated[str, Field(pattern=LAYER_NAME)], ...] = ()
 
 
 class SnapshotRelease(LenientModel):

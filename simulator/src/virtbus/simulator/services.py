@@ -17,6 +17,7 @@ from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image_upload import UploadImage
+from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
@@ -45,7 +46,7 @@ from virtbus.schemas.quarantine import (
     QuarantineRequest,
     QuarantineWork,
 )
-from virtbus.schemas.snapshot_rpc import LayersAsk, SnapshotRelease, SnapshotWork, UnneededLayers
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotWork
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate

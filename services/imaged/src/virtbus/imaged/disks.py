@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,12 +22,12 @@ from virtbus.imaged.core.disk_requests import (
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
+from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.image_users import ImageUsers
 from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
-from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeNote
 from virtbus.imaged.images import Images
@@ -88,6 +87,7 @@ class Disks:
         self.pools = pools
         self._layers = LayerFolder(pools.files.root)
         self._quarantine = QuarantineFiles(pools.files)
+        self.users = ImageUsers(pools, self._quarantine)
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
@@ -351,7 +351,7 @@ class Disks:
         """
         for name in wanted:
             self._store.used(name)
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         names = expired(self._store.uses(frozenset(used)), wanted, self._store.now_s(), keep)
         if names:
             await self._threads.run(self._store.remove_links, names)
@@ -360,7 +360,7 @@ class Disks:
 
     async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
         """Remove images without a name, disk, lease or recent use; return their digests."""
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         digests = self._store.garbage(frozenset(used), grace_s)
         await self._threads.run(self._store.discard, digests)
         return digests
@@ -371,39 +371,11 @@ class Disks:
         Return the freed bytes, and the uids of VMs that use the other images.
         """
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         gone = self._store.garbage(frozenset(used), 0.0, among=digests)
         await self._threads.run(self._store.discard, gone)
         users = {uid for digest in digests for uid in used.get(digest, ())}
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
-
-    def _used(self) -> dict[str, set[str]]:
-        """Return by image digest the uids of VMs and volumes that use it, quarantine included."""
-        used: dict[str, set[str]] = {}
-        for found in self.found():
-            if found.digest:
-                used.setdefault(found.digest, set()).add(found.uid.rpartition(".")[2])
-        return used
-
-    def images_in_use(self) -> frozenset[str] | None:
-        """Return the images of disks; None if that of any disk is unknown. In a disk thread."""
-        try:
-            disks = list(self.found())
-        except OSError:
-            return None
-        if any(disk.is_unknown for disk in disks):
-            return None
-        return frozenset(disk.digest for disk in disks if disk.digest)
-
-    def found(self) -> Iterator[FoundDisk]:
-        """Yield all layers, and all disks that may rest on images, also those that move meanwhile.
-
-        In a disk thread.
-        """
-        frozen = SnapshotFolders(self._files.root).find()
-        volumes, quarantine = self.pools.local.find(), self._quarantine.find()
-        fixed = (volumes, frozen, quarantine, self._layers.find())
-        return itertools.chain(self._files.find(), *fixed, self._files.find())
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch

@@ -6,8 +6,7 @@ from virtbus.imaged.edge.disk_files import FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.layer import layer_name
-from virtbus.schemas.snapshot_rpc import UnneededLayers
+from virtbus.schemas.layer import UnneededLayers, layer_name
 
 
 class LayerSweep:

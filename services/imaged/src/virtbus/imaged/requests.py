@@ -21,6 +21,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
+from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.node_rpc import (
     Ensure,
     ExportWork,
@@ -40,13 +41,7 @@ from virtbus.schemas.node_rpc import (
     WorkState,
 )
 from virtbus.schemas.quarantine import LIST_MAX, Quarantine, QuarantineRequest, QuarantineWork
-from virtbus.schemas.snapshot_rpc import (
-    LayersAsk,
-    SnapshotRelease,
-    SnapshotReleased,
-    SnapshotWork,
-    UnneededLayers,
-)
+from virtbus.schemas.snapshot_rpc import SnapshotRelease, SnapshotReleased, SnapshotWork
 from virtbus.schemas.wire import invalid, valid_uid, validate
 
 log = logging.getLogger(__name__)

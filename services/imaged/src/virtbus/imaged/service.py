@@ -146,7 +146,7 @@ class Imaged:
         def pinned() -> Awaitable[frozenset[str]]:
             return threads.run(lambda: names.pinned(store.plain_names()) | uploaded_names(store))
 
-        eviction = Eviction(store, disks, names, wanted, self._changed.set)
+        eviction = Eviction(store, disks.users, names, wanted, self._changed.set)
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
@@ -214,7 +214,7 @@ class Imaged:
         snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
-        sweep = LayerSweep(frozen, disks.found, threads)
+        sweep = LayerSweep(frozen, disks.users.found, threads)
         return Transfers(uploads, exports, fills, snapshots, sweep, waits)
 
     def _registries(self) -> Registries:

@@ -6,11 +6,11 @@ from typing import Any
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Gate
+from virtbus.nodeagent.core.disk_file_port import DiskFiles
 from virtbus.nodeagent.core.freezes import Freezes
 from virtbus.nodeagent.core.guest_layers import GuestLayerPort
 from virtbus.nodeagent.core.plugs import DiskPlugs
 from virtbus.nodeagent.core.ports import (
-    DiskFiles,
     Hypervisor,
     NetdAdmin,
     Readiness,

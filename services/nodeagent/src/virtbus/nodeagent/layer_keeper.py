@@ -12,7 +12,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.snapshot_rpc import LayersAsk, UnneededLayers
+from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ SUFFIX, NOTE_SUFFIX = ".qcow2", ".json"
 
 
 def protect(folder: Path) -> bool:
-    """Make each layer readable for all, its folder's owner its owner, and the file immutable.
+    """Make each layer readable for all, and immutable.
 
     A file with a further name stays changeable in the file system: a guest still uses it, or a
     snapshot has it, and the name must go later. Return False without layers.
@@ -30,22 +30,19 @@ def protect(folder: Path) -> bool:
         return False
     try:
         names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]  # noqa: PTH208
-        owner = os.fstat(directory)
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                _protect(name, directory, owner)
+                _protect(name, directory)
         return bool(names)
     finally:
         os.close(directory)
 
 
-def _protect(name: str, directory: int, owner: os.stat_result) -> None:
+def _protect(name: str, directory: int) -> None:
     descriptor = os.open(name, _FILE, dir_fd=directory)
     try:
         found = os.fstat(descriptor)
-        with contextlib.suppress(PermissionError):  # it is protected, or the agent is not root
-            if (found.st_uid, found.st_gid) != (owner.st_uid, owner.st_gid):
-                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        with contextlib.suppress(PermissionError):  # it is immutable, or the agent is not root
             if found.st_mode & 0o777 != _READABLE:
                 os.fchmod(descriptor, _READABLE)
         if found.st_nlink == 1:
