@@ -35,7 +35,7 @@ from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import ABILITIES, LOCAL
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -179,6 +179,10 @@ class Disks:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
+            if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
+                there = MadeDisk(virtual_size_bytes=disk.ref.size_bytes)
+                made[disk.volume] = _Found(there, "", made=False)
+                continue
             files, place = self._place(record, disk)
             found = files.read(*place)
             image = images.get(disk.volume)
@@ -272,6 +276,8 @@ class Disks:
         Raises:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
         """
+        if not ABILITIES[ref.kind].copies:
+            return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
             folders = await self._threads.run(self.pools.of, ref)
             await self._threads.run(folders.refuse_used, ref.folder)

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.bus.runtime.pool_settings import PoolSettings
+from virtbus.nodeagent.core.network_disks import NetworkDisk, network_disk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import ABILITIES, LOCAL
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -22,6 +24,7 @@ DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "poo
 """Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
 `<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
 
+_NO_POOLS: Mapping[str, PoolSettings] = {}
 _MAGIC = b"QFI\xfb"
 _V2 = struct.Struct(">4sIQIIQI")
 _V2_BYTES, _V3_BYTES = 72, 104
@@ -44,6 +47,8 @@ class DiskSource:
     """The folders of the file below `<state_dir>/disks`, and its name."""
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
+    network: NetworkDisk | None = None
+    """The disk is on a server, and has no file."""
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -61,13 +66,16 @@ def disk_name(volume: str) -> str:
 
 
 def disk_sources(
-    state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
+    state_dir: Path,
+    record: VmRecord,
+    made: Mapping[str, MadeDisk],
+    pools: Mapping[str, PoolSettings] = _NO_POOLS,
 ) -> dict[str, DiskSource]:
     """Return the files of all disks of the record, by volume name. ISO volumes are not among them.
 
     Raises:
         VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and
-            imaged's report names an image.
+            imaged's report names an image; as `network_disk`.
     """
     sources = {}
     for volume in record.spec.volumes:
@@ -80,6 +88,11 @@ def disk_sources(
             disk.image_format
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
+        ref = record.volume_refs.get(volume.name)
+        if volume.volume is not None and ref is not None and ABILITIES[ref.kind].shared:
+            remote = network_disk(ref, pools)
+            sources[volume.name] = DiskSource("", ImageFormat.RAW, volume=True, network=remote)
+            continue
         # text, because pathlib's joins would cost 20 us per volume
         image = disk.digest.removeprefix("sha256:")
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
