@@ -14,6 +14,7 @@ from virtbus.imaged.core.disk_requests import (
     DiskRequest,
     made_disk,
     mismatch,
+    on_server,
     overlay_size,
     refuse_unfilled,
     released,
@@ -35,7 +36,7 @@ from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
-from virtbus.schemas.pool import ABILITIES, LOCAL
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -180,8 +181,7 @@ class Disks:
         made = {}
         for disk in wanted:
             if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
-                there = MadeDisk(virtual_size_bytes=disk.ref.size_bytes)
-                made[disk.volume] = _Found(there, "", made=False)
+                made[disk.volume] = _Found(on_server(disk.ref), "", made=False)
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
@@ -200,7 +200,6 @@ class Disks:
                     if disk.ref is not None:
                         self.pools.check_room(disk.ref, more_bytes)
                     files.grow(*place, disk.size_bytes or 0)
-                    self.pools.read_again(disk.ref.pool if disk.ref is not None else LOCAL)
                     found = files.read(*place) or found
                 made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
         return made

@@ -83,6 +83,7 @@ class Pools:
 
         `promised_bytes` is what the guest sees more, `written_bytes` what a copy writes now.
         """
+        self._sizes[ref.pool].pop(ref.folder, None)  # it will change
         found = self.measure(ref.pool)
         self.states[ref.pool] = found
         if promised_bytes and (why := found.refusal(promised_bytes)):
@@ -139,7 +140,7 @@ class Pools:
         return report.model_copy(update=_state(report, read_only=bool(found.f_flag & os.ST_RDONLY)))
 
     def read_again(self, name: str) -> None:
-        """Forget the sizes of volumes: they grew, here or by the QEMU of a running guest."""
+        """Forget the sizes of volumes: the QEMU of a running guest may have made them larger."""
         self._sizes[name] = {}
 
     def _volume_sizes(self, name: str, folders: VolumeFolders) -> dict[str, int]:
