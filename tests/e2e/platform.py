@@ -22,7 +22,7 @@ from tests.e2e import host
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
-from virtbus.bus.errors import BusError
+from virtbus.bus.errors import BusError, OutcomeUnknownError
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.nodeagent.edge.kvm_probe import usable
@@ -277,7 +277,7 @@ class Platform:
 
     def vms(self) -> list[Json]:
         """Return all VMs, by a request of this process: the CLI takes ten times the CPU."""
-        page = VmPage.model_validate(self.ask("vm.list", {"limit": 500}))
+        page = VmPage.model_validate(self._read("vm.list", {"limit": 500}))
         assert page.continue_ is None, "more than one page"
         return [view.model_dump(mode="json") for view in page.items]
 
@@ -287,6 +287,17 @@ class Platform:
         async def asked() -> Any:
             async with self.bus() as bus:
                 return await bus.request(f"virtbus.api.v1.{verb}", data or {}, timeout_s=timeout_s)
+
+        return asyncio.run(asked())
+
+    def _read(self, verb: str, data: Json) -> Any:
+        """Ask again after 3 s without an answer: a controller may have died with the request."""
+
+        async def asked() -> Any:
+            async with self.bus() as bus, asyncio.timeout(30):
+                while True:
+                    with suppress(OutcomeUnknownError):
+                        return await bus.request(f"virtbus.api.v1.{verb}", data, timeout_s=3)
 
         return asyncio.run(asked())
 
@@ -321,7 +332,7 @@ class Platform:
 
     def _look(self, name: str) -> Json:
         """The VM, by a request of this process."""
-        return VmView.model_validate(self.ask("vm.get", {"name": name})).model_dump(mode="json")
+        return VmView.model_validate(self._read("vm.get", {"name": name})).model_dump(mode="json")
 
     def console_log(self, name: str) -> str:
         """Return the output of the guest's console."""

@@ -24,6 +24,7 @@ from virtbus.imaged.core.disk_requests import (
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
+from virtbus.imaged.disk_results import Ensured, Gone
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
@@ -43,22 +44,6 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 MAX_REMEMBERED = 10_000
 """Number of uids whose epochs are kept in memory. The agent's ledger is the durable copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ensured:
-    """The answer; `made`: any disk was missing before."""
-
-    ready: ImageReady
-    made: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The result of a release. `found`: there were disks; `kept`: the quarantine entry, if any."""
-
-    found: bool
-    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +100,9 @@ class Disks:
         """
         wanted = wanted_disks(record, self._max_virtual_bytes)
         self._fence(record)
+        asker = Asker(listener, record.uid, record.namespace)
         async with self.locks.of(record.uid):
             self._fence(record)
-            asker = Asker(listener, record.uid, record.namespace)
             found = await self._all(record, wanted, asker, logins)
         ready = ImageReady(
             uid=record.uid,
@@ -185,6 +170,8 @@ class Disks:
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
+            if found is not None and self._other_medium(disk, found):
+                found = None
             image = images.get(disk.volume)
             missing = found is None and (image is not None or disk.source is None)
             if missing:
@@ -195,14 +182,20 @@ class Disks:
                 if disk.ref is not None and not missing:
                     path = found.backing_path
                     self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
-                more_bytes = (disk.size_bytes or 0) - found.virtual_size_bytes
-                if more_bytes > 0:
-                    if disk.ref is not None:
-                        self.pools.check_room(disk.ref, more_bytes)
-                    files.grow(*place, disk.size_bytes or 0)
-                    found = files.read(*place) or found
+                if found.virtual_size_bytes < (disk.size_bytes or 0):
+                    found = self._grown(files, place, disk, found)
                 made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
         return made
+
+    def _grown(
+        self, files: DiskFolders, place: tuple[str, str], disk: DiskRequest, found: Overlay
+    ) -> Overlay:
+        size_bytes, ref = disk.size_bytes or 0, disk.ref
+        if ref is not None:
+            self.pools.check_room(ref, size_bytes - found.virtual_size_bytes)
+        files.grow(*place, size_bytes)
+        self.pools.forget(ref)
+        return files.read(*place) or found
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
         """Return the folders of a disk, and its place in them."""
@@ -211,8 +204,8 @@ class Disks:
         return self._files, (record.uid, disk.volume)
 
     def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
-        note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)
-        self.pools.of(ref).note(note)
+        uid, epoch = record.uid, record.epoch
+        self.pools.of(ref).note(VolumeNote(ref=ref, holder=uid, epoch=epoch, digest=digest))
 
     def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
         if disk.ref is not None:
@@ -230,7 +223,14 @@ class Disks:
         if disk.ref is not None:  # a volume with data and without its record would be nobody's
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
-        files.make(folder, name, layout, made)
+        (files.replace if disk.drive else files.make)(folder, name, layout, made)
+
+    def _other_medium(self, disk: DiskRequest, found: Overlay) -> bool:
+        """Return True if a drive has a medium that is not the pinned image of its volume."""
+        pin = disk.source.file_digest if disk.source is not None else None
+        if not disk.drive or pin is None:
+            return False
+        return not self._store.may_be(pin, f"sha256:{Path(found.backing_path).name}")
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
         """Return the digest of an existing disk's image, empty for an empty disk."""

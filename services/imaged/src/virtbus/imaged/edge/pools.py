@@ -83,7 +83,6 @@ class Pools:
 
         `promised_bytes` is what the guest sees more, `written_bytes` what a copy writes now.
         """
-        self._sizes[ref.pool].pop(ref.folder, None)  # it will change
         found = self.measure(ref.pool)
         self.states[ref.pool] = found
         if promised_bytes and (why := found.refusal(promised_bytes)):
@@ -138,6 +137,11 @@ class Pools:
             }
         )
         return report.model_copy(update=_state(report, read_only=bool(found.f_flag & os.ST_RDONLY)))
+
+    def forget(self, ref: VolumeRef | None) -> None:
+        """Forget the size of a volume that has grown."""
+        if ref is not None:
+            self._sizes[ref.pool].pop(ref.folder, None)
 
     def read_again(self, name: str) -> None:
         """Forget the sizes of volumes: the QEMU of a running guest may have made them larger."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from virtbus.bus.runtime.pool_settings import PoolSettings
 from virtbus.nodeagent.core.network_disks import NetworkDisk, network_disk
+from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
@@ -25,6 +26,8 @@ DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "poo
 `<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
 
 _NO_POOLS: Mapping[str, PoolSettings] = {}
+_DIGITS = 12
+"""Digits of an image's digest in the name of a medium."""
 _MAGIC = b"QFI\xfb"
 _V2 = struct.Struct(">4sIQIIQI")
 _V2_BYTES, _V3_BYTES = 72, 104
@@ -45,6 +48,9 @@ class DiskSource:
     backing_format: ImageFormat | None = None
     place: tuple[str, ...] = ()
     """The folders of the file below `<state_dir>/disks`, and its name."""
+    pin: str = ""
+    """The file name of the agent's own link. Another medium of a drive has another name, so that
+    libvirt sees the change."""
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
     network: NetworkDisk | None = None
@@ -78,6 +84,8 @@ def disk_sources(
             imaged's report names an image; as `network_disk`.
     """
     sources = {}
+    disks = record.spec.domain.devices.disks
+    drives = {one.name for one in disks if is_drive(one)} - {*record.volume_refs}
     for volume in record.spec.volumes:
         if volume.is_iso:
             continue
@@ -94,7 +102,7 @@ def disk_sources(
             sources[volume.name] = DiskSource("", ImageFormat.RAW, volume=True, network=remote)
             continue
         # text, because pathlib's joins would cost 20 us per volume
-        image = disk.digest.removeprefix("sha256:")
+        image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
         place = _place(record, volume)
         sources[volume.name] = DiskSource(
@@ -102,6 +110,7 @@ def disk_sources(
             backing_path=below,
             backing_format=disk.image_format,
             place=place,
+            pin=disk_name(f"{volume.name}.{image[:_DIGITS]}" if drive and image else volume.name),
             volume=volume.volume is not None,
         )
     return sources
