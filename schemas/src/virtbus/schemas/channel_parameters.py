@@ -50,6 +50,7 @@ ASKERS = {
     "audit": "controller",
     "guest": "client",
     "upload": "client",
+    "export-link": "client",
     "counters": "client",
     "command": "controller",
     "freeze": "controller",

@@ -29,7 +29,7 @@ class PodAsked(NamedTuple):
 
 
 class ImageAsked(NamedTuple):
-    """The part of a call that is about an image. `given` is the name in the manifest, if it is known."""
+    """The part of a call that is about an image. `given` is its name in the manifest, if known."""
 
     name: str = ""
     given: str = ""
