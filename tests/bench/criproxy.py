@@ -37,7 +37,8 @@ def _measure(pairs: int) -> list[Figure]:
         channels = {kind: grpc.insecure_channel(f"unix:{path}") for kind, path in sockets.items()}
         try:
             # kubelet lists before all else, and the proxy then knows where each container is.
-            channels["proxy"].unary_unary(_path("ListContainers"))(b"", timeout=10)
+            first: Any = channels["proxy"].unary_unary(_path("ListContainers"))
+            first(b"", timeout=10)
             time.sleep(1)
             return [_figure(call, channels, pairs) for call in CALLS]
         finally:
