@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,7 +23,7 @@ from virtbus.imaged.core.disk_requests import (
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.disk_results import Ensured, Gone
+from virtbus.imaged.disk_results import Ensured, EnsuredDisk, Gone
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.image_users import ImageUsers
@@ -36,7 +36,7 @@ from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
+from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
@@ -44,15 +44,6 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 MAX_REMEMBERED = 10_000
 """Number of uids whose epochs are kept in memory. The agent's ledger is the durable copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """An existing disk, on the image `digest` (empty for an empty disk); `made`: just created."""
-
-    file: MadeDisk
-    digest: str
-    made: bool
 
 
 class Disks:
@@ -121,7 +112,7 @@ class Disks:
         wanted: tuple[DiskRequest, ...],
         asker: Asker,
         logins: Mapping[str, str],
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         cached = {disk.volume: self._cached(disk) for disk in wanted}
         with contextlib.ExitStack() as leases:
             for image in cached.values():
@@ -145,7 +136,7 @@ class Disks:
 
     async def _ensured(
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         """Run `_ensure_many`, but not during the release of one of the volumes."""
         async with self.locks.volumes(disk.ref for disk in wanted if disk.ref is not None):
             return await self._threads.run(self._ensure_many, record, wanted, images)
@@ -163,12 +154,12 @@ class Disks:
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
             if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
-                made[disk.volume] = _Found(on_server(disk.ref), "", made=False)
+                made[disk.volume] = EnsuredDisk(on_server(disk.ref), "", made=False)
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
@@ -187,7 +178,7 @@ class Disks:
                 if found.virtual_size_bytes < (disk.size_bytes or 0):
                     found = self._grown(files, place, disk, found)
                 file = made_disk(found, digest, lowest.backing_format, layers)
-                made[disk.volume] = _Found(file, digest, missing)
+                made[disk.volume] = EnsuredDisk(file, digest, missing)
         return made
 
     def _grown(
