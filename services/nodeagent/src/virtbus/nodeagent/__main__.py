@@ -88,7 +88,7 @@ async def serve(settings: Settings) -> None:
             accelerator=partial(_chosen, accelerators),
             gate=own.prove,
             freezes=freezes,
-            plugs=hypervisor.plugs,
+            plugs=hypervisor.devices,
         )
         agent = NodeAgent(
             tools,
