@@ -9,6 +9,7 @@ from typing import Protocol
 
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import DriveState
+from virtbus.nodeagent.core.live_devices import LiveDevices
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
@@ -75,6 +76,8 @@ class DomainMetadata:
     """The pause epoch that the domain was last defined for."""
     generation: int = 0
     """The generation that the domain was last defined for."""
+    nics: tuple[tuple[str, str], ...] = ()
+    """The NICs that it was last defined with: names and hashes, in order."""
     addresses: Addresses = field(default_factory=dict)
     """The addresses of its devices."""
     disks: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +122,10 @@ class Hypervisor(Protocol):
     @property
     def healthy(self) -> bool:
         """Return False if so many calls hang that the agent should be restarted."""
+
+    @property
+    def devices(self) -> LiveDevices:
+        """Return the port for devices that are plugged and unplugged."""
 
     async def list_domains(self) -> list[DomainFacts]:
         """Return all domains of virtbus, running or not."""
@@ -174,8 +181,8 @@ class Hypervisor(Protocol):
             VirtbusError: 409 `tray_locked`; libvirt's own error.
         """
 
-    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
-        """Set the link of NIC `index` of the guest; no effect if none runs."""
+    async def set_link(self, uid: str, device: str, *, up: bool) -> None:
+        """Set the link of the guest's NIC `device`, an id in QEMU; no effect if none runs."""
 
     async def undefine(self, uid: str) -> None:
         """Remove the domain; no effect if none is defined."""
