@@ -98,7 +98,60 @@ def test_each_snapshot_of_a_running_guest_has_one_instant_of_all_its_disks(
     platform.cli("volume", "delete", "data-1", "data-2")
     names = ("one", "two", "alone", "before-one", "before-two")
     platform.cli("snapshot", "delete", *names)
-    until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed")
+    until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed", within_s=120)
+    done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    platform.cli("operation", "delete", *(item["id"] for item in done))
+    platform.nothing_left()
+
+
+COUNTS = """#!/bin/sh
+cat >/lib/tiny/counts <<'END'
+#!/bin/sh
+own=$(($(cat /count 2>/dev/null || echo 0) + 1))
+echo $own >/count
+sync
+echo "BEGIN $(hostname) $(cat /sys/class/net/eth0/address) $own DONE" >/dev/ttyS0
+END
+chmod 755 /lib/tiny/counts
+echo '::once:/lib/tiny/counts' >>/etc/inittab
+sync
+/lib/tiny/counts
+"""
+"""The guest counts its starts on its own disk."""
+
+
+def begun(platform: Platform, vm: str, count: int) -> str:
+    """Wait for the start of that number; return the guest's MAC address."""
+
+    def found() -> list[str]:
+        pattern = rf"BEGIN \S* (\S+) {count} DONE"
+        return re.findall(pattern, platform.console_log(vm))
+
+    address: str = until(found, lambda: platform.console_log(vm)[-2000:])[-1]
+    return address
+
+
+def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
+    platform: Platform, tmp_path: Path
+) -> None:
+    user_data = tmp_path / "user-data"
+    user_data.write_text(COUNTS)
+    use = ("--image", "tiny", "--memory", "128MiB")
+    platform.create("web", *use, "--user-data", str(user_data), wait="ready")
+    first = begun(platform, "web", 1)
+    platform.cli("vm", "clone", "web", "web2")
+    second = begun(platform, "web2", 2)
+    assert first != second
+    assert platform.get("web")["state"] == "Running"
+    assert platform.get("web2")["uid"] != platform.get("web")["uid"]
+    platform.delete("web")
+    platform.cli("snapshot", "delete", "clone-web2")
+    platform.cli("vm", "stop", "web2", "--grace", "0", "--wait")
+    platform.cli("vm", "start", "web2", "--wait")
+    begun(platform, "web2", 3)
+    platform.delete("web2")
+    layers = platform.state_dir / "disks" / "layers"
+    until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed", within_s=120)
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
     platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()
