@@ -20,7 +20,7 @@ from virtbus.cri.core.configs import (
     SandboxConfig,
 )
 from virtbus.cri.core.image_record import PulledImage
-from virtbus.cri.core.pod import Machine, Pod
+from virtbus.cri.core.pod import Machine, Pod, ShellKey
 from virtbus.cri.core.virtlet import Wishes
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -57,6 +57,8 @@ DEFAULT_MEMORY_BYTES = 1024**3
 """The memory of a pod without a memory limit, as in Virtlet."""
 NIC = "default"
 ROOT, SEED = "root", "cloudinit"
+ROOT_LOGIN = "#cloud-config\ndisable_root: false\n"
+"""Vendor data: exec logs in as root. The pod's own user data can forbid it again."""
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_CHARS = 50
 _LABEL_CHARS = 63
@@ -109,7 +111,7 @@ def create_request(
             uid=machine.uid,
             labels=labels(sandbox, config),
             annotations={POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid},
-            spec=_spec(sandbox, config, image, place),
+            spec=_spec(sandbox, config, image, place, machine.key),
         )
     except ValidationError as error:
         raise invalid(problems(error, model=VmCreate)) from None
@@ -200,7 +202,11 @@ def label_value(text: str) -> str:
 
 
 def _spec(
-    sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage, place: Place
+    sandbox: SandboxConfig,
+    config: ContainerConfig,
+    image: PulledImage,
+    place: Place,
+    key: ShellKey,
 ) -> VmSpec:
     resources = config.linux.resources
     wanted = virtlet.wishes(sandbox.annotations)[0]
@@ -219,7 +225,7 @@ def _spec(
         ),
         volumes=(
             Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
-            _seed(sandbox, config, wanted),
+            _seed(sandbox, config, wanted, key),
         ),
         networks=(Network(name=NIC, network=place.network),),
         node_selector={HOSTNAME: place.hostname},
@@ -227,12 +233,13 @@ def _spec(
     )
 
 
-def _seed(sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes) -> Volume:
+def _seed(sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes, key: ShellKey) -> Volume:
     values = {
         "hostname": wanted.hostname or _hostname(sandbox),
         "environment": {pair.key: pair.value for pair in config.envs},
         "user_data": wanted.user_data,
-        "ssh_keys": wanted.ssh_keys,
+        "ssh_keys": (*wanted.ssh_keys, *filter(None, [key.public])),
+        "vendor_data": ROOT_LOGIN if key.public else None,
     }
     if wanted.config_drive:
         drive = CloudInitConfigDrive.model_validate(values)
@@ -272,7 +279,7 @@ def _published(ports: tuple[PortMapping, ...]) -> tuple[PublishedPort, ...]:
     )
 
 
-def new_machine(sandbox: SandboxConfig, image: PulledImage, uid: str) -> Machine:
+def new_machine(sandbox: SandboxConfig, image: PulledImage, uid: str, key: ShellKey) -> Machine:
     """Return the VM of a pod before it is created."""
     name = vm_name(sandbox.metadata.name, uid)
-    return Machine(uid=uid, name=name, image_id=image.digest)
+    return Machine(uid=uid, name=name, image_id=image.digest, key=key)

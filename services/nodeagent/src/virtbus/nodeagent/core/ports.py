@@ -10,7 +10,7 @@ from typing import Protocol
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import DriveState
-from virtbus.schemas.guest import GuestQuestion
+from virtbus.schemas.guest import GuestExecuted, GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm, MadeDisk
@@ -366,6 +366,17 @@ class GuestAgents(Protocol):
 
     async def thaw(self, uid: str, *, timeout_s: float) -> bool:
         """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
+
+
+class GuestPrograms(GuestAgents, Protocol):
+    """QEMU's guest agent as a way to run programs."""
+
+    async def execute(self, uid: str, words: Sequence[str], *, timeout_s: float) -> GuestExecuted:
+        """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
+
+        Raises:
+            VirtbusError: as `ask`; 409 `guest_agent_refused`; 504 `exec_timeout`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
