@@ -21,7 +21,7 @@ from virtbus.cri.logs import ContainerLogs
 from virtbus.cri.machines import Machines
 from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.pods import Pods
-from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls
+from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls, StreamCalls
 from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
 from virtbus.cri.statistics import Statistics
@@ -92,14 +92,11 @@ class Cri:
         containers = Containers(self._pods, self._machines, self._logs, self._images.known)
         folder, disks = settings.state_dir / "images", settings.state_dir / "disks"
         statistics = Statistics(self._pods, GuestUsage(settings.emulators_dir, disks), disks)
-        runtime = RuntimeService(
-            sandboxes,
-            containers,
-            self._streaming,
-            StatisticsCalls(statistics),
-            self._node,
-            settings,
-        )
+        others = {
+            **StatisticsCalls(statistics).handlers,
+            **StreamCalls(self._streaming).handlers,
+        }
+        runtime = RuntimeService(sandboxes, containers, others, self._node, settings)
         streams = {"GetContainerEvents": lambda _call: self._events.stream()}
         return {
             "RuntimeService": runtime.offer._replace(streams=streams),

@@ -5,6 +5,7 @@ is not checked: nobody knows it before the first boot.
 """
 
 import asyncio
+import logging
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -28,6 +29,12 @@ SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "SEGV": 11, "PIP
 SIGNALLED = 128
 """A shell's exit code for a command that a signal ended is this plus the signal's number."""
 KEY_TYPE = "ssh-ed25519"
+KEY_EXCHANGES = ("curve25519-sha256", "ecdh-sha2-nistp256", "diffie-hellman-group14-sha256")
+HOST_KEYS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256")
+CIPHERS = ("chacha20-poly1305@openssh.com", "aes256-ctr", "aes128-ctr")
+MACS = ("hmac-sha2-256", "hmac-sha2-512")
+"""Small sets, ed25519 first: with asyncssh's own, a dropbear without an RSA key breaks down."""
+asyncssh.set_log_level(logging.WARNING)
 
 BANNER_S = 3.0
 
@@ -131,6 +138,11 @@ class GuestShell:
                     agent_path=None,
                     preferred_auth="publickey",
                     keepalive_interval=ALIVE_S,
+                    kex_algs=KEY_EXCHANGES,
+                    server_host_key_algs=HOST_KEYS,
+                    encryption_algs=CIPHERS,
+                    mac_algs=MACS,
+                    compression_algs=("none",),
                 )
         except (OSError, asyncssh.Error) as error:
             raise _no_shell(address, str(error)) from error
