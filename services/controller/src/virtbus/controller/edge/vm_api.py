@@ -119,6 +119,7 @@ class VmApi:
             labels=None if want.labels is None else dict(want.labels),
             annotations=want.annotations,
         )
+        record = await self._creates.with_new_images(record, held.record)
         refuse_large(record)
         refuse_growth(held.record, record, self._fleet.last_status(held.record))
         self._check_room(held.record, record)
