@@ -43,6 +43,13 @@ async def test_exec_sync_asks_the_guest_agent(kubelet: Kubelet, container_id: st
     assert (done.exit_code, done.stdout, done.stderr) == (3, b"cat /tmp/ready", b"agent")
 
 
+async def test_exec_sync_has_a_limit_of_its_own(kubelet: Kubelet, container_id: str) -> None:
+    assert (await sync(kubelet, container_id, "true", timeout=0)).exit_code == 3
+    for words in (["x"] * 257, ["x" * 65537]):
+        code, _ = await kubelet.refused("ExecSync", container_id=container_id, cmd=words)
+        assert code == StatusCode.INVALID_ARGUMENT
+
+
 async def test_exec_sync_runs_one_command_at_a_time_for_each_vm(
     fleet: Fleet, kubelet: Kubelet, container_id: str
 ) -> None:

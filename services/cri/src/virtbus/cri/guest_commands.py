@@ -63,7 +63,8 @@ class GuestCommands:
             raise VirtbusError(Code.DEADLINE, "exec_timeout", message) from None
 
     async def _by_agent(self, uid: str, words: tuple[str, ...], limit_s: float) -> Outcome:
-        want = GuestExec(uid=uid, words=words, timeout_s=max(1.0, limit_s))
+        limit_s = min(max(1.0, limit_s), EXEC_S)
+        want = validate(GuestExec, {"uid": uid, "words": words, "timeout_s": limit_s})
         subject = subjects.rpc(self._node, "agent", "exec")
         try:
             answer = await self._link.here().request(

@@ -65,7 +65,7 @@ _LABEL_CHARS = 63
 
 
 class Inside(NamedTuple):
-    """What the platform adds to the guest's seed: the pod's key, and the files of its volumes."""
+    """The platform's part of the guest's seed: the pod's key, and the files of its volumes."""
 
     key: ShellKey
     files: tuple[GuestFile, ...]
