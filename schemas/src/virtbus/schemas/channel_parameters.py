@@ -53,6 +53,7 @@ ASKERS = {
     "upload": "client",
     "export-link": "client",
     "counters": "client",
+    "network": "client",
     "command": "controller",
     "freeze": "controller",
     "volume-release": "controller",

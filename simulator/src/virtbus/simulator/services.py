@@ -19,6 +19,8 @@ from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
+from virtbus.schemas.network_path import NetworkAsk, NetworkView
+from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     Arm,
@@ -79,6 +81,8 @@ class SimulatedNode:
                 "ensure": (Ensure, self.net),
                 "release": (Release, self.release),
                 "inspect": (Inspect, self.inspect),
+                "nic": (NicWork, lambda want: NicDone(uid=want.uid, name=want.name)),
+                "network": (NetworkAsk, lambda want: NetworkView(uid=want.uid)),
                 "traffic": (CountersAsk, lambda want: Counters(uid=want.uid)),
             }
         return {
@@ -142,6 +146,7 @@ class SimulatedNode:
         return NetReady(
             uid=record.uid,
             epoch=record.epoch,
+            generation=record.generation,
             phase=NetPhase.READY,
             interfaces=_interfaces(record),
         )

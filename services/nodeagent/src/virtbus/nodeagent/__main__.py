@@ -91,7 +91,7 @@ async def serve(settings: Settings) -> None:
             accelerator=partial(_chosen, accelerators),
             gate=own.prove,
             freezes=freezes,
-            plugs=hypervisor.plugs,
+            plugs=hypervisor.devices,
         )
         liveness = Heartbeat(bus, settings, facts, own)
         agent = NodeAgent(

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from virtbus.bus.client.owners import check_owner
 from virtbus.bus.client.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info, named_disks
-from virtbus.nodeagent.core.ports import Console, GuestPrograms
+from virtbus.nodeagent.core.guest_ports import GuestPrograms
+from virtbus.nodeagent.core.ports import Console
 from virtbus.nodeagent.streams import GuestStreams, Streams
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
@@ -14,6 +15,7 @@ from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestExec, GuestExecuted, GuestInfo
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network_path import NetworkAsk, NetworkView
 from virtbus.schemas.node_rpc import HeldResources, Inspect
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
@@ -63,6 +65,7 @@ class AgentRpc:
             "guest": self._guest,
             "exec": self._exec,
             "counters": self._counters,
+            "network": self._network,
         }
         endpoints = [
             Endpoint(
@@ -129,3 +132,10 @@ class AgentRpc:
         self.check_here(want.uid, request.account)
         subject = subjects.rpc(self._node, "netd", "traffic")
         return validate(Counters, await self._bus.request(subject, want, timeout_s=NETD_S))
+
+    async def _network(self, request: Request) -> NetworkView:
+        """Return the path of the VM's packets, as netd sees it now."""
+        want = validate(NetworkAsk, request.data)
+        self.check_here(want.uid, request.account)
+        subject = subjects.rpc(self._node, "netd", "network")
+        return validate(NetworkView, await self._bus.request(subject, want, timeout_s=NETD_S))

@@ -10,7 +10,7 @@ from typing import Protocol
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import DriveState
-from virtbus.schemas.guest import GuestExecuted, GuestQuestion
+from virtbus.nodeagent.core.live_devices import LiveDevices
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm, MadeDisk
@@ -77,6 +77,8 @@ class DomainMetadata:
     """The pause epoch that the domain was last defined for."""
     generation: int = 0
     """The generation that the domain was last defined for."""
+    nics: tuple[tuple[str, str], ...] = ()
+    """The NICs that it was last defined with: names and hashes, in order."""
     addresses: Addresses = field(default_factory=dict)
     """The addresses of its devices."""
     disks: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +123,10 @@ class Hypervisor(Protocol):
     @property
     def healthy(self) -> bool:
         """Return False if so many calls hang that the agent should be restarted."""
+
+    @property
+    def devices(self) -> LiveDevices:
+        """Return the port for devices that are plugged and unplugged."""
 
     async def list_domains(self) -> list[DomainFacts]:
         """Return all domains of virtbus, running or not."""
@@ -176,8 +182,8 @@ class Hypervisor(Protocol):
             VirtbusError: 409 `tray_locked`; libvirt's own error.
         """
 
-    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
-        """Set the link of NIC `index` of the guest; no effect if none runs."""
+    async def set_link(self, uid: str, device: str, *, up: bool) -> None:
+        """Set the link of the guest's NIC `device`, an id in QEMU; no effect if none runs."""
 
     async def undefine(self, uid: str) -> None:
         """Remove the domain; no effect if none is defined."""
@@ -345,41 +351,6 @@ class Console(Protocol):
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         """Return the last `tail_bytes` of the log, then new output if `follow`."""
-
-
-class GuestAgents(Protocol):
-    """QEMU's guest agent inside our guests."""
-
-    async def ask(
-        self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
-    ) -> Mapping[str, object]:
-        """Return libvirt's flat map of answers, within `timeout_s`.
-
-        Raises:
-            VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
-        """
-
-    async def freeze(self, uid: str, *, timeout_s: float) -> bool:
-        """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
-
-        Raises:
-            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`. After any other
-                error the guest may be frozen.
-        """
-
-    async def thaw(self, uid: str, *, timeout_s: float) -> bool:
-        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
-
-
-class GuestPrograms(GuestAgents, Protocol):
-    """QEMU's guest agent as a way to run programs."""
-
-    async def execute(self, uid: str, words: Sequence[str], *, timeout_s: float) -> GuestExecuted:
-        """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
-
-        Raises:
-            VirtbusError: as `ask`; 409 `guest_agent_refused`; 504 `exec_timeout`.
-        """
 
 
 @dataclass(frozen=True, slots=True)
