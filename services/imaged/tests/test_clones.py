@@ -1,5 +1,8 @@
 """The own disks of a clone rest on the layers of its origin, whatever becomes of the latter."""
 
+import shutil
+import subprocess
+
 import pytest
 from services.imaged.tests.records import empty, record, uid, volume
 from services.imaged.tests.site_under_test import MIB, NodeMaker, Web, qcow2_image
@@ -10,8 +13,8 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.snapshot import SnapshotDisk
-from virtbus.schemas.vm import Origin, VmRecord
+from virtbus.schemas.snapshot import Origin, SnapshotDisk
+from virtbus.schemas.vm import VmRecord
 
 DISKS = (SnapshotDisk(name="root"),)
 
@@ -67,3 +70,29 @@ async def test_a_clone_of_a_deleted_snapshot_says_so(
             await node.disks.ensure(of(2, 10, server.url("a")))
         assert refused.value.reason == "snapshot_missing"
         assert "clone it from another snapshot" in str(refused.value)
+
+
+@pytest.mark.skipif(shutil.which("qemu-io") is None, reason="needs qemu-io")
+async def test_a_clone_keeps_what_it_wrote_and_its_source_does_not_see_it(
+    make_node: NodeMaker, threads: DiskThreads, server: Web
+) -> None:
+    def io(vm: str, *commands: str) -> None:
+        more = [part for command in commands for part in ("-c", command)]
+        path = str(node.state / "disks" / vm / "root.qcow2")
+        done = subprocess.run(["qemu-io", *more, path], capture_output=True, check=True)
+        assert b"fail" not in done.stdout
+
+    server.files["a"] = qcow2_image(payload=0)
+    at = server.url("a")
+    async with make_node() as node, snapshots(node, threads) as made:
+        await node.disks.ensure(record(volume(at), uid=VM))
+        io(VM, "write -P 0x11 0 64k")
+        await ended(made, layered(10, disks=DISKS))
+        clone = of(2, 10, at)
+        await node.disks.ensure(clone)
+        io(uid(2), "read -P 0x11 0 64k", "write -P 0x22 0 64k")
+        io(VM, "write -P 0x33 0 64k")
+        await made.release(snapshot(10))
+        assert not (await node.disks.ensure(clone)).made
+        io(uid(2), "read -P 0x22 0 64k")
+        io(VM, "read -P 0x33 0 64k")

@@ -40,7 +40,7 @@ from virtbus.schemas.seed import (
     FilesVolume,
     SysprepVolume,
 )
-from virtbus.schemas.snapshot import SnapshotRef
+from virtbus.schemas.snapshot import Origin
 from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
@@ -272,13 +272,6 @@ class VmSpec(StrictModel):
         )
 
 
-class Origin(LenientModel):
-    """A snapshot of a VM, and the node of its data. The own disks of a clone rest on it."""
-
-    snapshot: SnapshotRef
-    node: Id
-
-
 class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
@@ -313,7 +306,7 @@ class VmRecord(LenientModel):
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
     origin: Origin | None = None
-    """The snapshot that its own disks begin with, instead of their images: it is a clone."""
+    """The snapshot that its own disks begin with: it is a clone."""
     deleting: bool = False
     delete_grace_s: int | None = None
     evacuating: bool = False

@@ -4,8 +4,8 @@ from virtbus.controller.core.snapshot_changes import ref_of_snapshot, refuse_inc
 from virtbus.controller.core.volume_placement import Home
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.seed import CloudInit
-from virtbus.schemas.snapshot import SnapshotRecord
-from virtbus.schemas.vm import Origin, VmRecord, VmSecrets, VmSpec
+from virtbus.schemas.snapshot import Origin, SnapshotRecord
+from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
 
 
 def origin_of(snapshot: SnapshotRecord, home: Home | None) -> Origin:

@@ -8,7 +8,7 @@ from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import MAX_LAYERS, layer_name
-from virtbus.schemas.vm import Origin
+from virtbus.schemas.snapshot import Origin
 
 
 def begun_with(disks: Path, origin: Origin | None, disk: DiskRequest) -> Overlay | None:
