@@ -1,4 +1,4 @@
-"""The own disks of a clone rest on the layers of its origin, whatever becomes of the latter."""
+"""The own disks of a clone rest on the layers of its origin, and outlive it."""
 
 import shutil
 import subprocess
