@@ -23,6 +23,8 @@ class Volumes(NamedRecords[VolumeRecord]):
         """The keys of volumes that are being deleted."""
         self.filling: set[str] = set()
         """The keys of volumes whose content is being copied."""
+        self.moving: set[str] = set()
+        """The keys of volumes with a move that is not complete."""
         self._keys: dict[str, str] = {}
         """By uid: the key of the volume."""
 
@@ -31,6 +33,7 @@ class Volumes(NamedRecords[VolumeRecord]):
         known = self.at(key)
         self.deleting.discard(key)
         self.filling.discard(key)
+        self.moving.discard(key)
         if known is not None:
             self._keys.pop(known.record.uid, None)
         super().forget(key)
@@ -42,6 +45,8 @@ class Volumes(NamedRecords[VolumeRecord]):
             self.deleting.add(key)
         if held.record.fill is not None and held.record.fill.state is FillState.FILLING:
             self.filling.add(key)
+        if held.record.has_open_move:
+            self.moving.add(key)
 
     # --- answers --------------------------------------------------------------------------
     def get(self, namespace: str, name: str) -> StoredVolume | None:

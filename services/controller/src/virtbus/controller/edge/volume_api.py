@@ -8,7 +8,7 @@ from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, may_touch, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
-from virtbus.controller.core import pages, volume_changes, volume_fills
+from virtbus.controller.core import pages, volume_changes, volume_fills, volume_moves
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
@@ -75,7 +75,7 @@ class VolumeApi:
             name=want.name,
             labels=dict(want.labels),
             spec=want.spec,
-            node=self._node(want.node),
+            node=self.node(want.node),
             target=await self._target(want),
             created_ns=self._sources.time_ns(),
             owner=owner_of(request.account),
@@ -102,7 +102,7 @@ class VolumeApi:
     async def adopt(self, request: Request) -> VolumeView:
         """Write the record of a volume whose data is on a node; a person names both."""
         want = validate(VolumeAdopt, request.data)
-        node = self._node(want.node)
+        node = self.node(want.node)
         ref = await self._orphans.find(want)
         record = volume_changes.adopted(ref, node, self._sources.time_ns())
         users = self._users(record, ref.uid)
@@ -119,7 +119,7 @@ class VolumeApi:
         ref = want.spec.source.image
         return await self._images.of_ref(ref, want.namespace) if ref else None
 
-    def _node(self, node: str | None) -> str:
+    def node(self, node: str | None) -> str:
         """Return the requested node, empty if there is none; raise 404 if nobody knows it."""
         if node is not None and node not in self._fleet.nodes:
             raise node_not_found(node)
@@ -279,6 +279,8 @@ class VolumeApi:
         """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""
         if not record.deleting and not record.lost and (copying := self._fills.progress(record)):
             return copying
+        if moving := volume_moves.shown(record, self._fills.moving(record)):
+            return moving
         if record.holder and record.holder not in self._fleet.vms:
             return volume_changes.hold_remains(record, self._fleet.damaged.of(record.holder))
         node, now_s = record.node, asyncio.get_running_loop().time()
