@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.platform import Json, until
 from tests.hosts.fleet import Fleet, fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 WRITE = """#!/bin/sh
 echo moved-by-name | dd of=/dev/vdb conv=fsync 2>/dev/null
@@ -63,4 +63,7 @@ def test_a_volume_moves_there_and_back_through_deaths_of_services(platform: Flee
     until(lambda: not volume(platform)["message"], "nothing is left on n2", within_s=60)
     use(platform, "again", READ, "moved-by-name", "again")
     platform.cli("volume", "delete", "data")
+    operations = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    assert {one["kind"] for one in operations} == {"fill"}
+    platform.cli("operation", "delete", *(one["id"] for one in operations))
     platform.nothing_left()

@@ -49,6 +49,7 @@ from virtbus.controller.edge.volume_fills import VolumeFills
 from virtbus.controller.edge.volume_move_api import VolumeMoveApi
 from virtbus.controller.edge.volume_moves import VolumeMoves
 from virtbus.controller.edge.volume_removals import VolumeRemovals
+from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
@@ -122,8 +123,7 @@ class ControllerService:
             bus,
             self._fleet,
             events,
-            self._storage,
-            Quota(settings.volumes_per_namespace, settings.volumes_in_all),
+            VolumeRoom(self._fleet, self._storage, settings.volume_quota),
             self._fills,
         )
         self._image_names = ImageNameApi(

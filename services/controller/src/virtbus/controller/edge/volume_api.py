@@ -11,20 +11,18 @@ from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import pages, volume_changes, volume_fills, volume_moves
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
-from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import disks_of, disks_pending
 from virtbus.controller.core.volume_holds import ref_of
-from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
 from virtbus.controller.edge.volume_fills import VolumeFills
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
+from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.volume import VolumeRecord
@@ -53,14 +51,12 @@ class VolumeApi:
         bus: Bus,
         fleet: Fleet,
         events: FleetEvents,
-        storage: BusStorageGuard,
-        quota: Quota,
+        room: VolumeRoom,
         fills: VolumeFills,
     ) -> None:
         self._fleet = fleet
         self._events = events
-        self._storage = storage
-        self._quota = quota
+        self.room = room
         self._fills = fills
         self._writes = VolumeWrites(bus)
         self._orphans = VolumeOrphans(bus, fleet)
@@ -88,7 +84,7 @@ class VolumeApi:
         volume_changes.refuse_large(record)
         if new:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
-            self._refuse_more(want.namespace)
+            self.room.refuse_more(record)
             self._fleet.pools.refuse_new(record, record.spec.size)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
@@ -108,7 +104,7 @@ class VolumeApi:
         users = self._users(record, ref.uid)
         if users:  # its VM has kept its record
             record = record.model_copy(update={"holder": users[0]})
-        self._refuse_more(want.namespace)
+        self.room.refuse_more(record)
         async with in_time(request.deadline_s):
             held, _ = await self._writes.create(record)
         self.tell(EventKind.VOLUME_CREATED, held, f"adopted from {node}")
@@ -124,13 +120,6 @@ class VolumeApi:
         if node is not None and node not in self._fleet.nodes:
             raise node_not_found(node)
         return node or ""
-
-    def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new volume exceeds a quota, or needs the space that VMs need."""
-        self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
-        if why := self._quota.full(self._fleet.volumes, namespace, "volumes"):
-            message = f"{why}; delete some, then repeat"
-            raise VirtbusError(Code.EXHAUSTED, "volume_quota", message, after_ms=10_000)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VolumeView:
@@ -152,7 +141,7 @@ class VolumeApi:
 
         def change(record: VolumeRecord) -> VolumeRecord:
             changed = volume_changes.updated(record, want)
-            self._fleet.pools.refuse_growth(record, changed.spec.size)
+            self.room.refuse_growth(record, changed.spec.size)
             volume_changes.refuse_large(changed)
             return changed
 
