@@ -13,9 +13,10 @@ EXPOSURE = {
     "nats": 2.1,
     "controller": 1.2,
     "imaged": 1.2,
-    "nodeagent": 2.2,
+    "nodeagent": 2.5,  # it makes layers immutable, and finds and ends lost guests (ADR 0061)
     "netd": 4.6,
     "cri": 2.1,
+    "criproxy": 1.3,
 }
 """The highest `systemd-analyze security` score (0 best, 10 worst; a bare unit has 9.6) allowed."""
 

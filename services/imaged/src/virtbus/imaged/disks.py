@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,6 +13,7 @@ from virtbus.imaged.core.disk_requests import (
     DiskRequest,
     made_disk,
     mismatch,
+    on_server,
     other_medium,
     overlay_size,
     refuse_unfilled,
@@ -24,50 +24,27 @@ from virtbus.imaged.core.disk_requests import (
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
+from virtbus.imaged.disk_results import Ensured, EnsuredDisk, Gone
+from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.image_users import ImageUsers
+from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
-from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeNote
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
 MAX_REMEMBERED = 10_000
 """Number of uids whose epochs are kept in memory. The agent's ledger is the durable copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ensured:
-    """The answer; `made`: any disk was missing before."""
-
-    ready: ImageReady
-    made: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The result of a release. `found`: there were disks; `kept`: the quarantine entry, if any."""
-
-    found: bool
-    kept: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """An existing disk, on the image `digest` (empty for an empty disk); `made`: just created."""
-
-    file: MadeDisk
-    digest: str
-    made: bool
 
 
 class Disks:
@@ -86,7 +63,9 @@ class Disks:
         self._store = store
         self._files = pools.files
         self.pools = pools
+        self._layers = LayerFolder(pools.files.root)
         self._quarantine = QuarantineFiles(pools.files)
+        self.users = ImageUsers(pools, self._quarantine)
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
@@ -115,9 +94,9 @@ class Disks:
         """
         wanted = wanted_disks(record, self._max_virtual_bytes)
         self._fence(record)
+        asker = Asker(listener, record.uid, record.namespace)
         async with self.locks.of(record.uid):
             self._fence(record)
-            asker = Asker(listener, record.uid, record.namespace)
             found = await self._all(record, wanted, asker, logins)
         ready = ImageReady(
             uid=record.uid,
@@ -134,7 +113,7 @@ class Disks:
         wanted: tuple[DiskRequest, ...],
         asker: Asker,
         logins: Mapping[str, str],
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         cached = {disk.volume: self._cached(disk) for disk in wanted}
         with contextlib.ExitStack() as leases:
             for image in cached.values():
@@ -158,7 +137,7 @@ class Disks:
 
     async def _ensured(
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         """Run `_ensure_many`, but not during the release of one of the volumes."""
         async with self.locks.volumes(disk.ref for disk in wanted if disk.ref is not None):
             return await self._threads.run(self._ensure_many, record, wanted, images)
@@ -176,10 +155,13 @@ class Disks:
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
+            if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
+                made[disk.volume] = EnsuredDisk(on_server(disk.ref), "", made=False)
+                continue
             files, place = self._place(record, disk)
             found = files.read(*place)
             if found is not None and other_medium(disk, found, self._store.may_be):
@@ -190,19 +172,25 @@ class Disks:
                 self._make(record, disk, image)
                 found = files.read(*place)
             if found is not None:
-                digest = self._base_of(disk, found)
+                layers, lowest = self._layers.chain(found)
+                digest = self._base_of(disk, lowest)
                 if disk.ref is not None and not missing:
-                    path = found.backing_path
-                    self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
-                more_bytes = (disk.size_bytes or 0) - found.virtual_size_bytes
-                if more_bytes > 0:
-                    if disk.ref is not None:
-                        self.pools.check_room(disk.ref, more_bytes)
-                    files.grow(*place, disk.size_bytes or 0)
-                    self.pools.read_again(disk.ref.pool if disk.ref is not None else LOCAL)
-                    found = files.read(*place) or found
-                made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
+                    self._note(record, disk.ref, digest)
+                if found.virtual_size_bytes < (disk.size_bytes or 0):
+                    found = self._grown(files, place, disk, found)
+                file = made_disk(found, digest, lowest.backing_format, layers)
+                made[disk.volume] = EnsuredDisk(file, digest, missing)
         return made
+
+    def _grown(
+        self, files: DiskFolders, place: tuple[str, str], disk: DiskRequest, found: Overlay
+    ) -> Overlay:
+        size_bytes, ref = disk.size_bytes or 0, disk.ref
+        if ref is not None:
+            self.pools.check_room(ref, size_bytes - found.virtual_size_bytes)
+        files.grow(*place, size_bytes)
+        self.pools.forget(ref)
+        return files.read(*place) or found
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
         """Return the folders of a disk, and its place in them."""
@@ -211,8 +199,8 @@ class Disks:
         return self._files, (record.uid, disk.volume)
 
     def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
-        note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)
-        self.pools.of(ref).note(note)
+        uid, epoch = record.uid, record.epoch
+        self.pools.of(ref).note(VolumeNote(ref=ref, holder=uid, epoch=epoch, digest=digest))
 
     def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
         if disk.ref is not None:
@@ -233,7 +221,10 @@ class Disks:
         (files.replace if disk.drive else files.make)(folder, name, layout, made)
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
-        """Return the digest of an existing disk's image, empty for an empty disk."""
+        """Return the digest of an existing disk's image, empty for an empty disk.
+
+        `found` is the lowest overlay of the disk: the disk itself, unless it rests on layers.
+        """
         path = Path(found.backing_path) if found.backing_path else None
         if (path is not None) != (disk.source is not None):
             raise mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
@@ -275,6 +266,8 @@ class Disks:
         Raises:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
         """
+        if not ABILITIES[ref.kind].copies:
+            return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
             folders = await self._threads.run(self.pools.of, ref)
             await self._threads.run(folders.refuse_used, ref.folder)
@@ -339,7 +332,7 @@ class Disks:
         """
         for name in wanted:
             self._store.used(name)
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         names = expired(self._store.uses(frozenset(used)), wanted, self._store.now_s(), keep)
         if names:
             await self._threads.run(self._store.remove_links, names)
@@ -348,7 +341,7 @@ class Disks:
 
     async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
         """Remove images without a name, disk, lease or recent use; return their digests."""
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         digests = self._store.garbage(frozenset(used), grace_s)
         await self._threads.run(self._store.discard, digests)
         return digests
@@ -359,35 +352,11 @@ class Disks:
         Return the freed bytes, and the uids of VMs that use the other images.
         """
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         gone = self._store.garbage(frozenset(used), 0.0, among=digests)
         await self._threads.run(self._store.discard, gone)
         users = {uid for digest in digests for uid in used.get(digest, ())}
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
-
-    def _used(self) -> dict[str, set[str]]:
-        """Return by image digest the uids of VMs and volumes that use it, quarantine included."""
-        used: dict[str, set[str]] = {}
-        for found in self._found():
-            if found.digest:
-                used.setdefault(found.digest, set()).add(found.uid.rpartition(".")[2])
-        return used
-
-    def images_in_use(self) -> frozenset[str] | None:
-        """Return the images of disks; None if that of any disk is unknown. In a disk thread."""
-        try:
-            disks = list(self._found())
-        except OSError:
-            return None
-        if any(disk.is_unknown for disk in disks):
-            return None
-        return frozenset(disk.digest for disk in disks if disk.digest)
-
-    def _found(self) -> Iterator[FoundDisk]:
-        """Yield all disks that may rest on images, also those that move meanwhile."""
-        frozen = SnapshotFolders(self._files.root).find()
-        volumes, quarantine = self.pools.local.find(), self._quarantine.find()
-        return itertools.chain(self._files.find(), volumes, frozen, quarantine, self._files.find())
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch

@@ -212,10 +212,18 @@ def mismatch(volume: str, why: str) -> VirtbusError:
     return VirtbusError(Code.CONFLICT, "disk_mismatch", message)
 
 
-def made_disk(found: Overlay, digest: str) -> MadeDisk:
-    """Return the report of a disk on the image `digest`, empty for none."""
+def on_server(ref: VolumeRef) -> MadeDisk:
+    """Return the report of a disk that is on a server: the size that its volume promises."""
+    return MadeDisk(virtual_size_bytes=ref.size_bytes)
+
+
+def made_disk(
+    found: Overlay, digest: str, image_format: str, layers: tuple[str, ...] = ()
+) -> MadeDisk:
+    """Return the report of a disk on `layers`, and on the image `digest`, empty for none."""
     return MadeDisk(
         virtual_size_bytes=found.virtual_size_bytes,
         digest=digest,
-        image_format=ImageFormat(found.backing_format) if digest else None,
+        image_format=ImageFormat(image_format) if digest else None,
+        layers=layers,
     )

@@ -86,7 +86,7 @@ def mtu_within(nic: Nic, most: int) -> int:
         VirtbusError: 422 `mtu_too_large` if the record asks for a larger one.
     """
     if nic.asked_mtu > most:
-        path = f"spec.domain.devices.interfaces[{nic.index}].mtu"
+        path = f"spec.domain.devices.interfaces[{nic.position}].mtu"
         message = (
             f"interface '{nic.name}' asks for an MTU of {nic.asked_mtu}, and the network "
             f"'{nic.network}' has {most}; lower the interface's, or leave it out"

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.bus.runtime.pool_settings import PoolSettings
+from virtbus.nodeagent.core.network_disks import NetworkDisk, network_disk
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.layer import LAYERS
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import ABILITIES, LOCAL
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -23,6 +26,7 @@ DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "poo
 """Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
 `<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
 
+_NO_POOLS: Mapping[str, PoolSettings] = {}
 _DIGITS = 12
 """Digits of an image's digest in the name of a medium."""
 _MAGIC = b"QFI\xfb"
@@ -43,6 +47,8 @@ class DiskSource:
     format: ImageFormat = ImageFormat.QCOW2
     backing_path: str = ""
     backing_format: ImageFormat | None = None
+    layers: tuple[str, ...] = ()
+    """The paths of the files between the disk and its image, from the top (ADR 0061)."""
     place: tuple[str, ...] = ()
     """The folders of the file below `<state_dir>/disks`, and its name."""
     pin: str = ""
@@ -50,6 +56,8 @@ class DiskSource:
     libvirt sees the change."""
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
+    network: NetworkDisk | None = None
+    """The disk is on a server, and has no file."""
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -67,13 +75,16 @@ def disk_name(volume: str) -> str:
 
 
 def disk_sources(
-    state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
+    state_dir: Path,
+    record: VmRecord,
+    made: Mapping[str, MadeDisk],
+    pools: Mapping[str, PoolSettings] = _NO_POOLS,
 ) -> dict[str, DiskSource]:
     """Return the files of all disks of the record, by volume name. ISO volumes are not among them.
 
     Raises:
         VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and
-            imaged's report names an image.
+            imaged's report names an image; as `network_disk`.
     """
     sources = {}
     disks = record.spec.domain.devices.disks
@@ -88,6 +99,11 @@ def disk_sources(
             disk.image_format
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
+        ref = record.volume_refs.get(volume.name)
+        if volume.volume is not None and ref is not None and ABILITIES[ref.kind].shared:
+            remote = network_disk(ref, pools)
+            sources[volume.name] = DiskSource("", ImageFormat.RAW, volume=True, network=remote)
+            continue
         # text, because pathlib's joins would cost 20 us per volume
         image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
@@ -96,6 +112,7 @@ def disk_sources(
             path="/".join((str(state_dir), DISKS, *place)),
             backing_path=below,
             backing_format=disk.image_format,
+            layers=tuple(f"{state_dir}/{DISKS}/{LAYERS}/{name}" for name in disk.layers),
             place=place,
             pin=disk_name(f"{volume.name}.{image[:_DIGITS]}" if drive and image else volume.name),
             volume=volume.volume is not None,
@@ -120,11 +137,26 @@ def volume_place(ref: VolumeRef) -> tuple[str, ...]:
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
-    """Raise `disk_refused` unless the disk is qcow2, with exactly the image of `source`."""
+    """Raise `disk_refused` unless the disk is qcow2, on exactly what `source` says."""
+    check_backing(volume, head, below(source, 0))
+
+
+def below(source: DiskSource, depth: int) -> tuple[str, str]:
+    """Return the path and the format of what the disk (depth 0) or its `depth`-th layer rests on.
+
+    Both are empty for nothing.
+    """
+    if depth < len(source.layers):
+        return source.layers[depth], str(ImageFormat.QCOW2)
+    return source.backing_path, str(source.backing_format) if source.backing_path else ""
+
+
+def check_backing(volume: str, head: bytes, wanted: tuple[str, str]) -> None:
+    """Raise `disk_refused` unless a file is qcow2, on the file `wanted` of that format."""
     backing, backing_format = _qcow2(volume, head)
-    if backing != source.backing_path.encode():
+    if backing != wanted[0].encode():
         raise refused(volume, f"its header names the backing file {_shown(backing)}")
-    if backing and backing_format != str(source.backing_format).encode():
+    if backing and backing_format != wanted[1].encode():
         raise refused(volume, f"its header says its image is {_shown(backing_format)}")
 
 

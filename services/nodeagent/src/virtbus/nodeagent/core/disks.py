@@ -19,10 +19,12 @@ from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element,
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
+from virtbus.nodeagent.core.network_disks import network_source
 from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import port_address
 from virtbus.schemas.disk import Tray
 from virtbus.schemas.disk_rules import is_drive
+from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Disk, DiskBus, Domain, VmRecord
 
 _USB_PORTS = 15
@@ -142,13 +144,14 @@ def _disk(
 ) -> Element:
     """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
+    remote = file is not None and file.network is not None
     bus = DiskBus.VIRTIO if disk.bus is DiskBus.NVME else disk.bus
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
     device = "disk" if bus is DiskBus.VIRTIO else disk.device
     return el(
         "disk",
-        driver_element(disk, str(file.format) if file else "raw", thread),
-        *(() if file is None else (el("source", file=file.path), _backing(file))),
+        driver_element(disk, str(file.format) if file else "raw", thread, stops=remote),
+        *_source(file),
         iotune_element(disk.limits),
         blockio_element(disk.block_size),
         el("target", dev=target(disk, addresses), bus=str(bus)),
@@ -157,9 +160,17 @@ def _disk(
         el("boot", order=order) if order else None,
         _address(disk, addresses),
         _alias(disk, file),
-        type="file",
+        type="network" if remote else "file",
         device=device,
     )
+
+
+def _source(file: DiskSource | None) -> tuple[Element, ...]:
+    if file is None:
+        return ()
+    if file.network is not None:
+        return (network_source(file.network),)
+    return (el("source", file=file.path), _backing(file))
 
 
 def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
@@ -172,18 +183,22 @@ def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
 def _backing(file: DiskSource) -> Element:
     """Return the complete backing chain, so that libvirt never guesses a file's format (IMG-07).
 
-    Everyone may read images, and imaged can replace them. So libvirt, which is root, must not
-    change the owner of these paths.
+    Everyone may read images and layers, and imaged can replace them. So libvirt, which is root,
+    must not change the owner of these paths.
     """
-    if not file.backing_path:
-        return el("backingStore")
-    return el(
-        "backingStore",
-        el("format", type=str(file.backing_format)),
-        el("source", el("seclabel", model="dac", relabel="no"), file=file.backing_path),
-        el("backingStore"),
-        type="file",
-    )
+    chain = [(path, str(ImageFormat.QCOW2)) for path in file.layers]
+    if file.backing_path:
+        chain.append((file.backing_path, str(file.backing_format)))
+    element = el("backingStore")
+    for path, of_format in reversed(chain):
+        element = el(
+            "backingStore",
+            el("format", type=of_format),
+            el("source", el("seclabel", model="dac", relabel="no"), file=path),
+            element,
+            type="file",
+        )
+    return element
 
 
 def disk_controllers(domain: Domain, addresses: Addresses) -> list[Element]:
