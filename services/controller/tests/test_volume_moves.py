@@ -231,6 +231,8 @@ async def test_what_cannot_move_is_refused_with_the_next_step(made: World) -> No
     await with_data(made, bound=False, node="")
     view = await move(made)
     assert (view.node, view.state) == ("n2", "Available"), "it has no data yet"
+    await with_data(made, pool_kind="nbd")
+    assert (await refused(move(made))).reason == "volume_shared"
     await with_data(made, lost=True)
     assert (await refused(move(made))).reason == "volume_lost"
 

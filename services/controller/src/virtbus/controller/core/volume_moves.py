@@ -8,7 +8,7 @@ from virtbus.controller.core.volume_changes import has_data, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of, sized
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import ExportResult, OperationRecord, OperationStatus
-from virtbus.schemas.pool import PoolReport
+from virtbus.schemas.pool import ABILITIES, PoolReport
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeMove, VolumeRecord
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
@@ -21,9 +21,15 @@ def begun(record: VolumeRecord, node: str, export: str, fill: str) -> VolumeReco
 
     Raises:
         VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_in_use`,
-            `volume_moving`.
+            `volume_moving`; 422 `volume_shared`.
     """
     refuse_deleting(record)
+    if not ABILITIES[record.pool_kind].copies:
+        message = (
+            f"the data of {record.name} is on the server of the pool {record.spec.pool}, which "
+            "each of its nodes reads; there is nothing to move"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "volume_shared", message)
     move = record.move
     if node == record.node:
         return failed(record, GIVEN_UP) if record.is_moving else record
@@ -140,7 +146,10 @@ def shown(record: VolumeRecord, progress: str) -> str:
 
 def refuse_pool(record: VolumeRecord, pools: Mapping[str, PoolReport]) -> None:
     """Raise 409 `no_pool` unless the target, with these `pools`, can take the volume."""
-    why = why_not(pools, ((record.spec.pool, record.spec.size),))
+    why = why_not(pools, ((record.spec.pool, record.spec.size, ()),))
+    there = pools.get(record.spec.pool)
+    if there is not None and there.kind is not record.pool_kind:
+        why = f"its pool {record.spec.pool} is of the kind {there.kind}"
     if why:
         message = f"the node cannot take {record.name}: {why}; choose another node"
         raise VirtbusError(Code.CONFLICT, "no_pool", message)
