@@ -1,6 +1,7 @@
 """A network namespace that plays the host, and guests made of frames over a tap descriptor."""
 
 import asyncio
+import concurrent.futures
 import ctypes
 import errno
 import os
@@ -21,6 +22,7 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.address_assignment import addressed
 from virtbus.netd.core.attachment import Attachment, NicKind
+from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.names import mac_bytes, netns
 from virtbus.netd.edge import links
@@ -28,6 +30,7 @@ from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_servers import HostServers
@@ -35,7 +38,9 @@ from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.edge.segments import Segments
 from virtbus.netd.resolver import Resolver
+from virtbus.schemas.counters import Counters
 from virtbus.schemas.node_rpc import NetReady
 from virtbus.schemas.vm import VmRecord
 
@@ -44,7 +49,7 @@ VNET_HEADER = bytes(10)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _enter(fd: int) -> None:
+def enter(fd: int) -> None:
     assert libc.setns(fd, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
@@ -105,7 +110,7 @@ def pretended_host(tmp_path: Path) -> Iterator[Host]:
         while libc.umount2(str(directory).encode(), 2) == 0:
             pass
         assert ctypes.get_errno() in {errno.EINVAL, errno.ENOENT}
-        _enter(before)
+        enter(before)
         os.close(before)
 
 
@@ -338,7 +343,9 @@ class Node:
         self.conf_dir = host.tmp / "cni"
         self.conf_dir.mkdir(exist_ok=True)
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
+        self.links_allowed = ("br-lan",)
         self.begun: list[NetReady] = []
+        self.leases: asyncio.Queue[tuple[str, int, DhcpLease]] = asyncio.Queue()
         self.doors: HostPorts
         self.attachments: Attachments
 
@@ -358,7 +365,7 @@ class Node:
             allowed=("bridge", "host-local"),
         )
         self.doors = HostPorts(
-            attachers=Attachers(HostBridges(bridge, "n1"), cni),
+            attachers=Attachers(HostBridges(bridge, "n1"), cni, Segments(self.links_allowed)),
             namespaces=self.host.namespaces,
             bridge=bridge,
             ports=PublishedPorts(bridge),
@@ -371,6 +378,7 @@ class Node:
             ),
         )
         self.attachments = Attachments(self.doors, self.site)
+        self.doors.dhcp.leased = lambda *lease: self.leases.put_nowait(lease)
 
     async def restart(self) -> None:
         self.stop()
@@ -394,12 +402,18 @@ class Node:
 
         return await self.attachments.ensure(make_record(uid, **extra), begun)
 
+    async def next_lease(self) -> NetReady | None:
+        """Apply the next lease that a server of a segment gives, as the service does."""
+        async with asyncio.timeout(5):
+            uid, index, lease = await self.leases.get()
+        return await self.attachments.lease(uid, index, lease)
+
     @asynccontextmanager
     async def guest(self, uid: str, index: int = 0) -> AsyncIterator[Guest]:
         """A guest on one interface of an attached VM."""
         attachment, taps = await self.attachments.take_taps(uid, 5.0)
         nic = attachment.nics[index]
-        guest = Guest(taps[index], nic.mac, nic.addresses[0])
+        guest = Guest(taps[index], nic.mac, nic.addresses[0] if nic.addresses else "0.0.0.0/0")
         try:
             yield guest
         finally:
@@ -407,6 +421,13 @@ class Node:
             for at, fd in enumerate(taps):
                 if at != index:
                     os.close(fd)
+
+    def counters(self, uid: str) -> Counters:
+        """Return the counters of a VM's interfaces."""
+        (attachment,) = [one for one in self.attachments.ready() if one.uid == uid]
+        links_ = GuestLinks(self.doors.namespaces, self.doors.attachers)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # it enters the namespace
+            return pool.submit(links_.counters, attachment).result()
 
     def inside(self, uid: str, command: str) -> str:
         """Return the output of a shell command in the VM's namespace."""

@@ -17,8 +17,11 @@ from virtbus.netd.core.address_assignment import (
     carried_over,
     check_macs,
     refusal,
+    replaced,
+    with_lease,
 )
 from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
 from virtbus.netd.core.finding import NetworkFinding, lost, mended
@@ -191,6 +194,36 @@ class Attachments:
         self.untidy.set()
         nics = tuple(nic.model_copy(update={"cni": None}) for nic in attachment.nics)
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
+
+    async def lease(self, uid: str, index: int, lease: DhcpLease) -> NetReady | None:
+        """Give an interface on a segment the address of its lease, and only that one.
+
+        Return the new state; None if nothing changes, or if no guest may have the address.
+        """
+        async with self._locks.of(uid):
+            entry = self._entries.get(uid)
+            nics = entry.attachment.nics if entry is not None else ()
+            nic = next((one for one in nics if one.index == index and one.on_segment), None)
+            if entry is None or nic is None or entry.phase is not NetPhase.READY:
+                return None
+            leased = with_lease(nic, lease, self._doors.bridge.reach)
+            if leased == nic:
+                return None
+            attachment = replaced(entry.attachment, leased)
+            self._keep(entry, attachment)
+            await in_thread(lambda: self._builder.links.guard(attachment))
+            extra = {"code": "leased", "uid": uid}
+            log.info("the segment of '%s' gave %s", nic.network, lease.address, extra=extra)
+            return entry.ready()
+
+    async def guard(self, uid: str) -> None:
+        """Apply the reach rules of this host to the taps of a VM. Raises OSError."""
+        async with self._locks.of(uid):
+            entry = self._entries.get(uid)
+            if entry is not None and entry.phase is NetPhase.READY:
+                attachment = entry.attachment
+                if await self._builder.found(attachment):
+                    await in_thread(lambda: self._builder.links.guard(attachment))
 
     async def release(self, uid: str, epoch: int) -> bool:
         """Remove the network of `uid`; return False if there was none.

@@ -10,11 +10,14 @@ from typing import Protocol
 
 from virtbus.netd.core.address_assignment import addressed
 from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
+from virtbus.netd.core.bridge_ports import refuse_full
+from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_ends import plug, replug, unplugged
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.segments import Segments
 
 
 class Attacher(Protocol):
@@ -50,12 +53,9 @@ class BridgeAttacher:
 
     def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
         bridge = self.bridges.of(nic)
-        taken = {
-            address.partition("/")[0]
-            for other in others
-            if other.kind is nic.kind and other.place == nic.place
-            for address in other.addresses
-        }
+        ports = [one for one in others if one.kind is nic.kind and one.place == nic.place]
+        refuse_full(nic, len(ports))
+        taken = {address.partition("/")[0] for one in ports for address in one.addresses}
         return addressed(nic, vm.uid, bridge.gateway, taken)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
@@ -119,14 +119,16 @@ class CniAttacher:
 class Attachers:
     """The attacher of each kind of network."""
 
-    def __init__(self, bridges: HostBridges, cni: Cni) -> None:
+    def __init__(self, bridges: HostBridges, cni: Cni, segments: Segments) -> None:
         self.bridges = bridges
+        self.segments = segments
         bridged = BridgeAttacher(bridges)
         self._of: Mapping[NicKind, Attacher] = {
             NicKind.BRIDGE: bridged,
             NicKind.NAT: bridged,
             NicKind.ROUTED: bridged,
             NicKind.ISOLATED: bridged,
+            NicKind.HOST_BRIDGE: HostBridgeAttacher(segments),
             NicKind.CNI: CniAttacher(cni),
         }
 

@@ -11,8 +11,17 @@ from socket import AF_INET, AF_INET6, AF_UNSPEC
 from virtbus.netd.core import host_end
 from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall, Reply
 from virtbus.netd.edge.netlink import Netlink
-from virtbus.netd.edge.rtnl import ADDRESSES, LINKS, Attribute, Message, nest
+from virtbus.netd.edge.rtnl import (
+    ADDRESSES,
+    LINKS,
+    Attribute,
+    Message,
+    nest,
+)
 
+_AF_BRIDGE = 7
+_VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
+"""`BRIDGE_VLAN_INFO_*`: the VLAN of frames without a tag, and without a tag on the way out."""
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 
@@ -72,6 +81,19 @@ class KernelLink:
 
     def _number(self, kind: int) -> int:
         return int.from_bytes(host_end.read_attribute(self._message, kind), sys.byteorder)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDetails:
+    """A link with its kind, such as `bridge`; empty for a device of the hardware."""
+
+    index: int
+    kind: str
+    mtu: int
+    alias: str
+    filters_vlans: bool
+    pvid: int | None
+    """Of a bridge: the VLAN of a new port; None if the kernel has no VLANs on bridges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +157,46 @@ def find(netlink: Netlink, name: str) -> KernelLink | None:
     """Return one link by name, None if it is missing. A list would take 2 s at 1,000 namespaces."""
     reply = netlink.ask(host_end.get_link(name))
     return KernelLink(reply) if reply is not None else None
+
+
+def describe(netlink: Netlink, name: str) -> LinkDetails | None:
+    """Return one link with its kind by name, None if it is missing."""
+    reply = netlink.ask(host_end.get_link(name))
+    if reply is None:
+        return None
+    message = LINKS.read(reply)
+    info = message.get_attr("IFLA_LINKINFO")
+    kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
+    data = info.get_attr("IFLA_INFO_DATA") if kind == "bridge" else None
+    return LinkDetails(
+        index=message["index"],
+        kind=kind,
+        mtu=message.get_attr("IFLA_MTU"),
+        alias=message.get_attr("IFLA_IFALIAS") or "",
+        filters_vlans=data is not None and bool(data.get_attr("IFLA_BR_VLAN_FILTERING")),
+        pvid=data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") if data is not None else None,
+    )
+
+
+def add_port_vlan(port: int, vlan: int) -> NetlinkCall:
+    """Return the call that puts the frames of a bridge's port into a VLAN, untagged."""
+    return LINKS.set(
+        f"vlan {vlan} of port {port}",
+        ("IFLA_AF_SPEC", _port_vlan(vlan, _VLAN_PVID | _VLAN_UNTAGGED)),
+        family=_AF_BRIDGE,
+        index=port,
+    )
+
+
+def delete_port_vlan(port: int, vlan: int) -> NetlinkCall:
+    """Return the call that takes a bridge's port out of a VLAN."""
+    spec = ("IFLA_AF_SPEC", _port_vlan(vlan, 0))
+    what = f"vlan {vlan} of port {port}"
+    return LINKS.delete(what, spec, gone=errno.ENOENT, family=_AF_BRIDGE, index=port)
+
+
+def _port_vlan(vlan: int, flags: int) -> dict[str, object]:
+    return nest(("IFLA_BRIDGE_VLAN_INFO", {"flags": flags, "vid": vlan}))
 
 
 def list_links(netlink: Netlink) -> list[KernelLink]:
