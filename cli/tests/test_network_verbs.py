@@ -49,7 +49,10 @@ async def test_create_sends_the_spec_of_each_kind(script: Script, cli: Cli, tmp_
     assert (await cli("network", "create", "lan", "--kind", "cni", "--config", conflist)).code == 0
     bridge = ("--kind", "bridge", "--link", "br-lan", "--vlan", "7")
     assert (await cli("network", "create", "vlan7", *bridge)).code == 0
-    first, second, third, fourth = script.data("network.create")
+    macvtap = ("--kind", "macvtap", "--link", "eth1", "--mode", "vepa")
+    assert (await cli("network", "create", "wan", *macvtap)).code == 0
+    first, second, third, fourth, fifth = script.data("network.create")
+    assert fifth["spec"] == {"kind": "macvtap", "link": "eth1", "mode": "vepa"}
     assert fourth["spec"] == {"kind": "bridge", "link": "br-lan", "vlan": 7}
     assert first["labels"] == {"a": "b"}
     assert first["spec"] == {

@@ -85,6 +85,7 @@ async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
         "spec.kind": {"kind": "switch"},
         "spec.link": {"kind": "bridge"},
         "spec.vlan": SPEC | {"vlan": 7},
+        "spec.mode": {"kind": "bridge", "link": "br-lan", "mode": "vepa"},
         "spec.subnet": {"kind": "nat"},
         "spec.subnets": {"kind": "routed"},
         "spec.conflist": {"kind": "cni"},
@@ -108,7 +109,7 @@ async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
 
 @played()
 async def test_a_link_that_no_node_has_and_allows_is_refused(made: World) -> None:
-    await made.hear(node("n1", links={"br-lan": "bridge", "eth1": "other"}))
+    await made.hear(node("n1", links={"br-lan": "bridge", "eth1": "macvtap"}))
     for link in ("br-wan", "eth1"):
         error = await refused(make(made, spec={"kind": "bridge", "link": link}))
         assert (error.reason, paths(error)) == ("network_impossible", ["spec.link"])

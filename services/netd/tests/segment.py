@@ -15,6 +15,7 @@ from services.netd.tests.pretended_host import Guest, Node, enter
 
 from virtbus.netd.core.dhcp import MessageType, Offer, answer, parse
 from virtbus.netd.core.dhcp_frame import SERVER_PORT, payload, reply_frame
+from virtbus.netd.core.reach import METADATA
 from virtbus.schemas.node_rpc import NetReady
 
 BRIDGE = "br-lan"
@@ -22,6 +23,8 @@ OUTSIDE = "vbtest-lan"
 SERVER = IPv4Address("192.0.2.1")
 FIRST = IPv4Interface("192.0.2.10/24")
 BROADCAST = b"\xff" * 6
+HOST = IPv4Address("192.0.2.99")
+OTHER_MAC = bytes.fromhex("020000000099")
 SERVER_MAC = bytes.fromhex("020000000001")
 
 
@@ -136,3 +139,36 @@ async def ping_from_outside(address: IPv4Address) -> bool:
     ping = f"ip netns exec {OUTSIDE} ping -c 1 -W 2 {address}"
     process = await asyncio.create_subprocess_exec(*ping.split(), stdout=subprocess.DEVNULL)
     return await process.wait() == 0
+
+
+def crafted(guest: Guest) -> dict[str, tuple[str, bytes]]:
+    """Frames that must not reach the segment, each with the rule that counts it."""
+    ip6 = b"\x60\0\0\0" + struct.pack("!HBB", 16, 58, 255) + bytes(15) + b"\1" + bytes(16)
+    other, host = IPv4Address("192.0.2.77"), HOST
+    v6 = BROADCAST + guest.mac + b"\x86\xdd" + ip6
+    plain = guest.udp(BROADCAST, other, (1000, 1000), b"vlan-tag")
+    return {
+        "foreign-mac": ("mac", guest.udp(BROADCAST, other, (1, 1), b"", source_mac=OTHER_MAC)),
+        "foreign-ip": ("address", guest.udp(BROADCAST, other, (1, 1), b"", source=other)),
+        "no-ip": ("address", guest.udp(BROADCAST, other, (1, 1), b"", source=IPv4Address(0))),
+        "dhcp-server": ("dhcp", guest.udp(BROADCAST, other, (67, 68), b"")),
+        "arp-gateway": ("arp", guest.arp(2, BROADCAST, other, sender=(guest.mac, SERVER))),
+        "arp-mac": ("arp", guest.arp(2, BROADCAST, other, sender=(OTHER_MAC, guest.ip))),
+        "router-adv": ("protocol", v6 + b"\x86\0\0\0"),
+        "neighbour-adv": ("protocol", v6 + b"\x88\0\0\0"),
+        "vlan-tag": ("protocol", BROADCAST + guest.mac + b"\x81\0\0\5" + plain[12:]),
+        "to-a-host": ("reach", guest.udp(BROADCAST, host, (1, 22), b"")),
+        "to-metadata": ("reach", guest.udp(BROADCAST, METADATA, (1, 80), b"")),
+        "dhcp-to-a-host": ("reach", guest.udp(BROADCAST, host, (68, 67), b"")),
+    }
+
+
+async def sent(guest: Guest, far: Segment) -> dict[str, list[str]]:
+    """Send all crafted frames and a good one; return those that passed, and those of each rule."""
+    counted: dict[str, list[str]] = {}
+    for name, (rule, frame) in crafted(guest).items():
+        guest.send(frame.ljust(60, b"\0") + b"<" + name.encode() + b">")
+        counted.setdefault(rule, []).append(name)
+    guest.send(guest.udp(BROADCAST, SERVER, (1000, 1000), b"the-end"))
+    passed = await far.marks(b"the-end")
+    return counted | {"passed": [name for name in crafted(guest) if f"<{name}>" in passed]}

@@ -1,106 +1,47 @@
 """Networks of the kind `bridge`: guests on the segment of an existing bridge, with real frames."""
 
-import struct
 import subprocess
-from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
 import pytest
-from services.netd.tests.pretended_host import Guest, Host, Node, make_record
+from services.netd.tests.pretended_host import Host, Node, make_record
 from services.netd.tests.segment import (
     BRIDGE,
     BROADCAST,
     FIRST,
-    OUTSIDE,
+    HOST,
     SERVER,
     Segment,
     lease,
     ping_from_outside,
     run,
-    segment,
+    sent,
     wanted,
 )
 from services.netd.tests.test_network_objects import A, B, target
 
 from virtbus.netd.core.bridge_ports import PORTS_MAX, nearly_full, refuse_full
 from virtbus.netd.core.plan import plan_of
-from virtbus.netd.core.reach import METADATA, ReachRules
+from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.bridge_attacher import vlan_calls
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import NetPhase
 
 pytestmark = pytest.mark.integration
 
-HOST = IPv4Address("192.0.2.99")
-OTHER_MAC = bytes.fromhex("020000000099")
-
-
-@pytest.fixture
-def lan(host: Host) -> Iterator[Segment]:
-    """The segment exists before netd, and after it."""
-    with segment() as far:
-        run(f"ip -n {OUTSIDE} addr add {SERVER}/24 dev lan1")
-        yield far
-
-
-@pytest.fixture
-async def node(host: Host, lan: Segment) -> Any:
-    before = host.census()
-    made = Node(host)
-    await made.start()
-    try:
-        yield made
-    finally:
-        for uid in list(made.attachments.resources()):
-            await made.attachments.release(uid, 1_000)
-        await made.attachments.tidy()
-        made.stop()
-    await host.returns_to(before)
-
 
 def lan_network(**spec: Any) -> dict[str, Any]:
     return target("bridge", link=BRIDGE, **spec)
 
 
-def crafted(guest: Guest) -> dict[str, tuple[str, bytes]]:
-    """Frames that must not reach the segment, each with the rule that counts it."""
-    ip6 = b"\x60\0\0\0" + struct.pack("!HBB", 16, 58, 255) + bytes(15) + b"\1" + bytes(16)
-    other, host = IPv4Address("192.0.2.77"), HOST
-    v6 = BROADCAST + guest.mac + b"\x86\xdd" + ip6
-    plain = guest.udp(BROADCAST, other, (1000, 1000), b"vlan-tag")
-    return {
-        "foreign-mac": ("mac", guest.udp(BROADCAST, other, (1, 1), b"", source_mac=OTHER_MAC)),
-        "foreign-ip": ("address", guest.udp(BROADCAST, other, (1, 1), b"", source=other)),
-        "no-ip": ("address", guest.udp(BROADCAST, other, (1, 1), b"", source=IPv4Address(0))),
-        "dhcp-server": ("dhcp", guest.udp(BROADCAST, other, (67, 68), b"")),
-        "arp-gateway": ("arp", guest.arp(2, BROADCAST, other, sender=(guest.mac, SERVER))),
-        "arp-mac": ("arp", guest.arp(2, BROADCAST, other, sender=(OTHER_MAC, guest.ip))),
-        "router-adv": ("protocol", v6 + b"\x86\0\0\0"),
-        "neighbour-adv": ("protocol", v6 + b"\x88\0\0\0"),
-        "vlan-tag": ("protocol", BROADCAST + guest.mac + b"\x81\0\0\5" + plain[12:]),
-        "to-a-host": ("reach", guest.udp(BROADCAST, host, (1, 22), b"")),
-        "to-metadata": ("reach", guest.udp(BROADCAST, METADATA, (1, 80), b"")),
-        "dhcp-to-a-host": ("reach", guest.udp(BROADCAST, host, (68, 67), b"")),
-    }
-
-
-async def sent(guest: Guest, far: Segment) -> dict[str, list[str]]:
-    """Send all crafted frames and a good one; return those that passed, and those of each rule."""
-    counted: dict[str, list[str]] = {}
-    for name, (rule, frame) in crafted(guest).items():
-        guest.send(frame.ljust(60, b"\0") + b"<" + name.encode() + b">")
-        counted.setdefault(rule, []).append(name)
-    guest.send(guest.udp(BROADCAST, SERVER, (1000, 1000), b"the-end"))
-    passed = await far.marks(b"the-end")
-    return counted | {"passed": [name for name in crafted(guest) if f"<{name}>" in passed]}
-
-
-async def test_a_guest_has_the_address_that_the_segment_gives_it(node: Node, lan: Segment) -> None:
-    ready = await node.attach(A, **lan_network())
+async def test_a_guest_has_the_address_that_the_segment_gives_it(
+    lan_node: Node, lan: Segment
+) -> None:
+    ready = await lan_node.attach(A, **lan_network())
     assert (ready.phase, ready.interfaces[0].addresses) == (NetPhase.READY, ())
-    async with node.guest(A) as guest:
-        after = await lease(node, guest, lan)
+    async with lan_node.guest(A) as guest:
+        after = await lease(lan_node, guest, lan)
         assert after is not None
         assert after.interfaces[0].addresses == (str(FIRST),)
         assert after.interfaces[0].gateway == str(SERVER)
@@ -108,7 +49,7 @@ async def test_a_guest_has_the_address_that_the_segment_gives_it(node: Node, lan
         assert await ping_from_outside(guest.ip)
         # the next lease replaces the first
         other = IPv4Interface("192.0.2.11/24")
-        await lease(node, guest, lan, other)
+        await lease(lan_node, guest, lan, other)
         await guest.ping(SERVER)
         guest.ip = FIRST.ip
         guest.send(guest.udp(BROADCAST, SERVER, (1, 1), b"the-former"))
@@ -117,130 +58,132 @@ async def test_a_guest_has_the_address_that_the_segment_gives_it(node: Node, lan
         assert "the-former" not in await lan.marks(b"the-end")
 
 
-async def test_two_guests_of_a_bridge_reach_each_other(node: Node, lan: Segment) -> None:
+async def test_two_guests_of_a_bridge_reach_each_other(lan_node: Node, lan: Segment) -> None:
     for uid in (A, B):
-        await node.attach(uid, **lan_network())
-    async with node.guest(A) as one, node.guest(B) as two:
-        await lease(node, one, lan)
-        await lease(node, two, lan, IPv4Interface("192.0.2.11/24"))
+        await lan_node.attach(uid, **lan_network())
+    async with lan_node.guest(A) as one, lan_node.guest(B) as two:
+        await lease(lan_node, one, lan)
+        await lease(lan_node, two, lan, IPv4Interface("192.0.2.11/24"))
         await one.ping(two.ip)
         await two.ping(one.ip)
 
 
-async def test_crafted_frames_are_dropped_and_counted_by_rule(node: Node, lan: Segment) -> None:
-    node.doors.bridge.reach = ReachRules(hosts=frozenset({HOST}))
-    await node.attach(A, **lan_network())
-    async with node.guest(A) as guest:
+async def test_crafted_frames_are_dropped_and_counted_by_rule(lan_node: Node, lan: Segment) -> None:
+    lan_node.doors.bridge.reach = ReachRules(hosts=frozenset({HOST}))
+    await lan_node.attach(A, **lan_network())
+    async with lan_node.guest(A) as guest:
         guest.send(guest.udp(BROADCAST, SERVER, (1, 1), b"early", source=FIRST.ip))
-        await lease(node, guest, lan)
+        await lease(lan_node, guest, lan)
         result = await sent(guest, lan)
         assert result.pop("passed") == []
-        (nic,) = node.counters(A).interfaces
+        (nic,) = lan_node.counters(A).interfaces
         assert nic.refused == {rule: len(names) for rule, names in result.items()}
 
 
-async def test_a_guest_gives_itself_no_lease(node: Node, lan: Segment) -> None:
-    await node.attach(A, **lan_network())
-    async with node.guest(A) as guest:
+async def test_a_guest_gives_itself_no_lease(lan_node: Node, lan: Segment) -> None:
+    await lan_node.attach(A, **lan_network())
+    async with lan_node.guest(A) as guest:
         ack = bytearray(wanted(guest, FIRST)[42:])
         ack[0], ack[16:20], ack[242] = 2, FIRST.ip.packed, 5
         guest.send(guest.udp(BROADCAST, IPv4Address("255.255.255.255"), (67, 68), bytes(ack)))
-        await lease(node, guest, lan, IPv4Interface("192.0.2.11/24"))
-        assert node.attachments.ready()[0].nics[0].addresses == ("192.0.2.11/24",)
+        await lease(lan_node, guest, lan, IPv4Interface("192.0.2.11/24"))
+        assert lan_node.attachments.ready()[0].nics[0].addresses == ("192.0.2.11/24",)
 
 
-async def test_a_lease_of_a_hosts_address_is_refused(node: Node, lan: Segment) -> None:
-    node.doors.bridge.reach = ReachRules(hosts=frozenset({FIRST.ip}))
-    await node.attach(A, **lan_network())
-    async with node.guest(A) as guest:
+async def test_a_lease_of_a_hosts_address_is_refused(lan_node: Node, lan: Segment) -> None:
+    lan_node.doors.bridge.reach = ReachRules(hosts=frozenset({FIRST.ip}))
+    await lan_node.attach(A, **lan_network())
+    async with lan_node.guest(A) as guest:
         with pytest.raises(VirtbusError, match="belongs to a host"):
-            await lease(node, guest, lan)
+            await lease(lan_node, guest, lan)
 
 
 async def test_the_reach_rules_follow_the_fleet_and_a_restart_keeps_the_lease(
-    node: Node, lan: Segment
+    lan_node: Node, lan: Segment
 ) -> None:
-    await node.attach(A, **lan_network())
-    async with node.guest(A) as guest:
-        await lease(node, guest, lan)
+    await lan_node.attach(A, **lan_network())
+    async with lan_node.guest(A) as guest:
+        await lease(lan_node, guest, lan)
         guest.send(guest.udp(BROADCAST, HOST, (1, 22), b"the-end"))
         await lan.marks(b"the-end")
-        node.doors.bridge.reach = ReachRules(hosts=frozenset({HOST}))
-        await node.attachments.guard(A)
+        lan_node.doors.bridge.reach = ReachRules(hosts=frozenset({HOST}))
+        await lan_node.attachments.guard(A)
         guest.send(guest.udp(BROADCAST, HOST, (1, 22), b"to-a-host"))
         guest.send(guest.udp(BROADCAST, SERVER, (1, 22), b"an-end"))
         assert "to-a-host" not in await lan.marks(b"an-end")
-        await node.restart()
-        assert node.attachments.ready()[0].nics[0].addresses == (str(FIRST),)
+        await lan_node.restart()
+        assert lan_node.attachments.ready()[0].nics[0].addresses == (str(FIRST),)
         await guest.ping(SERVER)
 
 
-async def test_a_host_is_closed_by_every_address_of_its_bridges(node: Node, lan: Segment) -> None:
+async def test_a_host_is_closed_by_every_address_of_its_bridges(
+    lan_node: Node, lan: Segment
+) -> None:
     run(f"ip addr add {HOST}/24 dev {BRIDGE}")
-    await node.attach(B)
-    await node.attach(A, **lan_network())
-    async with node.guest(A) as guest:
-        await lease(node, guest, lan)
+    await lan_node.attach(B)
+    await lan_node.attach(A, **lan_network())
+    async with lan_node.guest(A) as guest:
+        await lease(lan_node, guest, lan)
         with pytest.raises(TimeoutError):  # the host takes no packet for it from another link
             await guest.ping(IPv4Address("10.127.0.1"), via=HOST)
 
 
-async def test_the_bridge_stays_as_the_host_made_it(node: Node, lan: Segment) -> None:
+async def test_the_bridge_stays_as_the_host_made_it(lan_node: Node, lan: Segment) -> None:
     shown = run(f"ip -o link show {BRIDGE}").split("qlen")
-    ready = await node.attach(A, **lan_network())
+    ready = await lan_node.attach(A, **lan_network())
     assert run(f"ip -o link show {BRIDGE}").split("qlen") == shown
     assert ready.interfaces[0].mtu == 1500
-    await node.attachments.release(A, 1)
-    await node.attachments.tidy()
+    await lan_node.attachments.release(A, 1)
+    await lan_node.attachments.tidy()
     assert run(f"ip -o link show {BRIDGE}").split("qlen") == shown
 
 
-async def test_guests_have_the_mtu_of_the_bridge_at_most(node: Node, lan: Segment) -> None:
+async def test_guests_have_the_mtu_of_the_bridge_at_most(lan_node: Node, lan: Segment) -> None:
     run("ip link set lan0 mtu 1400")
-    assert (await node.attach(A, **lan_network())).interfaces[0].mtu == 1400
+    assert (await lan_node.attach(A, **lan_network())).interfaces[0].mtu == 1400
     with pytest.raises(
         VirtbusError, match="has an MTU of 1500, and its link on this node has 1400"
     ):
-        await node.attach(B, **lan_network(mtu=1500))
+        await lan_node.attach(B, **lan_network(mtu=1500))
     assert "mtu 1400" in run(f"ip link show {BRIDGE}")
 
 
-async def test_a_lost_port_is_plugged_again(node: Node, lan: Segment) -> None:
-    await node.attach(A, **lan_network())
-    (nic,) = node.attachments.ready()[0].nics
+async def test_a_lost_port_is_plugged_again(lan_node: Node, lan: Segment) -> None:
+    await lan_node.attach(A, **lan_network())
+    (nic,) = lan_node.attachments.ready()[0].nics
     run(f"ip link set {nic.host_link} nomaster")
-    assert node.doors.attachers.verify([nic]) == [f"{nic.host_link}: not on {BRIDGE}"]
-    await node.attachments.replug()
-    assert node.doors.attachers.verify([nic]) == []
-    async with node.guest(A) as guest:
-        await lease(node, guest, lan)
+    assert lan_node.doors.attachers.verify([nic]) == [f"{nic.host_link}: not on {BRIDGE}"]
+    await lan_node.attachments.replug()
+    assert lan_node.doors.attachers.verify([nic]) == []
+    async with lan_node.guest(A) as guest:
+        await lease(lan_node, guest, lan)
         await guest.ping(SERVER)
 
 
 async def test_a_bridge_that_is_missing_or_not_allowed_is_refused_before_anything_is_made(
-    host: Host, node: Node
+    host: Host, lan_node: Node
 ) -> None:
     before = host.census()
     subprocess.run(["ip", "link", "add", "dev", "own", "type", "bridge"], check=True)
-    node.doors.attachers.segments._allowed = ("own", "gone", "lan0", BRIDGE)
+    lan_node.doors.attachers.segments._allowed = ("own", "gone", "lan0", BRIDGE)
     refusals = {
         "other": ("link_forbidden", "its operator adds it to netd's setting links_allowed"),
-        "gone": ("link_missing", "this node has no bridge gone"),
-        "lan0": ("link_missing", "lan0"),
+        "gone": ("link_missing", "no link gone for networks of the kind bridge; make it"),
+        "lan0": ("link_missing", "no link lan0"),
     }
     for link, (reason, text) in refusals.items():
         with pytest.raises(VirtbusError, match=text) as refused:
-            await node.attach(A, **target("bridge", link=link))
+            await lan_node.attach(A, **target("bridge", link=link))
         assert refused.value.reason == reason
         assert refused.value.body.details[0].path == "spec.networks[0].network"
     run("ip link del own")
     assert host.census() == before
 
 
-async def test_a_vlan_on_a_kernel_without_vlans_is_refused(host: Host, node: Node) -> None:
+async def test_a_vlan_on_a_kernel_without_vlans_is_refused(host: Host, lan_node: Node) -> None:
     before = host.census()
     with pytest.raises(VirtbusError) as refused:
-        await node.attach(A, **lan_network(vlan=7))
+        await lan_node.attach(A, **lan_network(vlan=7))
     # a kernel with VLANs refuses it as well, because this bridge does not separate them
     assert refused.value.reason == "no_vlans"
     assert host.census() == before

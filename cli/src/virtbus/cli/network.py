@@ -18,7 +18,8 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 _HERE = "virtbus.cli.network"
 HEADER = ("NAMESPACE", "NAME", "KIND", "STATE", "SUBNET", "VMS", "NODES")
 EVERYWHERE = "_"
-KINDS = ("nat", "routed", "isolated", "bridge", "cni")
+KINDS = ("nat", "routed", "isolated", "bridge", "macvtap", "cni")
+MODES = ("bridge", "vepa", "private", "passthru")
 
 
 @click.group(
@@ -71,6 +72,7 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
         virtbus network create lab --kind isolated --subnet 10.9.0.0/24
         virtbus network create dmz --kind routed --on n1=10.1.0.0/24 --on n2=10.2.0.0/24
         virtbus network create lan --kind bridge --link br-lan
+        virtbus network create wan --kind macvtap --link eth1
         virtbus network create mesh --kind cni --conflist mesh
         virtbus network create vlan7 --kind cni --config ./vlan7.conflist --all-namespaces
         """
@@ -90,9 +92,10 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 @click.option("--dns", multiple=True, metavar="IP", help="Name server of the guests; repeatable.")
 @click.option("--mtu", type=int, metavar="BYTES", help="[default: 1500]")
 @click.option(
-    "--link", metavar="NAME", help="For bridge: a bridge of hosts, which their netd allows."
+    "--link", metavar="NAME", help="For bridge and macvtap: a bridge or interface of hosts."
 )
 @click.option("--vlan", type=int, metavar="ID", help="For bridge: the VLAN of the guests.")
+@click.option("--mode", type=click.Choice(MODES), help="Of macvtap.  [default: bridge]")
 @click.option("--conflist", metavar="NAME", help="For cni: a conflist that nodes have.")
 @click.option(
     "--config",
@@ -114,8 +117,10 @@ def create(
     With nat, guests reach each other on their host, and the outside under the host's address. With
     routed, they have their own addresses there; `virtbus network get` shows the needed routes. With
     isolated, they reach each other on their host, and nothing else. With bridge, they are on the
-    segment of a bridge that hosts have, and its DHCP server gives them addresses. With cni, plugins
-    decide.
+    segment of a bridge that hosts have, and its DHCP server gives them addresses. With macvtap,
+    they are on that of an interface, and do not reach the host itself. With cni, plugins decide.
+
+    The netd of a host allows the bridges and interfaces of --link in its setting links_allowed.
     """
     wanted = {
         **_asked(name, namespace, everywhere=all_namespaces),
@@ -132,7 +137,7 @@ def create(
 
 def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
     spec: dict[str, Any] = {"kind": flags["kind"]}
-    words = ("subnet", "gateway", "link", "vlan", "mtu", "conflist", "protected")
+    words = ("subnet", "gateway", "link", "vlan", "mode", "mtu", "conflist", "protected")
     spec |= {word: flags[word] for word in words if flags[word]}
     if flags["dns"]:
         spec["dns"] = list(flags["dns"])

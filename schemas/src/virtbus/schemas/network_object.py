@@ -34,12 +34,27 @@ class NetworkKind(StrEnum):
     """Guests reach other guests of the network on their host, and nothing else."""
     BRIDGE = "bridge"
     """Guests are on the segment of an existing bridge of the host."""
+    MACVTAP = "macvtap"
+    """Guests are on the segment of an interface of the host, without a bridge."""
     CNI = "cni"
     """The plugins of a CNI conflist, of the node or of the object."""
 
 
-ON_SEGMENTS = frozenset({NetworkKind.BRIDGE})
+ON_SEGMENTS = frozenset({NetworkKind.BRIDGE, NetworkKind.MACVTAP})
 """Kinds whose guests are on a segment: its DHCP server gives them their addresses."""
+
+
+class MacvtapMode(StrEnum):
+    """The way in which guests on one interface of a host reach each other."""
+
+    BRIDGE = "bridge"
+    """Directly."""
+    VEPA = "vepa"
+    """By a switch outside that sends their frames back."""
+    PRIVATE = "private"
+    """Not at all."""
+    PASSTHRU = "passthru"
+    """There is one guest only, which has the interface to itself."""
 
 
 def _subnet(text: str) -> str:
@@ -87,9 +102,11 @@ class NetworkSpec(StrictModel):
     mtu: Count | None = Field(None, ge=MTU_MIN, le=BRIDGE_MTU)
     """None: 1500, the plugins' for `cni`, or the link's for kinds with `link`."""
     link: LinkName | None = None
-    """For `bridge`: the host's bridge. A node must have and allow it."""
+    """For `bridge` and `macvtap`: the host's bridge or interface. A node must have and allow it."""
     vlan: Count | None = Field(None, ge=1, le=4094)
     """For `bridge`: the VLAN of the guests' frames, which the guests see untagged."""
+    mode: MacvtapMode | None = None
+    """For `macvtap`; default: `bridge`."""
     conflist: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
     """For `cni`: the name of a conflist that the node has."""
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None

@@ -1,17 +1,17 @@
 """Closes the addresses of the fleet's hosts and of bus servers to this host's guests."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 
 from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.netd.core.reach import MAX_ADDRESSES, usable
 from virtbus.netd.edge.bus_servers import server_addresses
 from virtbus.netd.edge.host_bridges import HostBridges
+from virtbus.netd.edge.hosts_file import HostsFile
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.resolver import Resolver
 from virtbus.netd.settings import Settings
@@ -42,8 +42,7 @@ class ForbiddenAddresses:
         """`guard` applies the rules of the built-in bridge to guests on segments."""
         self._bridges = bridges
         self._guard = guard
-        self._file = settings.state_dir / "netd" / "reach" / "hosts.json"
-        self._written: frozenset[IPv4Address] = frozenset()
+        self._file = HostsFile(settings.state_dir / "netd" / "reach" / "hosts.json")
         self._settings = settings
         self._resolver = resolver
         self._hosts: tuple[str, ...] = ()
@@ -69,14 +68,7 @@ class ForbiddenAddresses:
     def restore(self) -> None:
         """Set the rules with the addresses in the file, before anything is made or adopted."""
         reach = self._settings.reach(self._resolver.addresses)
-        hosts: frozenset[IPv4Address] = frozenset()
-        try:
-            hosts = usable(json.loads(self._file.read_text()), self._guests)
-        except FileNotFoundError:
-            pass
-        except (ValueError, TypeError) as error:
-            extra = {"code": "bad_hosts_file"}
-            log.error("%s cannot be used (%s); the bus repeats it", self._file, error, extra=extra)
+        hosts = usable(self._file.read(), self._guests)
         self._bridges.built_in.reach = replace(reach, hosts=hosts)
 
     async def run(self) -> None:
@@ -99,12 +91,7 @@ class ForbiddenAddresses:
         hosts = usable([*fleet, *own, *server_addresses(self._settings.bus())], self._guests)
         reach = self._settings.reach(self._resolver.addresses)
         self._bridges.set_reach(replace(reach, hosts=hosts))
-        if hosts != self._written:
-            self._file.parent.mkdir(exist_ok=True)
-            part = self._file.with_suffix(".part")
-            part.write_text(json.dumps(sorted(map(str, hosts))))
-            part.replace(self._file)
-            self._written = hosts
+        self._file.write(hosts)
 
     @property
     def _guests(self) -> IPv4Network:

@@ -51,8 +51,8 @@ class Settings(ServiceSettings):
         (),
         max_length=64,
         description=(
-            "bridges of the host to which network objects may connect guests; they must exist, and "
-            "netd never changes them"
+            "bridges and interfaces of the host to which network objects may connect guests; they "
+            "must exist, and netd never changes them"
         ),
     )
     cni_timeout_s: float = Field(

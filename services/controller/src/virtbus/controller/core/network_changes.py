@@ -30,6 +30,7 @@ _FIELDS = {
     NetworkKind.ROUTED: frozenset({"subnets", "dns", "mtu"}),
     NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu"}),
     NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
+    NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
     NetworkKind.CNI: frozenset({"conflist", "config"}),
 }
 """The fields of each kind, besides `kind` and `protected`."""
@@ -39,9 +40,10 @@ _NEEDED = {
     NetworkKind.ROUTED: "subnets",
     NetworkKind.ISOLATED: "subnet",
     NetworkKind.BRIDGE: "link",
+    NetworkKind.MACVTAP: "link",
     NetworkKind.CNI: "conflist",
 }
-_SUCH_AS = {"conflist": "or spec.config", "link": "such as br-lan, a link of the nodes"}
+_SUCH_AS = {"conflist": "or spec.config", "link": "such as br-lan, a bridge or interface of nodes"}
 
 
 def create_step(there: NetworkRecord | None, ended: str, wanted: NetworkRecord) -> CreateStep:

@@ -24,6 +24,8 @@ class NicKind(StrEnum):
     """As BRIDGE, with the bridge and the rules of a network object."""
     HOST_BRIDGE = "host-bridge"
     """A veth to an existing bridge of the host, which a network object of kind `bridge` names."""
+    MACVTAP = "macvtap"
+    """A macvlan link on an interface of the host."""
     CNI = "cni"
     """The plugins of a conflist."""
 
@@ -80,7 +82,7 @@ class Nic(LenientModel):
 
     @property
     def host_place(self) -> str:
-        """Return what identifies the host's bridge that it is on; empty if it is on none."""
+        """Return what identifies the host's bridge or interface that it is on; empty for CNI."""
         if self.kind is NicKind.CNI:
             return ""
         if self.target is None:

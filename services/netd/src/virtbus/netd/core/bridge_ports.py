@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from virtbus.netd.core.attachment import Nic
+from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.schemas.errors import Code, VirtbusError
 
 PORTS_MAX = 1023
 """Ports of a Linux bridge (`BR_MAX_PORTS` without number 0)."""
+_WITHOUT_BRIDGE = frozenset({NicKind.CNI, NicKind.MACVTAP})
 _SOON = PORTS_MAX * 9 // 10
 
 
@@ -28,7 +29,8 @@ def bridge_full(network: str) -> VirtbusError:
 
 def nearly_full(nics: Iterable[Nic]) -> str:
     """Return a warning for each bridge with over 90 % of its ports in use; empty if none has."""
-    used = Counter(nic.host_place for nic in nics if nic.host_place)
+    nics = [nic for nic in nics if nic.kind not in _WITHOUT_BRIDGE]
+    used = Counter(nic.host_place for nic in nics)
     named = {nic.host_place: nic.network for nic in nics}
     return "; ".join(
         f"the bridge of the network {named[place]} has {count} of {PORTS_MAX} ports in use"

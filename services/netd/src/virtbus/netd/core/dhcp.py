@@ -120,7 +120,7 @@ class DhcpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class DhcpLease:
-    """What another server's answer gives a guest."""
+    """The address and router that another server gives a guest."""
 
     address: IPv4Interface
     router: IPv4Address | None = None

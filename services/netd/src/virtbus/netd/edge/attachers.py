@@ -16,6 +16,7 @@ from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_ends import plug, replug, unplugged
+from virtbus.netd.edge.macvtap_attacher import MacvtapAttacher
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.segments import Segments
 
@@ -129,6 +130,7 @@ class Attachers:
             NicKind.ROUTED: bridged,
             NicKind.ISOLATED: bridged,
             NicKind.HOST_BRIDGE: HostBridgeAttacher(segments),
+            NicKind.MACVTAP: MacvtapAttacher(segments),
             NicKind.CNI: CniAttacher(cni),
         }
 

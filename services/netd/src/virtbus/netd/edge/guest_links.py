@@ -72,6 +72,7 @@ class GuestLinks:
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
+            inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
             filters.guard(attachment.nics, self._bridge.reach)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
@@ -259,12 +260,26 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
     wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
+    own = names.wire_mac(uid, nic.index) if nic.kind is NicKind.MACVTAP else None
     return [
-        links.new_bridge(nic.bridge, index=bridge),
+        links.new_bridge(nic.bridge, index=bridge, mac=own),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
         tuning.link_state(nic),
     ]
+
+
+def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
+    """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
+
+    A bridge keeps frames for the MAC of a port otherwise.
+    """
+    if nic.kind is not NicKind.MACVTAP:
+        return []
+    eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
+    if eth is None or tap is None or eth.mac != nic.mac:
+        return []
+    return [links.forget_local(eth.index, nic.mac), links.forward_to(tap.index, nic.mac)]
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:

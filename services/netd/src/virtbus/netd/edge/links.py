@@ -14,12 +14,14 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.rtnl import (
     ADDRESSES,
     LINKS,
+    NEIGHBOURS,
     Attribute,
     Message,
     nest,
 )
 
 _AF_BRIDGE = 7
+_NTF_MASTER, _NUD_NOARP = 0x04, 0x40
 _VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
 """`BRIDGE_VLAN_INFO_*`: the VLAN of frames without a tag, and without a tag on the way out."""
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
@@ -90,6 +92,7 @@ class LinkDetails:
     index: int
     kind: str
     mtu: int
+    master: int
     alias: str
     filters_vlans: bool
     pvid: int | None
@@ -148,6 +151,37 @@ def set_link(
     return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=change)
 
 
+def new_macvlan(
+    name: str, lower: int, mode: str, netns_fd: int, *, mac: str | None, mtu: int
+) -> NetlinkCall:
+    """Return the call that ensures a macvlan link in another namespace, on a link of this one."""
+    address = [] if mac is None else [("IFLA_ADDRESS", mac)]
+    data = nest(("IFLA_MACVLAN_MODE", mode))
+    return LINKS.ensure(
+        f"macvlan {name}",
+        ("IFLA_LINK", lower),
+        ("IFLA_IFNAME", name),
+        *address,
+        ("IFLA_MTU", mtu),
+        ("IFLA_NET_NS_FD", netns_fd),
+        ("IFLA_LINKINFO", nest(("IFLA_INFO_KIND", "macvlan"), ("IFLA_INFO_DATA", data))),
+    )
+
+
+def forward_to(port: int, mac: str) -> NetlinkCall:
+    """Return the call that sends a MAC's frames to a port of its bridge, always."""
+    mac_ = ("NDA_LLADDR", mac)
+    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER, "state": _NUD_NOARP}
+    return NEIGHBOURS.ensure(f"forwarding of {mac}", mac_, **fields)
+
+
+def forget_local(port: int, mac: str) -> NetlinkCall:
+    """Return the call that ends the delivery of a port's own MAC to its bridge's host."""
+    what, mac_ = f"local {mac}", ("NDA_LLADDR", mac)
+    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER}
+    return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
+
+
 def delete_link(name: str) -> NetlinkCall:
     """Return the call that deletes a link if it exists. A veth's peer is deleted with it."""
     return LINKS.delete(name, ("IFLA_IFNAME", name), gone=errno.ENODEV)
@@ -172,6 +206,7 @@ def describe(netlink: Netlink, name: str) -> LinkDetails | None:
         index=message["index"],
         kind=kind,
         mtu=message.get_attr("IFLA_MTU"),
+        master=message.get_attr("IFLA_MASTER") or 0,
         alias=message.get_attr("IFLA_IFALIAS") or "",
         filters_vlans=data is not None and bool(data.get_attr("IFLA_BR_VLAN_FILTERING")),
         pvid=data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") if data is not None else None,

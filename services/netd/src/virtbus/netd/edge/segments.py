@@ -61,23 +61,23 @@ class Segments:
         link = _find(host, name)
         if link is None or spec is None or link.carries is not spec.kind:
             kind = spec.kind if spec is not None else ""
-            other = f"has a {link.carries} {name}, and no" if link is not None else "has no"
-            raise _refused(
-                nic,
-                Code.UNSUPPORTED,
-                "link_missing",
-                f"this node {other} {kind} {name}; make it there, or move the VM",
-            )
+            way_out = "make it there, or move the VM"
+            if link is not None:
+                way_out = f"its {name} is for networks of the kind {link.carries}"
+            message = f"this node has no link {name} for networks of the kind {kind}; {way_out}"
+            raise _refused(nic, Code.UNSUPPORTED, "link_missing", message)
         if spec.vlan and link.pvid is None:
             raise _refused(nic, Code.UNSUPPORTED, "no_vlans", link.why_no_vlan)
         return link
 
 
 def _find(host: Netlink, name: str) -> SegmentLink | None:
-    """Return a link that is not virtbus' own."""
+    """Return a link that is not virtbus' own, and that is no port of a bridge."""
     found = links.describe(host, name)
-    if found is None or found.alias.startswith(OWNER_PREFIX) or found.kind != "bridge":
+    if found is None or found.alias.startswith(OWNER_PREFIX) or found.master:
         return None
+    if found.kind != "bridge":
+        return SegmentLink(name, found.index, found.mtu, NetworkKind.MACVTAP)
     why = ""
     if found.pvid is None:
         why = "the kernel of this host has no VLANs on bridges; use a bridge for each VLAN"
