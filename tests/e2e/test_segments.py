@@ -97,7 +97,7 @@ def test_a_guest_on_segments_has_their_addresses_and_its_crafted_frames_are_drop
             in_guest(f"ip addr del {net}.77/24 dev {nic}")
             in_guest(f"echo x | nc -u -w 1 -p 67 {net}.5 68 || true")
             in_guest(f"ip route add 169.254.169.254/32 via {net}.5")
-            in_guest(f"ping -c 1 -W 1 169.254.169.254 || true; ip route del 169.254.169.254/32")
+            in_guest("ping -c 1 -W 1 169.254.169.254 || true; ip route del 169.254.169.254/32")
             in_guest(f"echo 0 > /proc/sys/net/ipv6/conf/{nic}/disable_ipv6 || true")
             in_guest(f"ip link set {nic} address 02:00:00:00:00:66; ping -c 1 -W 1 {net}.5 || true")
         after = refused(patient, "edge")
@@ -110,8 +110,10 @@ def test_a_guest_on_segments_has_their_addresses_and_its_crafted_frames_are_drop
 
 
 def _reported(platform: Platform) -> bool:
-    shown = platform.ask("node.list") if False else json.loads(
-        platform.cli("node", "list", "-o", "json")
+    shown = (
+        platform.ask("node.list")
+        if False
+        else json.loads(platform.cli("node", "list", "-o", "json"))
     )
     return all(link in json.dumps(shown) for link in LINKS)
 

@@ -335,6 +335,63 @@ def test_a_create_reverts_a_delete_that_began_meanwhile_unless_it_ended(*, ended
     run(body)
 
 
+async def add(made: World, network: str) -> VmRecord:
+    """Add an interface on `network` to the VM 7; return its record."""
+    view = await made.ask("get", uid=uid(7))
+    spec = view["spec"]
+    spec["networks"].append({"name": f"on-{network}", "network": network})
+    spec["domain"]["devices"]["interfaces"].append({"name": f"on-{network}"})
+    await made.ask("update", uid=uid(7), revision=view["revision"], spec=spec)
+    stored = await made.stored(uid(7))
+    assert stored is not None
+    return stored
+
+
+@played()
+async def test_an_added_interface_gets_its_network_and_the_others_keep_theirs(made: World) -> None:
+    await make(made)
+    before = await vm(made)
+    await of(made, "update", mtu=1400)
+    await make(made, "red", 2, spec={"kind": "isolated", "subnet": "10.9.0.0/24"})
+    after = await add(made, "red")
+    assert after.network_targets["red"].uid == uid(2)
+    assert after.network_targets["blue"] == before.network_targets["blue"]
+    error = await refused(add(made, "green"))
+    assert (error.reason, paths(error)) == ("network_unknown", ["spec.networks[2].network"])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_update_reverts_a_delete_that_began_meanwhile_unless_it_ended(*, ended: bool) -> None:
+    async def body() -> None:
+        async with world() as made:
+            before = await vm(made, network="default")
+            await make(made)
+            vms = made.controllers["c1"]._vms
+            commit, writes = vms._commits.replace, vms._networks._writes
+
+            async def late(*arguments: Any) -> Any:
+                vms._commits.replace = commit  # type: ignore[method-assign]
+                held = await writes.latest("default", "blue")
+                assert held is not None
+                marked = held.record.model_copy(update={"deleting": True})
+                held = await writes.replace(held, marked)
+                if ended:
+                    await writes.end(held)
+                return await commit(*arguments)
+
+            vms._commits.replace = late  # type: ignore[assignment,method-assign]  # at the worst moment
+            if ended:
+                assert (await refused(add(made, "blue"))).reason == "deleting"
+                stored = await made.stored(uid(7))
+                assert stored is not None
+                assert stored.spec == before.spec
+                return
+            assert (await add(made, "blue")).network_targets["blue"].uid == uid(1)
+            assert (await kinds(made))[-1] == "network.kept"
+
+    run(body)
+
+
 @played()
 async def test_a_protected_network_stays_until_its_protection_is_cleared(made: World) -> None:
     await make(made, spec=SPEC | {"protected": True})

@@ -20,7 +20,7 @@ import pytest
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
-from virtbus.netd.core.address_assignment import addressed
+from virtbus.netd.core.address_assignment import addressed, leased
 from virtbus.netd.core.attachment import Attachment, NicKind
 from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
@@ -406,7 +406,8 @@ class Node:
         """Apply the next lease that a server of a segment gives, as the service does."""
         async with asyncio.timeout(5):
             uid, index, lease = await self.leases.get()
-        return await self.attachments.lease(uid, index, lease)
+        reach = self.doors.bridge.reach
+        return await self.attachments.amend(uid, lambda vm: leased(vm, index, lease, reach))
 
     @asynccontextmanager
     async def guest(self, uid: str, index: int = 0) -> AsyncIterator[Guest]:

@@ -107,7 +107,7 @@ async def test_the_reach_rules_follow_the_fleet_and_a_restart_keeps_the_lease(
         guest.send(guest.udp(BROADCAST, HOST, (1, 22), b"the-end"))
         await lan.marks(b"the-end")
         lan_node.doors.bridge.reach = ReachRules(hosts=frozenset({HOST}))
-        await lan_node.attachments.guard(A)
+        await lan_node.attachments.amend(A, lambda vm: vm)
         guest.send(guest.udp(BROADCAST, HOST, (1, 22), b"to-a-host"))
         guest.send(guest.udp(BROADCAST, SERVER, (1, 22), b"an-end"))
         assert "to-a-host" not in await lan.marks(b"an-end")

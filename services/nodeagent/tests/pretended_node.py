@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from services.nodeagent.tests.pretended_devices import Devices
+
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import DriveState
+from virtbus.nodeagent.core.lost_guests import guest_lost
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.plugs import GuestDevices
 from virtbus.nodeagent.core.ports import (
@@ -85,12 +88,18 @@ class Domains:
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its name."""
         self.links_fail = False
+        self.devices = Devices(self.there, self.done)
         self.plugs = Plugs(self)
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
     def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
         known = self.there.get(of)
         self.there[of] = DomainFacts(of, state, ending, known.metadata if known else None)
+
+    def lose(self, of: str, pid: int = 4711) -> None:
+        """libvirt loses a guest that runs on; it is noticed by the next comparison."""
+        self.there[of] = DomainFacts(of, DomainState.LOST, pid=pid)
+        self.tell(DomainEvent("", None))
 
     def tell(self, event: DomainEvent) -> None:
         for queue in self._events:
@@ -116,11 +125,13 @@ class Domains:
         of = str(domain.findtext("uuid"))
         known = self.there.get(of, DomainFacts(of, DomainState.SHUT_OFF))
         ours = ET.tostring(domain.findall("metadata/*")[0], encoding="unicode")
+        self.devices.defined[of] = domain
         self.there[of] = replace(known, metadata=parse(ours))
         self.plugs.defined(of, domain)
 
     async def start(self, of: str, *, paused: bool = False) -> None:
         self.done.append(("start", of))
+        self.devices.started(of)
         self.set(of, DomainState.PAUSED if paused else DomainState.RUNNING)
         if paused:
             self.tell(DomainEvent(of, DomainChange.STARTED))
@@ -128,6 +139,8 @@ class Domains:
 
     async def shutdown(self, of: str) -> bool:
         self.done.append(("shutdown", of))
+        if self.there[of].pid:
+            raise guest_lost(self.there[of].pid)
         return self.there[of].active
 
     async def set_drives(self, of: str, wanted: Mapping[str, DriveState]) -> None:
@@ -147,8 +160,10 @@ class Domains:
         limits.update(wanted)
         return limits
 
-    async def destroy(self, of: str) -> None:
+    async def destroy(self, of: str, *, forced: bool = False) -> None:
         facts = self.there.get(of)
+        if facts is not None and facts.pid and not forced:
+            raise guest_lost(facts.pid)
         if facts is not None and facts.active:
             self.done.append(("destroy", of))
             self.set(of, DomainState.SHUT_OFF, Ending.ENDED)
@@ -175,10 +190,10 @@ class Domains:
         self.done.append((what, of))
         return of in self.there and self.there[of].active
 
-    async def set_link(self, of: str, index: int, *, up: bool) -> None:
+    async def set_link(self, of: str, device: str, *, up: bool) -> None:
         if self.links_fail:
             raise VirtbusError(Code.INTERNAL, "qemu_refused", "QEMU refused the link")
-        self.done.append((f"link {index} {'up' if up else 'down'}", of))
+        self.done.append((f"link {device} {'up' if up else 'down'}", of))
 
     async def undefine(self, of: str) -> None:
         self.there.pop(of, None)
@@ -289,6 +304,9 @@ class Insides:
 class Node:
     """One host whose agent stops and restarts; bus, domains and disk stay."""
 
+    services: Callable[[MemoryBus, str], SimulatedNode] = SimulatedNode
+    """Makes the services of each agent's node."""
+
     def __init__(self, tmp: Path, **settings: Any) -> None:
         self.tmp = tmp
         self.server = MemoryServer()
@@ -321,7 +339,7 @@ class Node:
         bus = bus or MemoryBus(self.server, "agent")
         self.files = AgentFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
-        self.simulated = simulated = SimulatedNode(bus, NODE)
+        self.simulated = simulated = self.services(bus, NODE)
         freezes = GuestFreezes(self.insides, DiskFreezes(self.files.vms))
         tools = AgentPorts(
             bus=bus,

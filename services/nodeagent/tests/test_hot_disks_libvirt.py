@@ -102,7 +102,7 @@ class Guest:
             generation=self.record.generation,
             disks=dict.fromkeys(self.record.volume_refs, made),
         )
-        plugs = self.host.hypervisor.plugs
+        plugs = self.host.hypervisor.devices
         tools = cast(
             "AgentPorts",
             SimpleNamespace(plugs=plugs, disks=self, settings=SimpleNamespace(ask_after_s=1.0)),

@@ -31,6 +31,7 @@ from virtbus.schemas import (
     volume,
 )
 from virtbus.schemas import image_upload as up
+from virtbus.schemas import network_path as path
 from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel import Channel as Channel
 from virtbus.schemas.channel import Plane as Plane
@@ -288,6 +289,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
+    _rpc("netd", "nic", node_rpc.NicWork, node_rpc.NicDone, "A step of a NIC's hot-plug."),
     _rpc("netd", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Networks on the host."),
     _rpc("agent", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "VMs, with phases."),
     _rpc("agent", "records", node_rpc.RecordsRead, node_rpc.KnownRecords, "Records on the host."),
@@ -297,6 +299,8 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "Data of the guest agent."),
     _rpc("agent", "counters", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("netd", "traffic", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
+    _rpc("agent", "network", path.NetworkAsk, path.NetworkView, "The path of its packets."),
+    _rpc("netd", "network", path.NetworkAsk, path.NetworkView, "The path of a VM's packets."),
     _rpc("agent", "command", node_rpc.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
     _rpc("agent", "freeze", node_rpc.GuestFreeze, api.Empty, "Freeze or thaw a guest."),
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),

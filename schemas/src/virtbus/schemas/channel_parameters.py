@@ -51,6 +51,7 @@ ASKERS = {
     "guest": "client",
     "upload": "client",
     "counters": "client",
+    "network": "client",
     "command": "controller",
     "freeze": "controller",
     "volume-release": "controller",

@@ -18,6 +18,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
+from virtbus.schemas.network_path import NetworkAsk, NetworkView
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     Arm,
@@ -32,6 +33,8 @@ from virtbus.schemas.node_rpc import (
     ListImages,
     NetPhase,
     NetReady,
+    NicDone,
+    NicWork,
     PullImage,
     Release,
     ReleaseReply,
@@ -78,6 +81,8 @@ class SimulatedNode:
                 "ensure": (Ensure, self.net),
                 "release": (Release, self.release),
                 "inspect": (Inspect, self.inspect),
+                "nic": (NicWork, lambda want: NicDone(uid=want.uid, name=want.name)),
+                "network": (NetworkAsk, lambda want: NetworkView(uid=want.uid)),
                 "traffic": (CountersAsk, lambda want: Counters(uid=want.uid)),
             }
         return {
@@ -140,6 +145,7 @@ class SimulatedNode:
         return NetReady(
             uid=record.uid,
             epoch=record.epoch,
+            generation=record.generation,
             phase=NetPhase.READY,
             interfaces=_interfaces(record),
         )

@@ -6,10 +6,12 @@ the guest's tap, stores the address, and reports it.
 
 import asyncio
 import logging
+from functools import partial
 
 from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.address_assignment import leased
 from virtbus.netd.core.dhcp import DhcpLease
-from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.schemas.errors import VirtbusError
 
@@ -23,13 +25,14 @@ class SegmentGuests:
     """Applies leases, and the reach rules of guests on segments."""
 
     def __init__(
-        self, dhcp: DhcpServer, attachments: Attachments, reporter: NetworkReporter
+        self, doors: HostPorts, attachments: Attachments, reporter: NetworkReporter
     ) -> None:
+        self._bridge = doors.bridge
         self._attachments = attachments
         self._reporter = reporter
         self._waiting: dict[tuple[str, int], DhcpLease] = {}
         self._wake = asyncio.Event()
-        dhcp.leased = self._see
+        doors.dhcp.leased = self._see
 
     def _see(self, uid: str, index: int, lease: DhcpLease) -> None:
         """Keep the last lease of an interface for `run`."""
@@ -45,7 +48,9 @@ class SegmentGuests:
             while self._waiting:
                 (uid, index), lease = self._waiting.popitem()
                 try:
-                    ready = await self._attachments.lease(uid, index, lease)
+                    ready = await self._attachments.amend(
+                        uid, partial(leased, index=index, lease=lease, reach=self._bridge.reach)
+                    )
                 except (VirtbusError, OSError) as error:
                     extra = {"code": "lease_failed", "uid": uid}
                     log.warning("%s is not in use: %s", lease.address, error, extra=extra)
@@ -57,4 +62,4 @@ class SegmentGuests:
         """Apply the reach rules of this host to the taps on segments. Raises OSError."""
         for attachment in self._attachments.ready():
             if any(nic.on_segment for nic in attachment.nics):
-                await self._attachments.guard(attachment.uid)
+                await self._attachments.amend(attachment.uid, lambda vm: vm)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 
-from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
+from virtbus.bus.client.ports import Bus, Endpoint, Gate, Handler, Request, ServiceInfo
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
@@ -21,6 +21,7 @@ from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
+from virtbus.netd.path_check import PathCheck
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
@@ -29,6 +30,7 @@ from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.network_object import BUILT_IN
+from virtbus.schemas.network_path import NetworkAsk, NetworkView
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
@@ -36,6 +38,8 @@ from virtbus.schemas.node_rpc import (
     HeldResources,
     Inspect,
     NetReady,
+    NicDone,
+    NicWork,
     Release,
     ReleaseReply,
     ServiceReport,
@@ -67,9 +71,10 @@ class Netd:
         self._ports = ports
         self._attachments = Attachments(self._ports, settings.site())
         self._leftovers = OrphanAudit(self._ports, self._attachments)
+        self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
-        self._segments = SegmentGuests(ports.dhcp, self._attachments, self._reporter)
+        self._segments = SegmentGuests(ports, self._attachments, self._reporter)
         self._reach = ForbiddenAddresses(
             ports.attachers.bridges, settings, ports.resolver, self._segments.guard
         )
@@ -161,11 +166,29 @@ class Netd:
         async def traffic(request: Request) -> Counters:
             return await self._traffic(valid_uid(validate(CountersAsk, request.data).uid))
 
-        handlers = {"ensure": ensure, "release": release, "inspect": inspect, "traffic": traffic}
+        handlers: dict[str, Handler] = {
+            "ensure": ensure,
+            "release": release,
+            "inspect": inspect,
+            "traffic": traffic,
+            "nic": self._nic,
+            "network": self._network,
+        }
         return [
             Endpoint(verb, subjects.rpc(self._settings.node, "netd", verb), handler)
             for verb, handler in handlers.items()
         ]
+
+    async def _nic(self, request: Request) -> NicDone:
+        want = validate(NicWork, request.data)
+        valid_uid(want.uid)
+        return await self._attachments.change_nic(want)
+
+    async def _network(self, request: Request) -> NetworkView:
+        want = validate(NetworkAsk, request.data)
+        valid_uid(want.uid)
+        view = await self._paths.view(want)
+        return view.model_copy(update={"node": self._settings.node})
 
     async def _inspect(self, want: Inspect) -> HeldResources:
         if want.mend:

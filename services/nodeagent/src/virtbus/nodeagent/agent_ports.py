@@ -17,7 +17,7 @@ from virtbus.nodeagent.core.ports import (
     Seeds,
 )
 from virtbus.nodeagent.edge.freezing import NoFreezes
-from virtbus.nodeagent.edge.libvirt_plugs import NoPlugs
+from virtbus.nodeagent.edge.no_plugs import NoPlugs
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.vm import VmRecord

@@ -14,6 +14,7 @@ from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network_path import NetworkAsk, NetworkView
 from virtbus.schemas.node_rpc import HeldResources, Inspect
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
@@ -62,6 +63,7 @@ class AgentRpc:
             "inspect": self._inspect,
             "guest": self._guest,
             "counters": self._counters,
+            "network": self._network,
         }
         endpoints = [
             Endpoint(
@@ -120,3 +122,10 @@ class AgentRpc:
         self.check_here(want.uid, request.account)
         subject = subjects.rpc(self._node, "netd", "traffic")
         return validate(Counters, await self._bus.request(subject, want, timeout_s=NETD_S))
+
+    async def _network(self, request: Request) -> NetworkView:
+        """Return the path of the VM's packets, as netd sees it now."""
+        want = validate(NetworkAsk, request.data)
+        self.check_here(want.uid, request.account)
+        subject = subjects.rpc(self._node, "netd", "network")
+        return validate(NetworkView, await self._bus.request(subject, want, timeout_s=NETD_S))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from virtbus.controller.core.admission import check_devices, starts_by_itself
+from virtbus.controller.core.nic_changes import check_partners, with_nics_of
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import sealed_ref, shown_ref
@@ -35,7 +36,7 @@ AT_RESTART = (
 )
 OF_DEVICES = (
     *("spec.domain.devices.disks", "spec.domain.io_threads"),
-    "spec.domain.devices.interfaces",
+    *("spec.domain.devices.interfaces", "spec.networks"),
 )
 OF_A_DISK = re.compile(
     r"spec\.domain\.devices\.disks\[[0-9]+\]\."
@@ -93,8 +94,9 @@ def updated(
         public, _ = split_secrets(spec, record.uid)
         there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
         paths = list(changed_paths(there, plain, "spec"))
+        kept = changed_paths(with_nics_of(there, plain), plain, "spec")
         grown = grown_disks(record.spec, public)
-        fixed = [p for p in paths if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
+        fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
         fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
         if fixed:
             message = (
@@ -104,6 +106,7 @@ def updated(
             raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
         if any(path.startswith(OF_DEVICES) for path in paths):
             check_devices(public)
+            check_partners(public)
         if paths:
             update |= {"spec": public, "spec_hash": spec_hash(public)}
             update["generation"] = record.generation + 1
@@ -252,7 +255,8 @@ def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
         raise VirtbusError(Code.CONFLICT, "protected", message)
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
-    if record.deleting and (default_s if grace_s is None else grace_s) >= before_s:
+    forced = grace_s == 0 != record.delete_grace_s  # also if the grace of the spec is 0
+    if record.deleting and not forced and (default_s if grace_s is None else grace_s) >= before_s:
         return record
     return record.model_copy(update={"deleting": True, "delete_grace_s": grace_s})
 

@@ -87,13 +87,16 @@ def on_segment(nic: Nic, link_mtu: int) -> Nic:
     return nic.model_copy(update={"addresses": (), "gateway": "", "mtu": mtu_within(nic, asked)})
 
 
-def with_lease(nic: Nic, lease: DhcpLease, reach: ReachRules) -> Nic:
-    """Return an interface on a segment with the address of its lease.
+def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> Attachment:
+    """Return the attachment with the address of a lease, if interface `index` is on a segment.
 
     Raises:
         VirtbusError: 403 `lease_refused` for an address of a host, because the agent connects to
             the addresses of guests for its clients.
     """
+    nic = next((one for one in vm.nics if one.index == index and one.on_segment), None)
+    if nic is None:
+        return vm
     address = lease.address.ip
     if address in reach.hosts or not is_host(address):
         message = (
@@ -102,7 +105,8 @@ def with_lease(nic: Nic, lease: DhcpLease, reach: ReachRules) -> Nic:
         )
         raise VirtbusError(Code.DENIED, "lease_refused", message)
     gateway = str(lease.router) if lease.router is not None else ""
-    return nic.model_copy(update={"addresses": (str(lease.address),), "gateway": gateway})
+    update = {"addresses": (str(lease.address),), "gateway": gateway}
+    return replaced(vm, nic.model_copy(update=update))
 
 
 def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interface | None:
@@ -122,7 +126,7 @@ def mtu_within(nic: Nic, most: int) -> int:
         VirtbusError: 422 `mtu_too_large` if the record asks for a larger one.
     """
     if nic.asked_mtu > most:
-        path = f"spec.domain.devices.interfaces[{nic.index}].mtu"
+        path = f"spec.domain.devices.interfaces[{nic.position}].mtu"
         message = (
             f"interface '{nic.name}' asks for an MTU of {nic.asked_mtu}, and the network "
             f"'{nic.network}' has {most}; lower the interface's, or leave it out"

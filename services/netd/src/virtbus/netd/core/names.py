@@ -54,9 +54,17 @@ def _hashed_mac(*parts: str) -> str:
     return "02:" + digest[:5].hex(":")
 
 
-def guest_mac(uid: str, index: int) -> str:
-    """Return the MAC of a guest's interface without one in its spec; it never changes."""
-    return _hashed_mac("guest", uid, str(index))
+def lent_tap(uid: str, index: int) -> str:
+    """Return the name of tap `index` in the host's namespace, from which libvirt opens it."""
+    return f"vt{hashlib.sha256(uid.encode()).hexdigest()[:12]}{index}"
+
+
+def guest_mac(uid: str, name: str) -> str:
+    """Return the MAC of the interface `name`, if its spec has none.
+
+    It depends on no other interface, so it stays if one of them is removed.
+    """
+    return _hashed_mac("guest", uid, name)
 
 
 def wire_mac(uid: str, index: int) -> str:

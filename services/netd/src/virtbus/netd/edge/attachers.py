@@ -134,6 +134,13 @@ class Attachers:
             NicKind.CNI: CniAttacher(cni),
         }
 
+    def host_side(self, nic: Nic) -> str:
+        """Return the bridge or interface of the host that an interface is on; empty for CNI."""
+        if nic.kind is NicKind.CNI:
+            return ""
+        link = nic.target.spec.link if nic.target is not None else None
+        return link or self.bridges.name_of(nic)
+
     def plan(self, vm: Attachment, others: Sequence[Nic]) -> Attachment:
         """Return the attachment with an address or a conflist for each interface."""
         nics: list[Nic] = []

@@ -127,29 +127,31 @@ class GuestLinks:
 
     def counters(self, attachment: Attachment) -> Counters:
         """Return the counters of each interface. A tap receives what its guest sends."""
+        nics = attachment.joined.nics
         self._namespaces.enter(attachment.netns)
-        refused = filters.refused(attachment.nics, self._bridge.reach)
+        refused = filters.refused(nics, self._bridge.reach)
         with Netlink() as inside:
-            taps_ = [links.find(inside, nic.tap) for nic in attachment.nics]
+            taps_ = [links.find(inside, nic.tap) for nic in nics]
         found = [
             _counted(nic, tap.counted if tap is not None else {}, drops)
-            for nic, tap, drops in zip(attachment.nics, taps_, refused, strict=True)
+            for nic, tap, drops in zip(nics, taps_, refused, strict=True)
         ]
         return Counters(uid=attachment.uid, interfaces=tuple(found))
 
     def all_held(self, attachment: Attachment) -> bool:
-        """Return True if every tap of `attachment` is open in a process."""
+        """Return True if every tap of `attachment` that a guest needs is open in a process."""
+        needed = {nic.tap for nic in attachment.joined.nics if not nic.leaving}
+        return needed <= self.held(attachment)
+
+    def held(self, attachment: Attachment) -> set[str]:
+        """Return the taps of `attachment` that are open in a process."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
-            return all(_running(inside, nic.tap) for nic in attachment.nics)
+            return {nic.tap for nic in attachment.nics if _running(inside, nic.tap)}
 
     def in_use(self, attachment: Attachment) -> bool:
         """Return True while a process has a tap of `attachment` open: a guest runs."""
-        if not self._namespaces.exists(attachment.netns):
-            return False
-        self._namespaces.enter(attachment.netns)
-        with Netlink() as inside:
-            return any(_running(inside, nic.tap) for nic in attachment.nics)
+        return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
     def take_address_off(self, attachment: Attachment, nic: Nic) -> links.KernelLink | None:
         """Remove the IPv4 addresses of a link that CNI made: from now on the guest uses them.

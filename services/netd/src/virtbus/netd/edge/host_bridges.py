@@ -42,6 +42,11 @@ class HostBridges:
         """
         return self.built_in if nic.target is None else self._of_target(nic.target, nic.index)
 
+    def name_of(self, nic: Nic) -> str:
+        """Return the name of the bridge of an interface's network, also if this host has none."""
+        target = nic.target
+        return self.built_in.name if target is None else core_names.network_bridge(target.uid)
+
     def _of_target(self, target: NetworkTarget, index: int = 0) -> HostBridge:
         with self._lock:
             known = self._named.get(target.uid)

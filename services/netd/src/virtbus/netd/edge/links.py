@@ -182,6 +182,15 @@ def forget_local(port: int, mac: str) -> NetlinkCall:
     return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
 
 
+def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCall:
+    """Return the call that moves a link to another namespace, with a new name. It must be down.
+
+    A process that has a tap open keeps it.
+    """
+    target = ("IFLA_NET_NS_FD", netns_fd)
+    return LINKS.set(f"{name} netns", ("IFLA_IFNAME", new_name), target, index=index)
+
+
 def delete_link(name: str) -> NetlinkCall:
     """Return the call that deletes a link if it exists. A veth's peer is deleted with it."""
     return LINKS.delete(name, ("IFLA_IFNAME", name), gone=errno.ENODEV)

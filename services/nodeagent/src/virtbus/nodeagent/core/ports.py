@@ -10,6 +10,7 @@ from typing import Protocol
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import DriveState
+from virtbus.nodeagent.core.live_devices import LiveDevices
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
@@ -27,6 +28,8 @@ class DomainState(StrEnum):
     PAUSED = "paused"
     SHUTTING_DOWN = "shutting down"
     SHUT_OFF = "shut off"
+    LOST = "lost"
+    """libvirt says that nothing runs, but the guest's QEMU does (ADR 0061)."""
 
 
 class Ending(StrEnum):
@@ -50,6 +53,8 @@ class DomainFacts:
     metadata: "DomainMetadata | None" = None
     waits_for_disk: bool = False
     """QEMU paused the guest after a failed write, mostly because a disk is full."""
+    pid: int = 0
+    """The process of a guest that libvirt has lost."""
 
     @property
     def active(self) -> bool:
@@ -73,6 +78,8 @@ class DomainMetadata:
     """The pause epoch that the domain was last defined for."""
     generation: int = 0
     """The generation that the domain was last defined for."""
+    nics: tuple[tuple[str, str], ...] = ()
+    """The NICs that it was last defined with: names and hashes, in order."""
     addresses: Addresses = field(default_factory=dict)
     """The addresses of its devices."""
     disks: Mapping[str, str] = field(default_factory=dict)
@@ -118,6 +125,10 @@ class Hypervisor(Protocol):
     def healthy(self) -> bool:
         """Return False if so many calls hang that the agent should be restarted."""
 
+    @property
+    def devices(self) -> LiveDevices:
+        """Return the port for devices that are plugged and unplugged."""
+
     async def list_domains(self) -> list[DomainFacts]:
         """Return all domains of virtbus, running or not."""
 
@@ -133,11 +144,11 @@ class Hypervisor(Protocol):
     async def start(self, uid: str, *, paused: bool = False) -> None:
         """Return when the guest runs, or is paused before its first instruction (`paused`).
 
-        Errors contain the last line that QEMU printed.
+        Errors contain the last line that QEMU printed; 409 `guest_lost`.
         """
 
     async def shutdown(self, uid: str) -> bool:
-        """Request a shutdown by ACPI; return False if no guest runs."""
+        """Request a shutdown by ACPI; return False if no guest runs; 409 `guest_lost`."""
 
     async def reset(self, uid: str) -> bool:
         """Reset the guest; return False if none runs."""
@@ -145,8 +156,11 @@ class Hypervisor(Protocol):
     async def reboot(self, uid: str) -> bool:
         """Request a reboot by the guest agent or ACPI; return False if no guest runs."""
 
-    async def destroy(self, uid: str) -> None:
-        """End the guest; no effect if none runs."""
+    async def destroy(self, uid: str, *, forced: bool = False) -> None:
+        """End the guest; no effect if none runs.
+
+        A guest that libvirt has lost is ended only if `forced`, otherwise 409 `guest_lost`.
+        """
 
     async def suspend(self, uid: str) -> None:
         """Pause the guest's CPUs; no effect if none runs."""
@@ -169,8 +183,8 @@ class Hypervisor(Protocol):
             VirtbusError: 409 `tray_locked`; libvirt's own error.
         """
 
-    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
-        """Set the link of NIC `index` of the guest; no effect if none runs."""
+    async def set_link(self, uid: str, device: str, *, up: bool) -> None:
+        """Set the link of the guest's NIC `device`, an id in QEMU; no effect if none runs."""
 
     async def undefine(self, uid: str) -> None:
         """Remove the domain; no effect if none is defined."""

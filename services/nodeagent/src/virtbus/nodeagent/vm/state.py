@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.intent import Applied
+from virtbus.nodeagent.vm.intent import Applied, forced
 from virtbus.nodeagent.vm.machine import Control, VmPhase
 from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas.node_rpc import ImageReady, NetReady
@@ -37,6 +38,8 @@ class ActorState:
     """`metadata.domain_hash` of the record. A running guest with another one needs a restart."""
     wanted_disks: Mapping[str, str]
     """`metadata.disk_hashes` of the record, with the same meaning."""
+    wanted_nics: dict[str, GuestNic]
+    """The NICs of a guest that is started for the record, by name."""
     image: Dependency[ImageReady]
     net: Dependency[NetReady]
     resumed: bool
@@ -53,6 +56,11 @@ class ActorState:
     def ends(self) -> bool:
         """Return True if nothing of the VM should stay."""
         return bool(self.reasons.terminated or self.reasons.refused) or self.record.ending
+
+    @property
+    def forced(self) -> bool:
+        """Return True if the guest must end even if libvirt has lost it."""
+        return self.reasons.at_once or forced(self.record)
 
     @property
     def keep_reason(self) -> str:
