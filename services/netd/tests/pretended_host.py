@@ -166,43 +166,12 @@ def checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-class Guest:
-    """A guest in user space: it sends through the tap descriptor that QEMU would get."""
+class Frames:
+    """Makes frames of a guest with a MAC and an address."""
 
-    def __init__(self, fd: int, mac: str, address: str) -> None:
-        self.fd = fd
+    def __init__(self, mac: str, address: str) -> None:
         self.mac = mac_bytes(mac)
         self.ip = IPv4Interface(address).ip
-        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
-        os.set_blocking(fd, False)
-        asyncio.get_running_loop().add_reader(fd, self._read)
-
-    def _read(self) -> None:
-        try:
-            frame = os.read(self.fd, 65536)[10:]
-        except OSError:
-            return
-        if (
-            frame[12:14] == b"\x08\x06"
-            and frame[20:22] == b"\0\1"
-            and frame[38:42] == self.ip.packed
-        ):
-            self.send(self.arp(2, frame[22:28], IPv4Address(frame[28:32]), target=frame[22:28]))
-        elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 8:
-            self._echo(frame)
-        self.frames.put_nowait(frame)
-
-    def _echo(self, frame: bytes) -> None:
-        icmp = b"\0\0\0\0" + frame[38:]
-        icmp = icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
-        self.send(self.ipv4(frame[6:12], IPv4Address(frame[26:30]), 1, icmp))
-
-    def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self.fd)
-        os.close(self.fd)
-
-    def send(self, frame: bytes) -> None:
-        os.write(self.fd, VNET_HEADER + frame)
 
     def arp(
         self,
@@ -256,6 +225,44 @@ class Guest:
     ) -> bytes:
         payload = struct.pack("!HHHH", *ports, 8 + len(data), 0) + data
         return self.ipv4(to, destination, 17, payload, **options)
+
+
+class Guest(Frames):
+    """A guest in user space: it sends through the tap descriptor that QEMU would get."""
+
+    def __init__(self, fd: int, mac: str, address: str) -> None:
+        super().__init__(mac, address)
+        self.fd = fd
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
+        os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            frame = os.read(self.fd, 65536)[10:]
+        except OSError:
+            return
+        if (
+            frame[12:14] == b"\x08\x06"
+            and frame[20:22] == b"\0\1"
+            and frame[38:42] == self.ip.packed
+        ):
+            self.send(self.arp(2, frame[22:28], IPv4Address(frame[28:32]), target=frame[22:28]))
+        elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 8:
+            self._echo(frame)
+        self.frames.put_nowait(frame)
+
+    def _echo(self, frame: bytes) -> None:
+        icmp = b"\0\0\0\0" + frame[38:]
+        icmp = icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
+        self.send(self.ipv4(frame[6:12], IPv4Address(frame[26:30]), 1, icmp))
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.fd)
+        os.close(self.fd)
+
+    def send(self, frame: bytes) -> None:
+        os.write(self.fd, VNET_HEADER + frame)
 
     async def receive(self, wanted: Callable[[bytes], bool], timeout_s: float = 5.0) -> bytes:
         """Return the next `wanted` frame; TimeoutError if none comes."""

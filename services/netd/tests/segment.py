@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
-from services.netd.tests.pretended_host import Guest, Node, enter
+from services.netd.tests.pretended_host import Frames, Guest, Node, enter
 
 from virtbus.netd.core.dhcp import MessageType, Offer, answer, parse
 from virtbus.netd.core.dhcp_frame import SERVER_PORT, payload, reply_frame
@@ -141,10 +141,10 @@ async def ping_from_outside(address: IPv4Address) -> bool:
     return await process.wait() == 0
 
 
-def crafted(guest: Guest) -> dict[str, tuple[str, bytes]]:
+def crafted(guest: Frames) -> dict[str, tuple[str, bytes]]:
     """Frames that must not reach the segment, each with the rule that counts it."""
+    other, gateway, host = (IPv4Address(int(guest.ip) & ~0xFF | last) for last in (77, 1, 99))
     ip6 = b"\x60\0\0\0" + struct.pack("!HBB", 16, 58, 255) + bytes(15) + b"\1" + bytes(16)
-    other, host = IPv4Address("192.0.2.77"), HOST
     v6 = BROADCAST + guest.mac + b"\x86\xdd" + ip6
     plain = guest.udp(BROADCAST, other, (1000, 1000), b"vlan-tag")
     return {
@@ -152,7 +152,7 @@ def crafted(guest: Guest) -> dict[str, tuple[str, bytes]]:
         "foreign-ip": ("address", guest.udp(BROADCAST, other, (1, 1), b"", source=other)),
         "no-ip": ("address", guest.udp(BROADCAST, other, (1, 1), b"", source=IPv4Address(0))),
         "dhcp-server": ("dhcp", guest.udp(BROADCAST, other, (67, 68), b"")),
-        "arp-gateway": ("arp", guest.arp(2, BROADCAST, other, sender=(guest.mac, SERVER))),
+        "arp-gateway": ("arp", guest.arp(2, BROADCAST, other, sender=(guest.mac, gateway))),
         "arp-mac": ("arp", guest.arp(2, BROADCAST, other, sender=(OTHER_MAC, guest.ip))),
         "router-adv": ("protocol", v6 + b"\x86\0\0\0"),
         "neighbour-adv": ("protocol", v6 + b"\x88\0\0\0"),
