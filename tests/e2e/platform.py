@@ -118,6 +118,7 @@ class Platform:
             "VIRTBUS_NODE": NODE,
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
+            "VIRTBUS_DOWNLOAD_ADDRESS": "127.0.0.1:8480",
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
             "VIRTBUS_LINKS_ALLOWED": json.dumps(LINKS),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),

@@ -23,6 +23,7 @@ from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.download_server import DownloadServer
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.local_files import LocalFiles
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
 VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
+VERBS["export-link"] = 16
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -183,8 +185,12 @@ class Imaged:
         jobs, places = DiskJobs(group), DiskPlaces(files, store)
         space = DiskSpace(files.root, self._settings.space)
         exported = ExportFiles(files.root, space)
-        exports = Exports(jobs, ExportParts(locks, places, exported, threads, limits))
+        served, sources = self._settings.downloads, self._bus.sources
+        of_exports = ExportParts(locks, places, exported, threads, limits, served, sources)
+        exports = Exports(jobs, of_exports)
         group.create_task(exports.expire_forever())
+        if served is not None:
+            group.create_task(DownloadServer(exported, threads, served, sources.time_ns).run())
         volumes, frozen = VolumeFolders(files.root), SnapshotFolders(files.root)
         of_fills = FillParts(disks, images, store, places, volumes, space, threads, limits)
         fills = Fills(jobs, of_fills, waits.tell)
