@@ -249,7 +249,6 @@ class ServiceReport(LenientModel):
     cni_plugins: tuple[str, ...] = ()
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)
-    """Links of the host that networks may name, each with the kind of network that it carries."""
     quarantined: int = 0
     quarantined_bytes: int = 0
     image_bytes: int = 0
