@@ -28,6 +28,7 @@ from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download_server import DownloadServer
 from virtbus.imaged.edge.export_files import ExportFiles
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.exports import ExportParts, Exports
 from virtbus.imaged.settings import Settings
@@ -64,7 +65,7 @@ class Site:
             self.files.publish(export, "part", part, result)
             part.close()
         self.server = DownloadServer(self.files, threads, limits, lambda: self.now_ns)
-        places = DiskPlaces(DiskFolders(root), ImageStore(root / "i", SpaceLimits(0, 0.0)))
+        places = DiskPlaces(Pools(DiskFolders(root)), ImageStore(root / "i", SpaceLimits(0, 0.0)))
         self.exports = Exports(
             DiskJobs(asyncio.TaskGroup()),
             ExportParts(

@@ -12,6 +12,7 @@ from virtbus.schemas.model import LenientModel
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
+from virtbus.schemas.pool import PoolReport
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.snapshot import SnapshotRef
 from virtbus.schemas.vm import VmRecord
@@ -215,30 +216,6 @@ class NetReady(LenientModel):
     error: ErrorBody | None = None
 
 
-class NicWork(LenientModel):
-    """`rpc.netd.nic`: one step of a hot-plug or unplug of the interface `name`; safe to repeat.
-
-    `lend` makes the tap in the host's namespace, for libvirt. `join` moves it to the VM's network,
-    once QEMU has it open. `drop` removes the interface, once QEMU has released it.
-    """
-
-    uid: str
-    epoch: int
-    name: str
-    do: Literal["lend", "join", "drop"]
-
-
-class NicDone(LenientModel):
-    """The interface after the step; after `lend`, `tap` is the device for libvirt."""
-
-    uid: str
-    name: str
-    mac: str = ""
-    mtu: int = 1500
-    queues: int = 1
-    tap: str = ""
-
-
 class ServiceReport(LenientModel):
     """`report.<service>`: sent every 4 s and on change; the agent forwards it to controllers."""
 
@@ -255,6 +232,8 @@ class ServiceReport(LenientModel):
     image_quota_bytes: int = 0
     addresses: tuple[str, ...] = ()
     """The host's own addresses, as netd sees them."""
+    pools: tuple[PoolReport, ...] = ()
+    """The pools that imaged measures."""
 
 
 class ListImages(LenientModel):

@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, IPvAnyNetwork, model_validator
 
+from virtbus.bus.runtime.pool_settings import check_pools
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
 from virtbus.imaged.core.limits import DownloadLimits, SpaceLimits, TransferLimits
 from virtbus.imaged.core.uploads import UploadLimits
@@ -56,6 +57,10 @@ class Settings(ServiceSettings):
         ge=0,
         description="bytes of disk that images and partial downloads may use; unused images are "
         "removed first, pinned ones never; 0: as much as min_free_bytes allows",
+    )
+    pools_file: Path = Field(
+        CONFIG_DIR / "pools.toml",
+        description="the pools of this node for volumes, see howto/pools.md; read at the start",
     )
     max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
     max_virtual_bytes: Bytes = Field(
@@ -149,6 +154,11 @@ class Settings(ServiceSettings):
         le=1024,
         description="connections of downloads by HTTP; one address has three quarters at most",
     )
+
+    @model_validator(mode="after")
+    def _has_pools(self) -> Self:
+        check_pools(self.pools_file)
+        return self
 
     @model_validator(mode="after")
     def _downloads_are_clear(self) -> Self:

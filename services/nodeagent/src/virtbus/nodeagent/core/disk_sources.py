@@ -9,18 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.bus.runtime.pool_settings import PoolSettings
+from virtbus.nodeagent.core.network_disks import NetworkDisk, network_disk
+from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
+from virtbus.schemas.pool import ABILITIES, LOCAL
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
 HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
-DISKS, IMAGES, DATA, VOLUMES = "disks", "images", "data", "volumes"
-"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`, and
-`<state_dir>/disks/volumes/<folder>/disk.qcow2`."""
+DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "pools"
+"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
+`<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
 
+_NO_POOLS: Mapping[str, PoolSettings] = {}
+_DIGITS = 12
+"""Digits of an image's digest in the name of a medium."""
 _MAGIC = b"QFI\xfb"
 _V2 = struct.Struct(">4sIQIIQI")
 _V2_BYTES, _V3_BYTES = 72, 104
@@ -41,8 +48,13 @@ class DiskSource:
     backing_format: ImageFormat | None = None
     place: tuple[str, ...] = ()
     """The folders of the file below `<state_dir>/disks`, and its name."""
+    pin: str = ""
+    """The file name of the agent's own link. Another medium of a drive has another name, so that
+    libvirt sees the change."""
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
+    network: NetworkDisk | None = None
+    """The disk is on a server, and has no file."""
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -60,15 +72,20 @@ def disk_name(volume: str) -> str:
 
 
 def disk_sources(
-    state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
+    state_dir: Path,
+    record: VmRecord,
+    made: Mapping[str, MadeDisk],
+    pools: Mapping[str, PoolSettings] = _NO_POOLS,
 ) -> dict[str, DiskSource]:
     """Return the files of all disks of the record, by volume name. ISO volumes are not among them.
 
     Raises:
         VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and
-            imaged's report names an image.
+            imaged's report names an image; as `network_disk`.
     """
     sources = {}
+    disks = record.spec.domain.devices.disks
+    drives = {one.name for one in disks if is_drive(one)} - {*record.volume_refs}
     for volume in record.spec.volumes:
         if volume.is_iso:
             continue
@@ -79,8 +96,13 @@ def disk_sources(
             disk.image_format
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
+        ref = record.volume_refs.get(volume.name)
+        if volume.volume is not None and ref is not None and ABILITIES[ref.kind].shared:
+            remote = network_disk(ref, pools)
+            sources[volume.name] = DiskSource("", ImageFormat.RAW, volume=True, network=remote)
+            continue
         # text, because pathlib's joins would cost 20 us per volume
-        image = disk.digest.removeprefix("sha256:")
+        image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
         place = _place(record, volume)
         sources[volume.name] = DiskSource(
@@ -88,6 +110,7 @@ def disk_sources(
             backing_path=below,
             backing_format=disk.image_format,
             place=place,
+            pin=disk_name(f"{volume.name}.{image[:_DIGITS]}" if drive and image else volume.name),
             volume=volume.volume is not None,
         )
     return sources
@@ -105,7 +128,8 @@ def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
 
 def volume_place(ref: VolumeRef) -> tuple[str, ...]:
     """Return the folders of a volume's disk below `<state_dir>/disks`, and its name."""
-    return (VOLUMES, ref.folder, disk_name("disk"))
+    pool = (VOLUMES,) if ref.pool == LOCAL else (POOLS, ref.pool)
+    return (*pool, ref.folder, disk_name("disk"))
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:

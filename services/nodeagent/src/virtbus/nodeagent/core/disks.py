@@ -19,11 +19,12 @@ from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element,
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
+from virtbus.nodeagent.core.network_disks import network_source
 from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import port_address
 from virtbus.schemas.disk import Tray
-from virtbus.schemas.disk_buses import ABILITIES, Verb
-from virtbus.schemas.vm import Disk, DiskBus, Domain
+from virtbus.schemas.disk_rules import is_drive
+from virtbus.schemas.vm import Disk, DiskBus, Domain, VmRecord
 
 _USB_PORTS = 15
 """Ports of the USB controller: the maximum of a qemu-xhci."""
@@ -121,15 +122,16 @@ def drives(
     }
 
 
-def is_drive(disk: Disk) -> bool:
-    """Return True for a CD-ROM drive whose medium can be changed."""
-    refused = ABILITIES[disk.bus][Verb.MEDIA_CHANGE].refused
-    return disk.device == "cdrom" and not refused
-
-
-def trays(disks: Sequence[Disk]) -> dict[str, Tray]:
-    """Return the trays that are not closed, by the names of drives."""
-    return {disk.name: disk.tray for disk in disks if disk.tray is not None and disk.is_open}
+def media(record: VmRecord) -> dict[str, str]:
+    """Return the media of a VM's drives by name: the image, or the tray if it is not closed."""
+    volumes = {volume.name: volume for volume in record.spec.volumes}
+    found = {}
+    for disk in filter(is_drive, record.spec.domain.devices.disks):
+        if disk.is_open:
+            found[disk.name] = str(disk.tray)
+        elif disk.name in volumes:
+            found[disk.name] = record.image_of(volumes[disk.name])
+    return found
 
 
 def _disk(
@@ -141,13 +143,14 @@ def _disk(
 ) -> Element:
     """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
+    remote = file is not None and file.network is not None
     bus = DiskBus.VIRTIO if disk.bus is DiskBus.NVME else disk.bus
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
     device = "disk" if bus is DiskBus.VIRTIO else disk.device
     return el(
         "disk",
-        driver_element(disk, str(file.format) if file else "raw", thread),
-        *(() if file is None else (el("source", file=file.path), _backing(file))),
+        driver_element(disk, str(file.format) if file else "raw", thread, stops=remote),
+        *_source(file),
         iotune_element(disk.limits),
         blockio_element(disk.block_size),
         el("target", dev=target(disk, addresses), bus=str(bus)),
@@ -156,9 +159,17 @@ def _disk(
         el("boot", order=order) if order else None,
         _address(disk, addresses),
         _alias(disk, file),
-        type="file",
+        type="network" if remote else "file",
         device=device,
     )
+
+
+def _source(file: DiskSource | None) -> tuple[Element, ...]:
+    if file is None:
+        return ()
+    if file.network is not None:
+        return (network_source(file.network),)
+    return (el("source", file=file.path), _backing(file))
 
 
 def _alias(disk: Disk, file: DiskSource | None) -> Element | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from virtbus.bus.runtime.image_locks import locked
+from virtbus.bus.runtime.pool_settings import PoolSettings
 from virtbus.nodeagent.core.disk_sources import (
     DATA,
     DISKS,
@@ -44,8 +45,9 @@ PINNED = "disk-"
 class HostDiskFiles:
     """The `DiskFiles` port."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, pools: Mapping[str, PoolSettings] | None = None) -> None:
         self._state = state_dir
+        self._pools = pools or {}
 
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk]
@@ -56,7 +58,7 @@ class HostDiskFiles:
             VirtbusError: 409 `disk_refused`: a file is not regular or has several names, or its
                 header names another file.
         """
-        wanted = disk_sources(self._state, record, made)
+        wanted = disk_sources(self._state, record, made, self._pools)
 
         def judge() -> dict[str, DiskSource]:
             drop_pins(self._state, record)
@@ -77,7 +79,20 @@ class HostDiskFiles:
 
         return await in_thread(ask)
 
+    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
+        """Remove our names of media that are not among `sources`; no drive has them any more."""
+        kept = {source.path for source in sources.values()}
+
+        def drop() -> None:
+            for path in (self._state / "vms" / uid).glob(f"{PINNED}*.*.qcow2"):
+                if str(path) not in kept:
+                    path.unlink(missing_ok=True)
+
+        await in_thread(drop)
+
     def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
+        if source.network is not None:
+            return source
         try:
             if source.backing_path and source.backing_format is not None:
                 image = Path(source.backing_path).name
@@ -88,17 +103,17 @@ class HostDiskFiles:
             *folders, name = source.place
             with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
-                path = self._pinned(uid, volume, descriptor)
+                path = self._pinned(uid, volume, source.pin, descriptor)
         except OSError as error:
             raise refused(volume, f"it cannot be opened: {error.strerror}") from error
         return dataclasses.replace(source, path=path or source.path)
 
-    def _pinned(self, uid: str, volume: str, descriptor: int) -> str:
+    def _pinned(self, uid: str, volume: str, pin: str, descriptor: int) -> str:
         """Return the path of our hard link to an open disk.
 
         Empty if `disks/` is on another filesystem, where a hard link is impossible.
         """
-        path = self._state / "vms" / uid / f"{PINNED}{disk_name(volume)}"
+        path = self._state / "vms" / uid / f"{PINNED}{pin}"
         kept = path.lstat() if os.path.lexists(path) else None
         found = os.fstat(descriptor)
         ours = kept is not None and os.path.samestat(kept, found)
@@ -126,8 +141,9 @@ def drop_pins(state_dir: Path, record: VmRecord) -> None:
     disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
     names = {f"{PINNED}{disk_name(one)}": one for one in disks}
     for path in (state_dir / "vms" / record.uid).glob(f"{PINNED}*"):
-        ref = record.volume_refs.get(names.get(path.name, ""))
-        kept = path.name in names
+        name = f"{path.name.partition('.')[0]}.qcow2"  # that of a medium has a part of its digest
+        ref = record.volume_refs.get(names.get(name, ""))
+        kept = name in names
         if ref is not None:
             kept = _same(path, state_dir.joinpath(DISKS, *volume_place(ref)))
         if not kept and path.lstat().st_nlink > 1:
