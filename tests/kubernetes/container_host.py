@@ -1,6 +1,6 @@
 """A Kubernetes node on this host: containerd, virtbus-cri, the proxy of both, and kubelet.
 
-virtbus itself runs beside it (tests/e2e/platform.py). Each program is one that a test may kill and
+virtbus itself runs next to it (tests/e2e/platform.py). Each program is one that a test may kill and
 start again. Containers use the host's network: a pod network of containers is not under test.
 """
 
