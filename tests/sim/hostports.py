@@ -5,7 +5,7 @@ do so here as well.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -99,6 +99,31 @@ async def _through(done: "asyncio.Future[Result]") -> None:
         raise cancelled
 
 
+class SimDevices:
+    """Implements `LiveDevices`. The simulated netd plugs NICs by itself, so nothing is called."""
+
+    def __init__(self, call: Callable[[Callable[[], None]], Awaitable[None]], host: Host) -> None:
+        self._call = call
+        self._host = host
+
+    async def live_xml(self, uid: str) -> str | None:
+        await self._call(lambda: None)
+        domain = self._host.domains.get(uid)
+        return "<domain/>" if domain is not None and self._host.facts(domain).active else None
+
+    async def attach(self, uid: str, devices: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    async def detach(self, uid: str, alias: str) -> None:
+        raise NotImplementedError
+
+    async def detach_unknown(self, uid: str, number: int) -> None:
+        raise NotImplementedError
+
+    async def has_unknown(self, uid: str, number: int) -> bool:
+        raise NotImplementedError
+
+
 class SimHypervisor:
     """Implements `Hypervisor`."""
 
@@ -106,6 +131,7 @@ class SimHypervisor:
         self._host = host
         self._threads = Threads(host, process)
         self.healthy = True
+        self.devices = SimDevices(self._call, host)
 
     async def _call(self, work: Callable[[], Result]) -> Result:
         def asked() -> Result:
@@ -191,7 +217,7 @@ class SimHypervisor:
         del uid, folder
         return True
 
-    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
+    async def set_link(self, uid: str, device: str, *, up: bool) -> None:
         await self._call(lambda: None)
 
     async def undefine(self, uid: str) -> None:

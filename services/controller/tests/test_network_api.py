@@ -82,7 +82,10 @@ async def test_names_and_uids_have_one_network(made: World) -> None:
 @played()
 async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
     wrong = {
-        "spec.kind": {"kind": "bridge"},
+        "spec.kind": {"kind": "switch"},
+        "spec.link": {"kind": "bridge"},
+        "spec.vlan": SPEC | {"vlan": 7},
+        "spec.mode": {"kind": "bridge", "link": "br-lan", "mode": "vepa"},
         "spec.subnet": {"kind": "nat"},
         "spec.subnets": {"kind": "routed"},
         "spec.conflist": {"kind": "cni"},
@@ -102,6 +105,28 @@ async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
     assert (public.code, paths(public)) == (400, ["spec.subnet"])
     assert paths(await refused(make(made, "default"))) == ["name"]
     assert await made.client.get(BLUE) is None
+
+
+@played()
+async def test_a_link_that_no_node_has_and_allows_is_refused(made: World) -> None:
+    await made.hear(node("n1", links={"br-lan": "bridge", "eth1": "macvtap"}))
+    for link in ("br-wan", "eth1"):
+        error = await refused(make(made, spec={"kind": "bridge", "link": link}))
+        assert (error.reason, paths(error)) == ("network_impossible", ["spec.link"])
+        assert "links_allowed" in str(error)
+
+
+@played()
+async def test_a_vm_goes_to_a_node_that_has_the_link_of_its_network(made: World) -> None:
+    await made.hear(node("n1"))
+    await made.hear(node("n2", links={"br-lan": "bridge"}))
+    await make(made, spec={"kind": "bridge", "link": "br-lan"})
+    for number in (7, 8, 9):
+        stored = await vm(made, number)
+        assert stored.node == "n2"
+    await made.hear(node("n2"))
+    full = await refused(vm(made, 10))
+    assert any("has or allows no bridge br-lan" in one.message for one in full.body.details)
 
 
 @played()
@@ -145,7 +170,9 @@ async def test_only_admins_take_subnets_of_hosts_and_make_networks_of_all(made: 
 
     isolated = {"kind": "isolated", "subnet": "10.9.0.0/24"}
     config = {"kind": "cni", "config": json.dumps({"plugins": [{"type": "ptp"}]})}
-    for spec, namespace in ((SPEC, "default"), (config, "default"), (isolated, "_")):
+    link = {"kind": "bridge", "link": "br-lan"}
+    wanted = ((SPEC, "default"), (config, "default"), (link, "default"), (isolated, "_"))
+    for spec, namespace in wanted:
         assert (await refused(ask(spec, namespace))).reason == "admin_only"
     api = made.controllers["c1"]._networks
     api._limits = NetworkLimits(Quota(100, 100), (IPv4Network("10.200.0.0/16"),))
@@ -303,6 +330,63 @@ def test_a_create_reverts_a_delete_that_began_meanwhile_unless_it_ended(*, ended
             await asyncio.sleep(WAIT_S + 5)
             view = await of(made, "get")
             assert (view.state, view.users) == ("InUse", ("default/vm-7",))
+            assert (await kinds(made))[-1] == "network.kept"
+
+    run(body)
+
+
+async def add(made: World, network: str) -> VmRecord:
+    """Add an interface on `network` to the VM 7; return its record."""
+    view = await made.ask("get", uid=uid(7))
+    spec = view["spec"]
+    spec["networks"].append({"name": f"on-{network}", "network": network})
+    spec["domain"]["devices"]["interfaces"].append({"name": f"on-{network}"})
+    await made.ask("update", uid=uid(7), revision=view["revision"], spec=spec)
+    stored = await made.stored(uid(7))
+    assert stored is not None
+    return stored
+
+
+@played()
+async def test_an_added_interface_gets_its_network_and_the_others_keep_theirs(made: World) -> None:
+    await make(made)
+    before = await vm(made)
+    await of(made, "update", mtu=1400)
+    await make(made, "red", 2, spec={"kind": "isolated", "subnet": "10.9.0.0/24"})
+    after = await add(made, "red")
+    assert after.network_targets["red"].uid == uid(2)
+    assert after.network_targets["blue"] == before.network_targets["blue"]
+    error = await refused(add(made, "green"))
+    assert (error.reason, paths(error)) == ("network_unknown", ["spec.networks[2].network"])
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_update_reverts_a_delete_that_began_meanwhile_unless_it_ended(*, ended: bool) -> None:
+    async def body() -> None:
+        async with world() as made:
+            before = await vm(made, network="default")
+            await make(made)
+            vms = made.controllers["c1"]._vms
+            commit, writes = vms._commits.replace, vms._networks._writes
+
+            async def late(*arguments: Any) -> Any:
+                vms._commits.replace = commit  # type: ignore[method-assign]
+                held = await writes.latest("default", "blue")
+                assert held is not None
+                marked = held.record.model_copy(update={"deleting": True})
+                held = await writes.replace(held, marked)
+                if ended:
+                    await writes.end(held)
+                return await commit(*arguments)
+
+            vms._commits.replace = late  # type: ignore[assignment,method-assign]  # at the worst moment
+            if ended:
+                assert (await refused(add(made, "blue"))).reason == "deleting"
+                stored = await made.stored(uid(7))
+                assert stored is not None
+                assert stored.spec == before.spec
+                return
+            assert (await add(made, "blue")).network_targets["blue"].uid == uid(1)
             assert (await kinds(made))[-1] == "network.kept"
 
     run(body)

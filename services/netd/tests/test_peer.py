@@ -88,16 +88,16 @@ def test_a_refusal_is_one_line() -> None:
 
 
 def test_a_grant_names_descriptors_by_place() -> None:
-    nics = [NicArgument(2, {"driver": "virtio-net-pci"}, "02:00:00:00:00:01")]
+    nics = [NicArgument({"driver": "virtio-net-pci"}, "02:00:00:00:00:01")]
     body = grant("/usr/bin/qemu", nics, None)[4:]
     assert body.split(b"\0") == [
         b"A",
         b"/usr/bin/qemu",
         b"1",
         b"-netdev",
-        b"tap,id=net2,fd=@fd0@",
+        b"tap,id=net0,fd=@fd0@",
         b"-device",
-        b'{"driver":"virtio-net-pci","netdev":"net2","mac":"02:00:00:00:00:01"}',
+        b'{"driver":"virtio-net-pci","netdev":"net0","mac":"02:00:00:00:00:01"}',
         b"",
     ]
 
@@ -109,8 +109,8 @@ def test_an_emulator_with_a_newline_is_refused() -> None:
 
 def test_an_interface_has_a_descriptor_for_each_queue() -> None:
     device: dict[str, str | int | bool] = {"mq": True, "vectors": 6}
-    nics = [NicArgument(0, {}, "02:00:00:00:00:01"), NicArgument(1, device, "m", queues=2)]
-    words = grant("/usr/bin/qemu", [*nics, NicArgument(2, {}, "m")], None)[4:].split(b"\0")
+    nics = [NicArgument({}, "02:00:00:00:00:01"), NicArgument(device, "m", queues=2)]
+    words = grant("/usr/bin/qemu", [*nics, NicArgument({}, "m")], None)[4:].split(b"\0")
     assert words[2] == b"4"
     netdevs = [after for word, after in itertools.pairwise(words) if word == b"-netdev"]
     assert netdevs == [

@@ -30,7 +30,10 @@ def test_every_name_fits_the_kernel_and_every_mac_is_a_guests(uid: object, index
     link = names.host_link(str(uid), index)
     assert len(link.encode()) == 15
     assert names.is_host_link(link)
-    macs = {names.guest_mac(str(uid), index), names.wire_mac(str(uid), index)}
+    lent = names.lent_tap(str(uid), index)
+    assert len(lent.encode()) == 15
+    assert not names.is_host_link(lent)
+    macs = {names.guest_mac(str(uid), f"net{index}"), names.wire_mac(str(uid), index)}
     assert len(macs) == 2
     for mac in macs:
         assert check_mac(mac) == mac
@@ -51,7 +54,7 @@ def test_a_plan_uses_the_specs_mac_and_generates_the_others() -> None:
     record = make_record(A, networks=("default", "lan"), macs=("02:00:00:00:00:07", None))
     plan = plan_of(record)
     assert [nic.kind for nic in plan.nics] == [NicKind.BRIDGE, NicKind.CNI]
-    assert [nic.mac for nic in plan.nics] == ["02:00:00:00:00:07", names.guest_mac(A, 1)]
+    assert [nic.mac for nic in plan.nics] == ["02:00:00:00:00:07", names.guest_mac(A, "net1")]
     assert plan == plan_of(record)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from services.nodeagent.tests.pretended_devices import Devices
+
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
@@ -86,6 +88,7 @@ class Domains:
         self.errors: dict[str, VirtbusError] = {}
         """The error of a call, by its name."""
         self.links_fail = False
+        self.devices = Devices(self.there, self.done)
         self.plugs = Plugs(self)
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
@@ -122,11 +125,13 @@ class Domains:
         of = str(domain.findtext("uuid"))
         known = self.there.get(of, DomainFacts(of, DomainState.SHUT_OFF))
         ours = ET.tostring(domain.findall("metadata/*")[0], encoding="unicode")
+        self.devices.defined[of] = domain
         self.there[of] = replace(known, metadata=parse(ours))
         self.plugs.defined(of, domain)
 
     async def start(self, of: str, *, paused: bool = False) -> None:
         self.done.append(("start", of))
+        self.devices.started(of)
         self.set(of, DomainState.PAUSED if paused else DomainState.RUNNING)
         if paused:
             self.tell(DomainEvent(of, DomainChange.STARTED))
@@ -185,10 +190,10 @@ class Domains:
         self.done.append((what, of))
         return of in self.there and self.there[of].active
 
-    async def set_link(self, of: str, index: int, *, up: bool) -> None:
+    async def set_link(self, of: str, device: str, *, up: bool) -> None:
         if self.links_fail:
             raise VirtbusError(Code.INTERNAL, "qemu_refused", "QEMU refused the link")
-        self.done.append((f"link {index} {'up' if up else 'down'}", of))
+        self.done.append((f"link {device} {'up' if up else 'down'}", of))
 
     async def undefine(self, of: str) -> None:
         self.there.pop(of, None)
@@ -299,6 +304,9 @@ class Insides:
 class Node:
     """One host whose agent stops and restarts; bus, domains and disk stay."""
 
+    services: Callable[[MemoryBus, str], SimulatedNode] = SimulatedNode
+    """Makes the services of each agent's node."""
+
     def __init__(self, tmp: Path, **settings: Any) -> None:
         self.tmp = tmp
         self.server = MemoryServer()
@@ -331,7 +339,7 @@ class Node:
         bus = bus or MemoryBus(self.server, "agent")
         self.files = AgentFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
-        self.simulated = simulated = SimulatedNode(bus, NODE)
+        self.simulated = simulated = self.services(bus, NODE)
         freezes = GuestFreezes(self.insides, DiskFreezes(self.files.vms))
         tools = AgentPorts(
             bus=bus,

@@ -238,8 +238,10 @@ def test_a_device_keeps_its_number_and_a_new_one_takes_the_lowest_that_is_free()
     assert first["vd"] == {"a": 0, "b": 1, "c": 2}
     after = assigned(spec("a", "c"), first)
     assert after["vd"] == {"a": 0, "c": 2}
-    again = assigned(spec("a", "c", "d"), after, busy={3})
+    again = assigned(spec("a", "c", "d"), after, busy={1, 3})
     assert (again["vd"]["d"], again["port"]["disk/d"]) == (1, 8)
+    beside = assigned(spec("a", "c", "d", nics=2), after, busy={1, 3})
+    assert beside == again, "a NIC that was plugged in moves no device of the running guest"
     leaves = assigned(spec("a", "d"), first, leaving={"c"})
     assert leaves["vd"] == {"a": 0, "c": 2, "d": 3}
     moved = assigned(spec("a", nics=2), first)

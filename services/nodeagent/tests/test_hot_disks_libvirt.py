@@ -75,7 +75,9 @@ class Guest:
 
     async def drop_media(self, uid: str, sources: object) -> None: ...
 
-    async def sources(self, record: VmRecord, _made: object) -> dict[str, DiskSource]:
+    async def sources(
+        self, record: VmRecord, _made: object, *, running: bool = False
+    ) -> dict[str, DiskSource]:
         return {
             name: DiskSource(str(self.path(name)), ImageFormat.QCOW2, volume=True)
             for name in record.volume_refs
@@ -104,7 +106,7 @@ class Guest:
             generation=self.record.generation,
             disks=dict.fromkeys(self.record.volume_refs, made),
         )
-        plugs = self.host.hypervisor.plugs
+        plugs = self.host.hypervisor.devices
         tools = cast(
             "AgentPorts",
             SimpleNamespace(plugs=plugs, disks=self, settings=SimpleNamespace(ask_after_s=1.0)),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import Node, eventually, in_state, record, uid
 
+from virtbus.nodeagent.core.guest_nics import at_start
 from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.schemas.vm import VmRecord
 
@@ -34,10 +35,10 @@ async def test_a_guest_starts_with_its_link_down_and_gets_each_change(node: Node
     await node.join()
     await node.put(linked("down"))
     async with node.agent():
-        await eventually(lambda: orders(node) == ["link 1 down"])
+        await eventually(lambda: orders(node) == ["link vbnet1 down"])
         await eventually(in_state(node, "Running"))
         await node.put(linked("up", 2))
-        await eventually(lambda: orders(node) == ["link 1 down", "link 1 up"])
+        await eventually(lambda: orders(node) == ["link vbnet1 down", "link vbnet1 up"])
         await node.put(linked("up", 3, limits={"inbound": {"bytes_per_s": 1000}}))
         await node.start_another()
         status = await node.status(A)
@@ -60,11 +61,11 @@ async def test_a_change_while_no_agent_runs_is_made_by_the_next_one(node: Node) 
     await node.join()
     await node.put(linked("down"))
     async with node.agent():
-        await eventually(lambda: orders(node) == ["link 1 down"])
+        await eventually(lambda: orders(node) == ["link vbnet1 down"])
         await eventually(in_state(node, "Running"))
     await node.put(linked("up", 2))
     async with node.agent():
-        await eventually(lambda: orders(node)[1:] == ["link 0 up", "link 1 up"])
+        await eventually(lambda: orders(node)[1:] == ["link vbnet0 up", "link vbnet1 up"])
 
 
 async def test_a_link_that_qemu_refuses_is_tried_again_and_does_not_stop_the_guest(
@@ -76,14 +77,16 @@ async def test_a_link_that_qemu_refuses_is_tried_again_and_does_not_stop_the_gue
     async with node.agent():
         await eventually(in_state(node, "Running"))
         node.domains.links_fail = False
-        await eventually(lambda: orders(node) == ["link 1 down"])
+        await eventually(lambda: orders(node) == ["link vbnet1 down"])
 
 
 def test_only_changes_that_a_running_guest_cannot_get_need_a_restart() -> None:
     before = domain_hash(linked("up"))
     limits = {"outbound": {"bytes_per_s": "1MiB"}}
     assert domain_hash(linked("down", limits=limits)) == before
+    nics = at_start(linked("up"))
+    assert at_start(linked("down", limits=limits)) == nics
     changes: tuple[dict[str, Any], ...]
     changes = ({"mtu": 1400}, {"queues": 2}, {"model": "e1000"}, {"boot_order": 1})
     for more in changes:
-        assert domain_hash(linked("up", 1, **more)) != before
+        assert at_start(linked("up", 1, **more))["net1"] != nics["net1"]

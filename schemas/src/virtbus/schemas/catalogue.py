@@ -15,9 +15,11 @@ from virtbus.schemas import (
     image,
     image_api,
     image_name,
+    layer,
     lease,
     names,
     network_object,
+    nic_work,
     node,
     node_rpc,
     operation,
@@ -32,6 +34,7 @@ from virtbus.schemas import (
 )
 from virtbus.schemas import export_link as links
 from virtbus.schemas import image_upload as up
+from virtbus.schemas import network_path as path
 from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel import Channel as Channel
 from virtbus.schemas.channel import Plane as Plane
@@ -40,6 +43,7 @@ from virtbus.schemas.channel import of_api as _api
 from virtbus.schemas.channel import of_node as _rpc
 from virtbus.schemas.channel import ready as _ready
 from virtbus.schemas.channel_parameters import template
+from virtbus.schemas.node_channels import NODE_KEYS
 from virtbus.schemas.object_channels import OBJECTS
 from virtbus.schemas.vm_status import VmStatus, VmView
 
@@ -75,13 +79,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "quarantine", qt.NodeQuarantine, qt.NodeQuarantined, "Disks without a record."),
     _api("image", "list", image_api.ImageList, image_api.ImagePage, "The images of the fleet."),
     _api("image", "pull", image_api.ImagePull, image_api.PulledImages, "Fetch an image."),
-    _api(
-        "image",
-        "delete",
-        image_api.ImageDelete,
-        image_api.DeletedImages,
-        "Remove an image from nodes.",
-    ),
+    _api("image", "delete", image_api.ImageDelete, image_api.DeletedImages, "Remove an image."),
     *OBJECTS,
     _api("network", "offers", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Restore records from hosts."),
@@ -156,41 +154,7 @@ CHANNELS: tuple[Channel, ...] = (
         "nodeagent, controller → controller",
         "The progress and the end of an operation.",
     ),
-    _said(
-        subjects.join_nonce,
-        Plane.RECORD,
-        vm.JoinNonce,
-        "admin → nodeagent",
-        "The bus incarnation that the node joined.",
-    ),
-    _said(
-        subjects.node_spec,
-        Plane.RECORD,
-        node.NodeSpec,
-        "controller → controller, nodeagent",
-        "Cordon, drain and fence of a node.",
-    ),
-    _said(
-        subjects.node_host,
-        Plane.RECORD,
-        hosts.HostRecord,
-        "controller → controller, nodeagent",
-        "The node's host, and its approved labels and size.",
-    ),
-    _said(
-        subjects.node_hosts,
-        Plane.RECORD,
-        node.HostAddresses,
-        "controller → controller, netd",
-        "Addresses of the fleet's hosts, which guests of the node may not reach.",
-    ),
-    _said(
-        subjects.node_reserved,
-        Plane.RECORD,
-        node.Reserved,
-        "controller → controller",
-        "The sum of strict VMs on a node; changes in one batch with their records.",
-    ),
+    *NODE_KEYS,
     _said(
         subjects.vm_secret,
         Plane.RECORD,
@@ -285,11 +249,13 @@ CHANNELS: tuple[Channel, ...] = (
         snapshot_rpc.SnapshotReleased,
         "Remove a snapshot's data.",
     ),
+    _rpc("imaged", "layers", layer.LayersAsk, layer.UnneededLayers, "Layers that nothing needs."),
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
     _rpc("imaged", "export-link", links.ExportLinkAsk, links.ExportLink, "Link to an export."),
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
+    _rpc("netd", "nic", nic_work.NicWork, nic_work.NicDone, "A step of a NIC's hot-plug."),
     _rpc("netd", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "Networks on the host."),
     _rpc("agent", "inspect", node_rpc.Inspect, node_rpc.HeldResources, "VMs, with phases."),
     _rpc("agent", "records", node_rpc.RecordsRead, node_rpc.KnownRecords, "Records on the host."),
@@ -297,8 +263,11 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "quarantine", qt.QuarantineAsk, qt.Quarantine, "Disks without a record."),
     _rpc("agent", "join", node_rpc.JoinBus, node_rpc.JoinedBus, "Join a rebuilt bus."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "Data of the guest agent."),
+    _rpc("agent", "exec", guest.GuestExec, guest.GuestExecuted, "Run a program in a guest."),
     _rpc("agent", "counters", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("netd", "traffic", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
+    _rpc("agent", "network", path.NetworkAsk, path.NetworkView, "The path of its packets."),
+    _rpc("netd", "network", path.NetworkAsk, path.NetworkView, "The path of a VM's packets."),
     _rpc("agent", "command", node_rpc.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
     _rpc("agent", "freeze", node_rpc.GuestFreeze, api.Empty, "Freeze or thaw a guest."),
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),

@@ -30,6 +30,8 @@ class EventKind(StrEnum):
     GUEST_READY = "guest.ready"
     DOMAIN_PAUSED = "domain.paused"
     DOMAIN_RESUMED = "domain.resumed"
+    NIC_PLUGGED = "nic.plugged"
+    NIC_UNPLUGGED = "nic.unplugged"
     GUEST_RESET = "guest.reset"
     GUEST_REBOOTING = "guest.rebooting"
     GUEST_REBOOTED = "guest.rebooted"

@@ -33,6 +33,16 @@ class LinkState(StrEnum):
     DOWN = "down"
 
 
+class PlugState(StrEnum):
+    """The state of an interface that was added to a running guest, or removed from it."""
+
+    PLUGGED = "plugged"
+    WAITING = "waiting"
+    """Its network is made, and the guest does not have the device yet."""
+    LEAVING = "leaving"
+    """The record does not have it any more, and the guest has not released the device yet."""
+
+
 class InterfaceStatus(LenientModel):
     """One attached interface. `addresses` are CIDR strings; `tap` is a device in `netns`."""
 
@@ -48,6 +58,7 @@ class InterfaceStatus(LenientModel):
     """Ports of the host that lead to the guest: `0.0.0.0:8080->80/tcp`."""
     tap: str = ""
     netns: str = ""
+    plug: PlugState = Field(PlugState.PLUGGED, exclude_if=lambda plug: plug is PlugState.PLUGGED)
 
 
 class NetworkInfo(LenientModel):

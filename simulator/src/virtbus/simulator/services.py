@@ -17,8 +17,11 @@ from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image_upload import UploadImage
+from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
+from virtbus.schemas.network_path import NetworkAsk, NetworkView
+from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     Arm,
@@ -79,6 +82,8 @@ class SimulatedNode:
                 "ensure": (Ensure, self.net),
                 "release": (Release, self.release),
                 "inspect": (Inspect, self.inspect),
+                "nic": (NicWork, lambda want: NicDone(uid=want.uid, name=want.name)),
+                "network": (NetworkAsk, lambda want: NetworkView(uid=want.uid)),
                 "traffic": (CountersAsk, lambda want: Counters(uid=want.uid)),
             }
         return {
@@ -91,6 +96,7 @@ class SimulatedNode:
             "fill": (FillWork, self.images.fill),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
+            "layers": (LayersAsk, lambda _want: UnneededLayers()),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "upload": (UploadImage, self.images.upload),
@@ -142,6 +148,7 @@ class SimulatedNode:
         return NetReady(
             uid=record.uid,
             epoch=record.epoch,
+            generation=record.generation,
             phase=NetPhase.READY,
             interfaces=_interfaces(record),
         )

@@ -26,6 +26,8 @@ _HERE = "virtbus.cli.vm"
         "thaw": (f"{_HERE}.freeze:thaw", "Thaw a guest's file systems."),
         "eject": (f"{_HERE}.media:eject", "Eject the medium of a VM's CD-ROM drive."),
         "insert": (f"{_HERE}.media:insert", "Insert the medium of a VM's CD-ROM drive again."),
+        "nic": (f"{_HERE}.nic", "Add a network interface to a VM, or remove one."),
+        "net": (f"{_HERE}.net", "Explain a VM's network, and check it."),
         "adopt": (f"{_HERE}.adopt", "Take an orphaned VM from its Kubernetes cluster."),
         "export": ("virtbus.cli.export:of_vm", "Write a disk of a VM that is off to a file."),
         "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),

@@ -8,23 +8,22 @@ this netd has a state file. Resources without one belong to another instance, an
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 
 from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.netd.builder import Builder, HostPorts
 from virtbus.netd.core import names
-from virtbus.netd.core.address_assignment import (
-    carried_over,
-    check_macs,
-    refusal,
-)
+from virtbus.netd.core.address_assignment import carried_over, check_macs, refusal
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.epochs import ReleasedEpochs, check_epoch
-from virtbus.netd.core.finding import NetworkFinding, lost, mended
+from virtbus.netd.core.finding import NetworkFinding, mended
+from virtbus.netd.core.hotplug import first_nics
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.edge.namespaces import in_thread
-from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.netd.hot_nics import HotNics, changed
+from virtbus.netd.network_entry import NetworkEntry
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
 
@@ -40,43 +39,14 @@ async def _silent(_ready: NetReady) -> None:
     return
 
 
-@dataclass(slots=True)
-class _Entry:
-    attachment: Attachment
-    phase: NetPhase | None = None
-    """None if the network is not built, and only its addresses are remembered."""
-    error: ErrorBody | None = None
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the phase is ready or failed."""
-
-    def settle(self, phase: NetPhase, error: ErrorBody | None = None) -> None:
-        self.phase, self.error = phase, error
-        self.settled.set()
-
-    def cut_off(self, faults: list[str]) -> NetworkFinding:
-        """Mark the network as failed; return the finding. Its running guest cannot get it back."""
-        finding = lost(self.attachment, faults)
-        self.settle(NetPhase.FAILED, finding.error)
-        return finding
-
-    def ready(self) -> NetReady:
-        return NetReady(
-            uid=self.attachment.uid,
-            epoch=self.attachment.epoch,
-            generation=self.attachment.generation,
-            phase=self.phase or NetPhase.FAILED,
-            interfaces=self.attachment.statuses(),
-            error=self.error,
-        )
-
-
 class Attachments:
     """All networks of VMs on this host."""
 
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
         self._doors = doors
         self._builder = Builder(doors, site)
-        self._entries: dict[str, _Entry] = {}
+        self._hot = HotNics(doors, self._builder)
+        self._entries: dict[str, NetworkEntry] = {}
         self._released = ReleasedEpochs()
         self._locks = KeyedLock()
         self._bridge_seen = 0
@@ -112,42 +82,64 @@ class Attachments:
                 and await self._serves(entry, plan)
             ):
                 return entry.ready()
-            if entry is not None and entry.attachment.nics and await self._builder.runs(plan.uid):
+            if (
+                entry is not None
+                and entry.attachment.joined.nics
+                and await self._builder.runs(plan.uid)
+            ):
                 raise entry.cut_off([]).refusal
+            if await self._hot.is_bare(plan, known):
+                entry = self._entries[plan.uid] = NetworkEntry(first_nics(known, plan))
+                self._keep(entry, entry.attachment)
+                entry.settle(NetPhase.READY)
+                return entry.ready()
             if known is not None and (known.has_cni or self._builder.stands(known)):
                 await self._builder.unmake(known)
             return await self._make(plan, known, begun)
 
-    async def _serves(self, entry: _Entry, plan: Attachment) -> bool:
+    async def _serves(self, entry: NetworkEntry, plan: Attachment) -> bool:
         """Return True if the network is equal to `plan` or in use, and update its epoch."""
         attachment = entry.attachment
         if not await self._builder.found(attachment):
             return False
-        in_use = bool(attachment.nics) and await in_thread(
-            lambda: self._builder.links.in_use(attachment)
-        )
-        if attachment.nics and not await self._builder.completes(attachment) and not in_use:
+        in_use = await self._hot.in_use(attachment)
+        if attachment.changing and not in_use:
+            return False  # the guest has ended: its next start has the record's interfaces
+        whole = not attachment.joined.nics or await self._builder.completes(attachment)
+        if not whole and not in_use:
             return False
         wanted = carried_over(plan, attachment, self._builder.insistent)
-        if not attachment.same_hardware(wanted):
-            if not in_use:
-                return False
-            extra = {"code": "network_kept", "uid": plan.uid}
-            log.info("the guest keeps its old interfaces until it restarts", extra=extra)
+        if not in_use and not attachment.same_hardware(wanted):
+            return False
+        after = changed(attachment, wanted) if in_use else attachment
         update = {"epoch": plan.epoch, "generation": plan.generation}
-        tuned = attachment.tuned_as(wanted).model_copy(update=update)
-        if tuned.nics != attachment.nics:  # stored afterwards: a crash in between repeats it
-            await self._builder.tune(tuned)
+        tuned = after.tuned_as(wanted).model_copy(update=update)
+        if tuned.joined.nics != attachment.joined.nics:  # kept later: a crash repeats it
+            await self._builder.tune(tuned.joined)
         if tuned != attachment:
             self._keep(entry, tuned)
         return True
+
+    async def change_nic(self, want: NicWork) -> NicDone:
+        """Do one step of a hot-plug or unplug. Raises as `HotNics.change`; 503 while recovering."""
+        self._refuse_while_recovering()
+        async with self._locks.of(want.uid):
+            entry = self._entries.get(want.uid)
+            check_epoch(want.uid, want.epoch, entry.attachment if entry is not None else None)
+            others = list(self._other_nics(want.uid))
+            async with self._host_side:
+                pass  # wait for a removal of a host bridge; later ones see this interface
+            done = await self._hot.change(entry, want, others, self._keep)
+        await self._replug_new()
+        self.untidy.set()  # a drop may leave the host bridge without a use
+        return done
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
         others = list(self._other_nics(plan.uid))
         wanted = carried_over(plan, known, self._builder.insistent)
         attachment = self._doors.attachers.plan(wanted, others)
         check_macs(attachment, others)
-        entry = self._entries[plan.uid] = _Entry(attachment, NetPhase.BEGUN)
+        entry = self._entries[plan.uid] = NetworkEntry(attachment, NetPhase.BEGUN)
         try:
             async with self._builds:
                 await self._build(entry, begun)
@@ -159,9 +151,11 @@ class Attachments:
         entry.settle(NetPhase.READY)
         return entry.ready()
 
-    async def _build(self, entry: _Entry, begun: Begun) -> None:
+    async def _build(self, entry: NetworkEntry, begun: Begun) -> None:
         attachment = entry.attachment
         if not attachment.nics:
+            self._doors.files.remove(attachment.uid)  # of interfaces that the VM had before
+            self.untidy.set()
             return
         async with self._host_side:
             pass  # wait for a removal of the host bridge; later ones see this VM
@@ -173,12 +167,9 @@ class Attachments:
             check_macs(entry.attachment, self._other_nics(attachment.uid))
         else:
             await self._builder.built_in(attachment)
-        times_made = self._doors.attachers.bridges.times_made()
-        if self._bridge_seen != times_made:
-            self._bridge_seen = times_made
-            await self.replug()  # the new bridge lacks the links of other VMs
+        await self._replug_new()
 
-    async def _abandon(self, entry: _Entry) -> None:
+    async def _abandon(self, entry: NetworkEntry) -> None:
         """Remove a failed attachment; its file keeps the addresses for the next attempt."""
         attachment = entry.attachment
         try:
@@ -191,6 +182,19 @@ class Attachments:
         self.untidy.set()
         nics = tuple(nic.model_copy(update={"cni": None}) for nic in attachment.nics)
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
+
+    async def amend(self, uid: str, change: Callable[[Attachment], Attachment]) -> NetReady | None:
+        """Change a ready network, and apply its filters; return the state if it is another now."""
+        async with self._locks.of(uid):
+            entry = self._entries.get(uid)
+            if entry is None or entry.phase is not NetPhase.READY:
+                return None
+            before, after = entry.attachment, change(entry.attachment)
+            if after != before:
+                self._keep(entry, after)
+            if after.joined.nics and await self._builder.found(after):
+                await in_thread(lambda: self._builder.links.guard(after.joined))
+            return entry.ready() if after != before else None
 
     async def release(self, uid: str, epoch: int) -> bool:
         """Remove the network of `uid`; return False if there was none.
@@ -230,19 +234,7 @@ class Attachments:
             raise VirtbusError(
                 Code.NOT_FOUND, "not_attached", "netd has no network of this VM; start it again"
             )
-        try:
-            async with asyncio.timeout(timeout_s):
-                await entry.settled.wait()
-        except TimeoutError:
-            raise VirtbusError(
-                Code.DEADLINE,
-                "network_late",
-                f"the network was not attached in {timeout_s:g} s; see the CNI plugin's log, "
-                "start the VM again",
-            ) from None
-        if entry.error is not None:
-            raise VirtbusError.of(entry.error)
-        attachment = entry.attachment
+        attachment = await entry.attached(timeout_s)
         if not attachment.nics:
             return attachment, []
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
@@ -266,9 +258,16 @@ class Attachments:
         async with self._host_side:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
 
+    async def _replug_new(self) -> None:
+        """Attach every host link again if a bridge was made: it lacks the links of other VMs."""
+        times_made = self._doors.attachers.bridges.times_made()
+        if self._bridge_seen != times_made:
+            self._bridge_seen = times_made
+            await self.replug()
+
     async def replug(self) -> None:
         """Attach every host link again, after the bridge was deleted and made again."""
-        nics = [nic for each in self.ready() for nic in each.nics]
+        nics = [nic for each in self.ready() for nic in each.joined.nics]
         if nics:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
@@ -279,12 +278,14 @@ class Attachments:
         for uid in list(self._entries):
             async with self._locks.of(uid):
                 entry = self._entries.get(uid)
-                if entry is None or entry.phase is not NetPhase.READY or not entry.attachment.nics:
+                if entry is None or entry.phase is not NetPhase.READY:
+                    continue
+                if not entry.attachment.joined.nics:
                     continue
                 findings.append(await self._examine(entry, runs=uid in running))
         return [finding for finding in findings if finding is not None]
 
-    async def _examine(self, entry: _Entry, *, runs: bool) -> NetworkFinding | None:
+    async def _examine(self, entry: NetworkEntry, *, runs: bool) -> NetworkFinding | None:
         attachment = entry.attachment
         named = self._builder.stands(attachment)
         faults = [] if named else [f"{attachment.netns} is gone"]
@@ -316,7 +317,7 @@ class Attachments:
         await in_thread(self._doors.bridge.check_owner)
         self._doors.attachers.bridges.recover()
         self._doors.namespaces.prepare()
-        self._entries = {each.uid: _Entry(each) for each in self._doors.files.all()}
+        self._entries = {each.uid: NetworkEntry(each) for each in self._doors.files.all()}
         for name in self._doors.namespaces.names():
             uid = names.uid_of_netns(name)
             if uid is not None and uid not in self._entries:
@@ -330,10 +331,10 @@ class Attachments:
         self.recovering = False
         self.untidy.set()
 
-    async def _recover(self, entry: _Entry) -> None:
+    async def _recover(self, entry: NetworkEntry) -> None:
         attachment = entry.attachment
         if not await self._builder.found(attachment):
-            if attachment.nics and await self._builder.runs(attachment.uid):
+            if attachment.joined.nics and await self._builder.runs(attachment.uid):
                 entry.cut_off([f"{attachment.netns} is gone"])
             return
         async with self._builds:
@@ -362,10 +363,14 @@ class Attachments:
 
     def state_of(self, uid: str) -> NetReady | None:
         """Return the state of the network of `uid`; None if there is none."""
-        entry = self._entries.get(uid)
-        return entry.ready() if entry is not None else None
+        return self.look(uid)[1]
 
-    def _keep(self, entry: _Entry, attachment: Attachment) -> None:
+    def look(self, uid: str) -> tuple[Attachment | None, NetReady | None]:
+        """Return the network of `uid` and its state; None if there is none."""
+        entry = self._entries.get(uid)
+        return (None, None) if entry is None else (entry.attachment, entry.ready())
+
+    def _keep(self, entry: NetworkEntry, attachment: Attachment) -> None:
         entry.attachment = attachment
         self._doors.files.write(attachment)
 

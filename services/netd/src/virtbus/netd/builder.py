@@ -10,12 +10,14 @@ from virtbus.netd.core import cni as cni_values
 from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_mac, replaced
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
 from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
+from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
-from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.dhcp_server import DhcpServer, Foreign
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.hot_taps import return_lent
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.plugin_process import end_left
 from virtbus.netd.edge.published_ports import PublishedPorts
@@ -60,7 +62,7 @@ class Builder:
 
     def stands(self, attachment: Attachment) -> bool:
         """Return True if the namespace exists, or if none is needed."""
-        return not attachment.nics or self._doors.namespaces.exists(attachment.netns)
+        return not attachment.joined.nics or self._doors.namespaces.exists(attachment.netns)
 
     async def found(self, attachment: Attachment) -> bool:
         """Ensure that the namespace has its name; return False if it is gone.
@@ -87,7 +89,7 @@ class Builder:
         Raises:
             VirtbusError, OSError: it cannot be completed, for example without its CNI link.
         """
-        faults = await in_thread(lambda: self.links.faults(attachment))
+        faults = await in_thread(lambda: self.links.faults(attachment.joined))
         if any(nic.publish for nic in attachment.nics):
             await in_thread(self._doors.ports.mend)
         if faults:
@@ -167,19 +169,47 @@ class Builder:
         await self.adopt(attachment)
         keep(attachment.model_copy(update={"made": True}))
 
+    async def connect(self, attachment: Attachment, nic: Nic, keep: Keep) -> Attachment:
+        """Run the CNI plugins of one interface of a running guest, once.
+
+        Raises:
+            VirtbusError: as `with_cni`. The plugins were undone.
+        """
+        if nic.cni is None or nic.cni.result is not None:
+            return attachment
+        await in_thread(lambda: self.links.open_namespace(attachment.joined))
+        try:
+            done = await self._add(attachment, nic, nic.cni, keep)
+        except VirtbusError:
+            await self.disconnect(attachment, nic)
+            bare = nic.model_copy(update={"cni": CniState(conflist=nic.cni.conflist)})
+            keep(replaced(attachment, bare))
+            raise
+        keep(done)
+        return done
+
+    async def disconnect(self, attachment: Attachment, nic: Nic) -> None:
+        """Run the CNI plugins' DEL of one interface. Raises VirtbusError 500 `cni_failed`."""
+        if nic.cni is not None and (failed := await self._delete(attachment.with_nics((nic,)))):
+            raise failed
+
     async def _claim_ports(self, attachment: Attachment) -> None:
         if any(nic.publish for nic in attachment.nics):
             await in_thread(lambda: self._doors.ports.claim(attachment))
 
     async def adopt(self, attachment: Attachment) -> None:
-        """Complete a network whose namespace and CNI links exist, and serve DHCP in it."""
+        """Complete a network whose CNI links exist, and serve DHCP in it.
+
+        Interfaces that are pending are left alone.
+        """
+        joined = attachment.joined
 
         def complete() -> list[socket.socket]:
             self._doors.files.sync(attachment.uid)
-            self._doors.ports.adopt(attachment)
-            return self.links.build(attachment)
+            self._doors.ports.adopt(joined)
+            return self.links.build(joined)
 
-        self._serve(attachment, await in_thread(complete))
+        self._serve(joined, await in_thread(complete))
 
     async def _add(
         self, attachment: Attachment, nic: Nic, state: CniState, keep: Keep
@@ -210,7 +240,11 @@ class Builder:
         return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
-        offers = offers_of(attachment, self._site, self._doors.resolver.domain)
+        found = offers_of(attachment, self._site, self._doors.resolver.domain)
+        offers = [
+            Foreign(nic.index, mac_bytes(nic.mac)) if nic.on_segment else offer
+            for nic, offer in zip(attachment.nics, found, strict=True)
+        ]
         self._doors.dhcp.serve(attachment.uid, sockets, offers)
         self._doors.resolver.serve(attachment)
 
@@ -228,6 +262,8 @@ class Builder:
         if any(nic.cni is not None for nic in attachment.nics):
             failed = await self._delete(attachment)
         await in_thread(lambda: self._doors.namespaces.remove(attachment.netns))
+        if attachment.changing:
+            await in_thread(lambda: return_lent(attachment))
         if any(nic.publish for nic in attachment.nics):
             await in_thread(lambda: self._doors.ports.drop(attachment.uid))
         if failed is not None:

@@ -11,6 +11,7 @@ from virtbus.netd.builder import HostPorts
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.edge.guest_links import GuestLinks
+from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import VirtbusError
@@ -61,8 +62,8 @@ class OrphanAudit:
             return {}
         found = {HOST: await in_thread(self._of_host)}
         for attachment in self._attachments.ready():
-            if attachment.nics:
-                found[attachment.uid] = await self._of(attachment)
+            if attachment.joined.nics:
+                found[attachment.uid] = await self._of(attachment.joined)
         return {uid: tuple(faults) for uid, faults in found.items() if faults}
 
     async def mend(self) -> None:
@@ -76,6 +77,20 @@ class OrphanAudit:
         for bridge, needed in self._bridges.needed(self._attachments.nics()):
             if not needed:
                 await in_thread(partial(self._bridges.remove, bridge))
+
+    async def of_vm(self, attachment: Attachment) -> tuple[list[str], set[str]]:
+        """Return messages about missing parts of a VM's network and of the host's side of it.
+
+        Also return the taps of the VM that a process has open.
+        """
+        found, held = await self._of(attachment), set[str]()
+        if self._doors.namespaces.exists(attachment.netns):
+            held = await in_thread(lambda: self.links.held(attachment))
+        for bridge in {self._bridges.of(nic) for nic in attachment.nics if is_bridged(nic)}:
+            found += await in_thread(partial(bridge.faults, needed=True))
+        if await in_thread(lambda: self._doors.ports.is_missing(attachment.uid)):
+            found.append("the published ports of this host: gone")
+        return found, held
 
     # --- inspect ---------------------------------------------------------------------------------
     async def _stray_namespaces(self) -> list[tuple[str, str]]:

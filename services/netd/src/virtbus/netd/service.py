@@ -5,13 +5,14 @@ import contextlib
 import logging
 import sys
 
-from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
+from virtbus.bus.client.ports import Bus, Endpoint, Gate, Handler, Request, ServiceInfo
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.bridge_ports import nearly_full
 from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
 from virtbus.netd.edge.namespaces import in_thread
@@ -20,13 +21,17 @@ from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
+from virtbus.netd.path_check import PathCheck
 from virtbus.netd.reporter import NetworkReporter
+from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.network_object import BUILT_IN
+from virtbus.schemas.network_path import NetworkAsk, NetworkView
+from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
@@ -65,9 +70,13 @@ class Netd:
         self._ports = ports
         self._attachments = Attachments(self._ports, settings.site())
         self._leftovers = OrphanAudit(self._ports, self._attachments)
+        self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
-        self._reach = ForbiddenAddresses(ports.attachers.bridges, settings, ports.resolver)
+        self._segments = SegmentGuests(ports, self._attachments, self._reporter)
+        self._reach = ForbiddenAddresses(
+            ports.attachers.bridges, settings, ports.resolver, self._segments.guard
+        )
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -81,7 +90,7 @@ class Netd:
         names = FleetNames(self._bus, settings.node)
         try:
             async with self._ports.resolver.running(names), asyncio.TaskGroup() as group:
-                self._ports.bridge.reach = settings.reach(self._ports.resolver.addresses)
+                self._reach.restore()
                 step = NetworkStep(self._attachments, self._reporter)
                 work = RecordWorker(group, step, self._reporter, self._span)
                 async with self._bus.serve(info, self._endpoints(work)):
@@ -104,6 +113,7 @@ class Netd:
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
                     group.create_task(self._tidy())
+                    group.create_task(self._segments.run())
                     group.create_task(self._reach.run())
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
                         await work.follow(
@@ -155,11 +165,29 @@ class Netd:
         async def traffic(request: Request) -> Counters:
             return await self._traffic(valid_uid(validate(CountersAsk, request.data).uid))
 
-        handlers = {"ensure": ensure, "release": release, "inspect": inspect, "traffic": traffic}
+        handlers: dict[str, Handler] = {
+            "ensure": ensure,
+            "release": release,
+            "inspect": inspect,
+            "traffic": traffic,
+            "nic": self._nic,
+            "network": self._network,
+        }
         return [
             Endpoint(verb, subjects.rpc(self._settings.node, "netd", verb), handler)
             for verb, handler in handlers.items()
         ]
+
+    async def _nic(self, request: Request) -> NicDone:
+        want = validate(NicWork, request.data)
+        valid_uid(want.uid)
+        return await self._attachments.change_nic(want)
+
+    async def _network(self, request: Request) -> NetworkView:
+        want = validate(NetworkAsk, request.data)
+        valid_uid(want.uid)
+        view = await self._paths.view(want)
+        return view.model_copy(update={"node": self._settings.node})
 
     async def _inspect(self, want: Inspect) -> HeldResources:
         if want.mend:
@@ -204,9 +232,15 @@ class Netd:
         ]
         return ServiceReport(
             service="netd",
-            state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
+            state=ServiceState(
+                state=state,
+                version=VERSION,
+                message=nearly_full(self._attachments.nics()),
+                seen_ns=self._bus.sources.time_ns(),
+            ),
             networks=(default, *others),
             cni_plugins=self._settings.cni_plugins_allowed,
+            links=await in_thread(self._ports.attachers.segments.offered),
             addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
 

@@ -91,7 +91,8 @@ async def serve(settings: Settings) -> None:
             accelerator=partial(_chosen, accelerators),
             gate=own.prove,
             freezes=freezes,
-            plugs=hypervisor.plugs,
+            plugs=hypervisor.devices,
+            layers=hypervisor.layers,
         )
         liveness = Heartbeat(bus, settings, facts, own)
         agent = NodeAgent(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from virtbus.controller.core.admission import check_devices, starts_by_itself
+from virtbus.controller.core.nic_changes import check_partners, with_nics_of
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -36,7 +37,7 @@ AT_RESTART = (
 )
 OF_DEVICES = (
     *("spec.domain.devices.disks", "spec.domain.io_threads"),
-    "spec.domain.devices.interfaces",
+    *("spec.domain.devices.interfaces", "spec.networks"),
 )
 OF_A_DISK = re.compile(
     r"spec\.domain\.devices\.disks\[[0-9]+\]\."
@@ -95,8 +96,9 @@ def updated(
         public, _ = split_secrets(spec, record.uid)
         there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
         paths = list(changed_paths(there, plain, "spec"))
+        kept = changed_paths(with_nics_of(there, plain), plain, "spec")
         grown = grown_disks(record.spec, public)
-        fixed = [p for p in paths if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
+        fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
         fixed = [path for path in fixed if not _is_medium(path, public)]
         fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
         if fixed:
@@ -107,6 +109,7 @@ def updated(
             raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
         if any(path.startswith(OF_DEVICES) for path in paths):
             check_devices(public)
+            check_partners(public)
         if paths:
             update |= {"spec": public, "spec_hash": spec_hash(public)}
             update["generation"] = record.generation + 1

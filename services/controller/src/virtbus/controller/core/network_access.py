@@ -1,6 +1,6 @@
 """Checks that a VM's namespace may use the networks of the VM, as nodes offer them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -34,9 +34,14 @@ def check_networks(
 
 
 def refuse_unknown(
-    spec: VmSpec, nodes: Iterable[NodeRecord], targets: Targets, unheard: Sequence[str]
+    spec: VmSpec,
+    nodes: Iterable[NodeRecord],
+    targets: Targets,
+    unheard: Sequence[str],
+    *,
+    known: Collection[str] = (),
 ) -> None:
-    """Refuse networks that are neither objects nor offered by a node.
+    """Refuse networks that are neither objects, nor offered by a node, nor `known`.
 
     Raises:
         VirtbusError: 404 `network_unknown` with the fields; 503 if no node has reported yet, or if
@@ -51,7 +56,7 @@ def refuse_unknown(
             hint="`virtbus network list` shows what there is; `virtbus network create` makes one",
         )
         for path, name in _wanted(spec, targets).items()
-        if name not in offered
+        if name not in offered and name not in known
     )
     if not details:
         return

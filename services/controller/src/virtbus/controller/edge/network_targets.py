@@ -1,4 +1,4 @@
-"""Finds the network objects that a VM's spec names, and looks at them again after its commit."""
+"""Finds the network objects that a VM's spec names, and reads them again after its commit."""
 
 from contextlib import suppress
 
@@ -6,37 +6,45 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.network_changes import kept
-from virtbus.controller.core.vm_keys import StoredNetwork
 from virtbus.controller.edge.cas import ATTEMPTS, contended
+from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.events import EventKind
 from virtbus.schemas.network_object import BUILT_IN, EVERYWHERE, NetworkTarget
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 COMMIT_MOST_S = 5.0
-"""The time in which a create with network objects commits, from before its first look at them."""
+"""The time in which a write that adds network objects commits, from before their first read."""
 
 
 class NetworkTargets:
     """The meanings of network names: a namespace's own networks precede those of all."""
 
-    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._fleet = fleet
+        self._events = events
         self._writes = NetworkWrites(bus)
 
-    async def of_spec(self, spec: VmSpec, namespace: str) -> dict[str, NetworkTarget]:
+    async def of_spec(
+        self, spec: VmSpec, namespace: str, before: VmRecord | None = None
+    ) -> dict[str, NetworkTarget]:
         """Return the network objects of a spec, by name.
 
-        Other names are left to the conflists of nodes.
+        Other names are left to the conflists of nodes. The names in the record `before` keep their
+        meaning.
 
         Raises:
             VirtbusError: 409 `deleting` with the field; 422 `unreadable`.
         """
-        found: dict[str, NetworkTarget] = {}
+        wanted = network_names(spec)
+        known = set[str]() if before is None else network_names(before.spec)
+        there = {} if before is None else before.network_targets
+        found = {name: target for name, target in there.items() if name in wanted}
         for index, network in enumerate(spec.networks):
             name = network.network
-            if name == BUILT_IN or name in found:
+            if name == BUILT_IN or name in found or name in known:
                 continue
             target = await self._find(name, namespace, index)
             if target is not None:
@@ -58,34 +66,38 @@ class NetworkTargets:
             return held.record.target
         return None
 
-    async def keep(self, record: VmRecord) -> list[StoredNetwork]:
-        """Take back the delete marks of the networks of a committed record; return those networks.
+    async def keep(self, record: VmRecord) -> None:
+        """Take back the delete marks of the networks of a committed record (ADR 0055).
 
         Raises:
             VirtbusError: 409 `deleting` if a network has ended meanwhile; 503 too many lost races.
         """
-        marked = []
         for target in record.network_targets.values():
-            held = await self._keep(target, record)
-            if held is not None:
-                self._fleet.networks.apply(held)
-                marked.append(held)
-        return marked
+            await self._keep(target, record)
 
-    async def _keep(self, target: NetworkTarget, record: VmRecord) -> StoredNetwork | None:
+    async def _keep(self, target: NetworkTarget, record: VmRecord) -> None:
         for _ in range(ATTEMPTS):
             held = await self._writes.latest(target.namespace, target.name)
             if held is None or held.record.uid != target.uid:
                 raise _deleting(target.name, "spec.networks")
             if not held.record.deleting:
-                return None
+                return
             user = f"{record.namespace}/{record.name}"
             with suppress(ConflictError):
-                return await self._writes.replace(held, kept(held.record, [user]))
+                held = await self._writes.replace(held, kept(held.record, [user]))
+                self._fleet.networks.apply(held)
+                why = held.record.kept_for
+                self._events.named(EventKind.NETWORK_KEPT, held.record, held.revision, why)
+                return
         raise contended(f"the network {target.name}")
 
 
+def network_names(spec: VmSpec) -> set[str]:
+    """Return the names of the networks of a spec."""
+    return {network.network for network in spec.networks}
+
+
 def _deleting(name: str, path: str) -> VirtbusError:
-    message = f"the network {name} is being deleted; create the VM with another one"
+    message = f"the network {name} is being deleted; choose another one"
     detail = Detail(path=path, message=f"{name} is being deleted")
     return VirtbusError(Code.CONFLICT, "deleting", message, details=(detail,))

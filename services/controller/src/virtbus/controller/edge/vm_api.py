@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from virtbus.bus.client import tracing
-from virtbus.bus.client.endpoints import refuse_late
+from virtbus.bus.client.endpoints import in_time, refuse_late
 from virtbus.bus.client.owners import check_owner, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
@@ -21,7 +22,7 @@ from virtbus.controller.core.evacuation import (
 )
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
-from virtbus.controller.core.network_access import check_networks
+from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import never_room, no_room, room
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVm
@@ -30,6 +31,7 @@ from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.cas import ATTEMPTS
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets, network_names
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.vm_creates import VmCreates
@@ -73,6 +75,7 @@ class VmApi:
         self._events = events
         self._commits = Commits(bus, fleet)
         self._removals = Removals(bus, fleet, events)
+        self._networks = NetworkTargets(bus, fleet, events)
         self._creates = VmCreates(bus, fleet, watches, events, storage, strict=strict)
 
     async def create(self, request: Request) -> VmCreated:
@@ -119,14 +122,14 @@ class VmApi:
             labels=None if want.labels is None else dict(want.labels),
             annotations=want.annotations,
         )
+        until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
+        record = await self._with_networks(held.record, record)
         record = await self._creates.with_new_images(record, held.record)
         refuse_large(record)
         refuse_growth(held.record, record, self._fleet.last_status(held.record))
         self._check_room(held.record, record)
-        offers = [seen.record for seen in self._fleet.nodes.values()]
-        check_networks(record.spec, record.namespace, offers, record.network_targets)
         try:
-            held = await self._commits.replace(held, record)
+            held = await self._replace(held, record, min(request.deadline_s, until_s))
         except ConflictError:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message) from None
@@ -135,6 +138,35 @@ class VmApi:
         self._apply(held)
         self._events.emit(EventKind.VM_UPDATED, record, "", revision=held.revision)
         return self.show(held)
+
+    async def _with_networks(self, before: VmRecord, record: VmRecord) -> VmRecord:
+        """Return an updated record with its network objects; refuse networks that it cannot use."""
+        spec, targets = record.spec, record.network_targets
+        offers = [seen.record for seen in self._fleet.nodes.values()]
+        if spec.networks != before.spec.networks:
+            targets = await self._networks.of_spec(spec, record.namespace, before)
+            unheard, known = self._fleet.unheard_nodes(), network_names(before.spec)
+            refuse_unknown(spec, offers, targets, unheard, known=known)
+        check_networks(spec, record.namespace, offers, targets)
+        return record.model_copy(update={"network_targets": targets})
+
+    async def _replace(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
+        """Commit an update until `until_s` if it adds a network object, and keep that object.
+
+        If the network has ended meanwhile, revert the update and raise 409.
+        """
+        if not record.network_targets.keys() - held.record.network_targets.keys():
+            return await self._commits.replace(held, record)
+        async with in_time(until_s):
+            committed = await self._commits.replace(held, record)
+        try:
+            await self._networks.keep(record)
+        except VirtbusError:
+            before = held.record.model_copy(update={"generation": record.generation + 1})
+            with suppress(ConflictError):  # a later update has decided
+                self._apply(await self._commits.replace(committed, before))
+            raise
+        return committed
 
     async def move(self, request: Request) -> VmView:
         want = validate(VmMove, request.data)

@@ -57,7 +57,7 @@ class VmCreates:
         self._storage = storage
         self._volumes = VolumeHolders(bus)
         self._images = ImageNameReads(bus, fleet)
-        self._networks = NetworkTargets(bus, fleet)
+        self._networks = NetworkTargets(bus, fleet, events)
         self._all_strict = strict
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
@@ -125,9 +125,7 @@ class VmCreates:
         if not committed.created or not record.network_targets:
             return
         try:
-            for held in await self._networks.keep(record):
-                message = held.record.kept_for
-                self._events.named(EventKind.NETWORK_KEPT, held.record, held.revision, message)
+            await self._networks.keep(record)
         except VirtbusError:
             ending = mutations.deleting(record, grace_s=0)
             self._fleet.apply(await self._commits.replace(committed.held, ending))

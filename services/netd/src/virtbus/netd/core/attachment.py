@@ -1,5 +1,6 @@
 """Declares the network of one VM, which is also the format of its state file."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -7,8 +8,8 @@ from pydantic import Field
 
 from virtbus.netd.core import names
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
-from virtbus.schemas.network import InterfaceStatus, LinkState
-from virtbus.schemas.network_object import NetworkTarget
+from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
+from virtbus.schemas.network_object import BUILT_IN, ON_SEGMENTS, NetworkKind, NetworkTarget
 from virtbus.schemas.nic import NicLimits
 from virtbus.schemas.publish import PublishedPort
 
@@ -22,8 +23,17 @@ class NicKind(StrEnum):
     ROUTED = "routed"
     ISOLATED = "isolated"
     """As BRIDGE, with the bridge and the rules of a network object."""
+    HOST_BRIDGE = "host-bridge"
+    """A veth to an existing bridge of the host, which a network object of kind `bridge` names."""
+    MACVTAP = "macvtap"
+    """A macvlan link on an interface of the host."""
     CNI = "cni"
     """The plugins of a conflist."""
+
+    @classmethod
+    def of(cls, kind: NetworkKind) -> "NicKind":
+        """Return the kind of an interface on a network object."""
+        return cls.HOST_BRIDGE if kind is NetworkKind.BRIDGE else cls(kind)
 
 
 class Route(LenientModel):
@@ -44,6 +54,9 @@ class Nic(LenientModel):
     """One interface. Addresses (`10.0.0.5/16`) are empty until they are assigned."""
 
     index: int
+    """The number in the names of its links. It stays if an earlier interface is removed."""
+    position: int = 0
+    """Its position among the record's interfaces."""
     name: str
     network: str
     kind: NicKind
@@ -65,11 +78,41 @@ class Nic(LenientModel):
     cni: CniState | None = None
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
+    pending: bool = False
+    """True: a running guest does not have it yet, or has released it. It may have no links."""
+    leaving: bool = False
+    """True: the record has it no longer, and a running guest may still use it."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return what identifies it: its name and its network."""
+        return self.name, self.network
+
+    @property
+    def plug(self) -> PlugState:
+        """Return its state as the bus shows it."""
+        if self.leaving:
+            return PlugState.LEAVING
+        return PlugState.WAITING if self.pending else PlugState.PLUGGED
 
     @property
     def place(self) -> str:
         """Return the uid of its network object; empty for the built-in network."""
         return self.target.uid if self.target is not None else ""
+
+    @property
+    def host_place(self) -> str:
+        """Return what identifies the host's bridge or interface that it is on; empty for CNI."""
+        if self.kind is NicKind.CNI:
+            return ""
+        if self.target is None:
+            return BUILT_IN
+        return self.target.spec.link or self.target.uid
+
+    @property
+    def on_segment(self) -> bool:
+        """Return True if the DHCP server of a segment gives the guest its address."""
+        return self.target is not None and self.target.spec.kind in ON_SEGMENTS
 
     @property
     def eth(self) -> str:
@@ -116,6 +159,22 @@ class Attachment(LenientModel):
     def has_cni(self) -> bool:
         return any(nic.kind is NicKind.CNI for nic in self.nics)
 
+    @property
+    def joined(self) -> "Attachment":
+        """Return this attachment without the interfaces that are pending."""
+        if not any(nic.pending for nic in self.nics):
+            return self
+        return self.with_nics(nic for nic in self.nics if not nic.pending)
+
+    @property
+    def changing(self) -> bool:
+        """Return True while an interface is plugged or unplugged. A new start ends that."""
+        return any(nic.pending or nic.leaving for nic in self.nics)
+
+    def with_nics(self, nics: Iterable[Nic]) -> "Attachment":
+        """Return this attachment with other interfaces."""
+        return self.model_copy(update={"nics": tuple(nics)})
+
     def same_hardware(self, other: "Attachment") -> bool:
         """Return True if the guest would see the same devices on the same networks."""
         return [nic.hardware for nic in self.nics] == [nic.hardware for nic in other.nics]
@@ -142,6 +201,7 @@ class Attachment(LenientModel):
                 published=tuple(str(port) for port in nic.publish),
                 tap=nic.tap,
                 netns=self.netns,
+                plug=nic.plug,
             )
             for nic in self.nics
         )

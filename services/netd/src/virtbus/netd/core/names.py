@@ -54,14 +54,30 @@ def _hashed_mac(*parts: str) -> str:
     return "02:" + digest[:5].hex(":")
 
 
-def guest_mac(uid: str, index: int) -> str:
-    """Return the MAC of a guest's interface without one in its spec; it never changes."""
-    return _hashed_mac("guest", uid, str(index))
+def lent_tap(uid: str, index: int) -> str:
+    """Return the name of tap `index` in the host's namespace, from which libvirt opens it."""
+    return f"vt{hashlib.sha256(uid.encode()).hexdigest()[:12]}{index}"
+
+
+def guest_mac(uid: str, name: str) -> str:
+    """Return the MAC of the interface `name`, if its spec has none.
+
+    It depends on no other interface, so it stays if one of them is removed.
+    """
+    return _hashed_mac("guest", uid, name)
 
 
 def wire_mac(uid: str, index: int) -> str:
     """Return the MAC of `eth<index>`. It differs from the guest's, which is on the same bridge."""
     return _hashed_mac("wire", uid, str(index))
+
+
+def outer_mac(uid: str, index: int) -> str:
+    """Return the MAC of a host end on a bridge of the host.
+
+    A bridge without an address of its own takes the lowest one of its ports. This one is high.
+    """
+    return "fe:" + wire_mac(uid, index)[3:]
 
 
 def bridge_mac(subnet: str) -> str:

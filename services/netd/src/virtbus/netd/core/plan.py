@@ -34,13 +34,14 @@ def plan_of(record: VmRecord) -> Attachment:
             )
             message = f"'{network}' is a {kind} network; {way_out}"
             raise invalid((Detail(path=f"{_PATH}[{index}].publish", message=message),))
-        mac = interface.mac_address or names.guest_mac(record.uid, index)
+        mac = interface.mac_address or names.guest_mac(record.uid, interface.name)
         if mac in [nic.mac for nic in nics]:
             message = f"{mac} appears twice in this VM; give each interface its own"
             raise invalid((Detail(path=f"{_PATH}[{index}].mac_address", message=message),))
         nics.append(
             Nic(
                 index=index,
+                position=index,
                 name=interface.name,
                 network=network,
                 kind=kind,
@@ -68,5 +69,5 @@ def plan_of(record: VmRecord) -> Attachment:
 def _kind(network: str, target: NetworkTarget | None) -> NicKind:
     """Return the kind of a network: without an object, it is a conflist of the node."""
     if target is not None:
-        return NicKind(target.spec.kind)
+        return NicKind.of(target.spec.kind)
     return NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI

@@ -48,7 +48,7 @@ def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
     return tuple(
         Lead(port, IPv4Interface(nic.addresses[0]).ip, owner)
         for nic in attachment.nics
-        for port in nic.publish
+        for port in (nic.publish if nic.addresses else ())
     )
 
 

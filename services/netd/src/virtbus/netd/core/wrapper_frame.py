@@ -36,7 +36,6 @@ class NicArgument:
     It has as many descriptors as `queues`.
     """
 
-    index: int
     device: Mapping[str, str | int | bool]
     mac: str
     queues: int = 1
@@ -97,13 +96,13 @@ def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None)
     """
     arguments: list[str] = []
     count = 0
-    for nic in nics:
+    for number, nic in enumerate(nics):
         places = range(count, count + nic.queues)
         count += nic.queues
         word = "fd=" if nic.queues == 1 else "fds="
         descriptors = word + ":".join(f"@fd{place}@" for place in places)
-        arguments += ["-netdev", f"tap,id=net{nic.index},{descriptors}"]
-        device = {**nic.device, "netdev": f"net{nic.index}", "mac": nic.mac}
+        arguments += ["-netdev", f"tap,id=net{number},{descriptors}"]
+        device = {**nic.device, "netdev": f"net{number}", "mac": nic.mac}
         arguments += ["-device", json.dumps(device, separators=(",", ":"))]
     if firmware_uuid is not None:
         arguments += ["-uuid", firmware_uuid]

@@ -232,7 +232,7 @@ def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
             "define the domain again",
         )
     return [
-        NicArgument(nic.index, device.device, nic.mac, nic.queues)
+        NicArgument(device.device, nic.mac, nic.queues)
         for nic, device in zip(attachment.nics, arm.nics, strict=True)
     ]
 

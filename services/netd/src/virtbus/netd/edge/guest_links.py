@@ -14,11 +14,11 @@ from ipaddress import IPv4Interface
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.netd.core.dhcp_frame import request_filter
+from virtbus.netd.core.dhcp_frame import reply_filter, request_filter
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.edge import filters, links, taps, tuning
 from virtbus.netd.edge.attachers import Attachers
-from virtbus.netd.edge.host_bridges import is_bridged
+from virtbus.netd.edge.host_bridges import has_host_end
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.counters import Counters, NicCounters, Traffic
@@ -44,10 +44,10 @@ class GuestLinks:
     def open_namespace(self, attachment: Attachment) -> None:
         """Make the namespace if it is missing, and connect the interfaces to the host."""
         with Netlink() as host:
-            bridged = [nic for nic in attachment.nics if is_bridged(nic)]
-            self._attachers.prepare(host, bridged)
+            self._attachers.prepare(host, attachment.nics)
             stands = self._namespaces.exists(attachment.netns)
-            _claim(host, attachment.uid, bridged, fresh=not stands)
+            ends = [nic for nic in attachment.nics if has_host_end(nic)]
+            _claim(host, attachment.uid, ends, fresh=not stands)
             if stands:
                 self._namespaces.enter(attachment.netns)
             else:
@@ -72,8 +72,9 @@ class GuestLinks:
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
+            inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
-            filters.guard(attachment.nics)
+            filters.guard(attachment.nics, self._bridge.reach)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
         return _dhcp_sockets(attachment.nics)
 
@@ -110,7 +111,7 @@ class GuestLinks:
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
             found += tuning.faults(inside, attachment.nics)
-        return found + filters.faults(attachment.nics)
+        return found + filters.faults(attachment.nics, self._bridge.reach)
 
     def tune(self, attachment: Attachment) -> None:
         """Apply the link states and limits of `attachment`, also while a guest uses it."""
@@ -119,31 +120,38 @@ class GuestLinks:
             inside.do([tuning.link_state(nic) for nic in attachment.nics])
             tuning.limit(inside, attachment.nics, lift=True)
 
+    def guard(self, attachment: Attachment) -> None:
+        """Ensure the filters of an existing network, after its addresses or the reach changed."""
+        self._namespaces.enter(attachment.netns)
+        filters.guard(attachment.nics, self._bridge.reach)
+
     def counters(self, attachment: Attachment) -> Counters:
         """Return the counters of each interface. A tap receives what its guest sends."""
+        nics = attachment.joined.nics
         self._namespaces.enter(attachment.netns)
-        refused = filters.refused(attachment.nics)
+        refused = filters.refused(nics, self._bridge.reach)
         with Netlink() as inside:
-            taps_ = [links.find(inside, nic.tap) for nic in attachment.nics]
+            taps_ = [links.find(inside, nic.tap) for nic in nics]
         found = [
             _counted(nic, tap.counted if tap is not None else {}, drops)
-            for nic, tap, drops in zip(attachment.nics, taps_, refused, strict=True)
+            for nic, tap, drops in zip(nics, taps_, refused, strict=True)
         ]
         return Counters(uid=attachment.uid, interfaces=tuple(found))
 
     def all_held(self, attachment: Attachment) -> bool:
-        """Return True if every tap of `attachment` is open in a process."""
+        """Return True if every tap of `attachment` that a guest needs is open in a process."""
+        needed = {nic.tap for nic in attachment.joined.nics if not nic.leaving}
+        return needed <= self.held(attachment)
+
+    def held(self, attachment: Attachment) -> set[str]:
+        """Return the taps of `attachment` that are open in a process."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
-            return all(_running(inside, nic.tap) for nic in attachment.nics)
+            return {nic.tap for nic in attachment.nics if _running(inside, nic.tap)}
 
     def in_use(self, attachment: Attachment) -> bool:
         """Return True while a process has a tap of `attachment` open: a guest runs."""
-        if not self._namespaces.exists(attachment.netns):
-            return False
-        self._namespaces.enter(attachment.netns)
-        with Netlink() as inside:
-            return any(_running(inside, nic.tap) for nic in attachment.nics)
+        return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
     def take_address_off(self, attachment: Attachment, nic: Nic) -> links.KernelLink | None:
         """Remove the IPv4 addresses of a link that CNI made: from now on the guest uses them.
@@ -254,12 +262,26 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
     wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
+    own = names.wire_mac(uid, nic.index) if nic.kind is NicKind.MACVTAP else None
     return [
-        links.new_bridge(nic.bridge, index=bridge),
+        links.new_bridge(nic.bridge, index=bridge, mac=own),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
         tuning.link_state(nic),
     ]
+
+
+def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
+    """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
+
+    A bridge keeps frames for the MAC of a port otherwise.
+    """
+    if nic.kind is not NicKind.MACVTAP:
+        return []
+    eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
+    if eth is None or tap is None or eth.mac != nic.mac:
+        return []
+    return [links.forget_local(eth.index, nic.mac), links.forward_to(tap.index, nic.mac)]
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
@@ -316,11 +338,11 @@ def _dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
 def _dhcp_socket(nic: Nic) -> socket.socket:
     """Return a packet socket on the tap that receives only the guest's DHCP requests.
 
-    The filter is set before the socket is bound, so no other frame is ever queued.
+    On a segment, it receives the answers to the guest instead. The filter is set before the socket
+    is bound, so no other frame is ever queued.
     """
-    program = b"".join(
-        struct.pack("=HBBI", *step) for step in request_filter(names.mac_bytes(nic.mac))
-    )
+    steps = reply_filter() if nic.on_segment else request_filter(names.mac_bytes(nic.mac))
+    program = b"".join(struct.pack("=HBBI", *step) for step in steps)
     buffer = create_string_buffer(program, len(program))
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     packets = socket.socket(socket.AF_PACKET, kind, 0)
@@ -330,7 +352,8 @@ def _dhcp_socket(nic: Nic) -> socket.socket:
             _SO_ATTACH_FILTER,
             struct.pack("@HP", len(program) // 8, addressof(buffer)),
         )
-        packets.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+        if not nic.on_segment:
+            packets.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _DHCP_BUFFER_BYTES)
         packets.bind((nic.tap, _ETH_P_ALL))
     except BaseException:

@@ -42,6 +42,11 @@ class HostBridges:
         """
         return self.built_in if nic.target is None else self._of_target(nic.target, nic.index)
 
+    def name_of(self, nic: Nic) -> str:
+        """Return the name of the bridge of an interface's network, also if this host has none."""
+        target = nic.target
+        return self.built_in.name if target is None else core_names.network_bridge(target.uid)
+
     def _of_target(self, target: NetworkTarget, index: int = 0) -> HostBridge:
         with self._lock:
             known = self._named.get(target.uid)
@@ -125,6 +130,11 @@ class HostBridges:
 def is_bridged(nic: Nic) -> bool:
     """Return True for an interface that has a host end on a bridge of virtbus."""
     return nic.kind in _BRIDGED
+
+
+def has_host_end(nic: Nic) -> bool:
+    """Return True for an interface whose veth pair has an end in the host's namespace."""
+    return is_bridged(nic) or nic.kind is NicKind.HOST_BRIDGE
 
 
 def _not_here(target: NetworkTarget, node: str, index: int) -> VirtbusError:

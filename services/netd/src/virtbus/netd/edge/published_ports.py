@@ -71,6 +71,11 @@ class PublishedPorts:
             if self._leads and not (self._whole and self._stands()):
                 self._write()
 
+    def is_missing(self, uid: str) -> bool:
+        """Return True if the VM has published ports, and their table is gone."""
+        with self._lock:
+            return bool(self._leads.get(uid)) and not self._stands()
+
     def _set(self, uid: str, leads: tuple[Lead, ...]) -> None:
         before = self._leads.get(uid, ())
         if leads:

@@ -50,12 +50,13 @@ def assigned(
     kept: Addresses = NONE,
     *,
     leaving: Collection[str] = (),
-    busy: Collection[int] = (),
+    busy: Collection[int] | None = None,
 ) -> dict[str, dict[str, int]]:
     """Return the addresses of all devices of a domain.
 
     `kept` are the addresses so far. `leaving` are names of disks that are no longer in the spec,
-    but still in the guest. `busy` are root ports of devices that are not in the spec.
+    but still in the guest. `busy` are the root ports that a running guest has in use, also for
+    NICs: then no kept number changes. None: no guest runs, and NICs get the first ports.
     """
     disks = domain.devices.disks
     numbers = _Numbers(kept, leaving)
@@ -66,7 +67,8 @@ def assigned(
         numbers.take(pool, of_bus[bus])
     last_sata = max(numbers.found.get("sata", {}).values(), default=0)
     on_ports = list(_on_ports(domain, last_sata // SATA_PORTS))
-    numbers.take("port", on_ports, first=1 + len(domain.devices.interfaces), busy=busy)
+    first = 1 + len(domain.devices.interfaces) if busy is None else 1
+    numbers.take("port", on_ports, first=first, busy=busy or ())
     return numbers.found
 
 

@@ -6,6 +6,7 @@ from xml.etree import ElementTree as ET
 
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.element import Element
+from virtbus.nodeagent.core.nics import hardware_hash
 from virtbus.nodeagent.core.ports import DomainMetadata
 from virtbus.schemas.vm import Disk, VmRecord
 from virtbus.schemas.wire import spec_hash
@@ -20,21 +21,13 @@ _DIGITS = 12
 def domain_hash(record: VmRecord) -> str:
     """Return the hex SHA-256 of `spec.domain`, without the fields that apply to a running guest.
 
-    Other changes there need a restart of the guest. Disks that are volumes come and go, so they
-    have hashes of their own.
+    Other changes there need a restart of the guest. Disks that are volumes, and interfaces, come
+    and go, so they have hashes of their own (`disk_hashes`, `nics.hardware_hash`).
     """
     domain, devices = record.spec.domain, record.spec.domain.devices
-    disks, nics = devices.disks, devices.interfaces
     own = volume_names(record)
-    if own:
-        disks = tuple(disk for disk in disks if disk.name not in own)
-    if any(disk.limits or disk.tray for disk in disks):
-        disks = tuple(_still(disk) for disk in disks)
-    if any(nic.state or nic.limits for nic in nics):
-        nics = tuple(nic.model_copy(update={"state": None, "limits": None}) for nic in nics)
-    if disks is devices.disks and nics is devices.interfaces:
-        return spec_hash(domain)
-    devices = devices.model_copy(update={"disks": disks, "interfaces": nics})
+    disks = tuple(_still(disk) for disk in devices.disks if disk.name not in own)
+    devices = devices.model_copy(update={"disks": disks, "interfaces": ()})
     return spec_hash(domain.model_copy(update={"devices": devices}))
 
 
@@ -72,6 +65,9 @@ def metadata(record: VmRecord, addresses: Addresses) -> Element:
         "pause_epoch": str(record.pause_epoch),
         "spec_hash": record.spec_hash,
         "domain_hash": domain_hash(record),
+        "nics": " ".join(
+            f"{nic.name}:{hardware_hash(nic)}" for nic in record.spec.domain.devices.interfaces
+        ),
         _ADDRESSES: _json(addresses),
         _DISKS: _json(disk_hashes(record)),
         "traceparent": record.traceparent or "",
@@ -108,7 +104,7 @@ def parse(text: str) -> DomainMetadata | None:
         root = ET.fromstring(text)  # noqa: S314  our own element, from libvirtd
     except ET.ParseError:
         return None
-    found = {child.tag.rpartition("}")[2]: child.text or "" for child in root}
+    found = _values(root)
     try:
         return DomainMetadata(
             uid=found["uid"],
@@ -117,8 +113,26 @@ def parse(text: str) -> DomainMetadata | None:
             power_epoch=int(found.get("power_epoch", -1)),
             pause_epoch=int(found.get("pause_epoch", 0)),
             generation=int(found.get("generation", 0)),
+            nics=parse_nics(found.get("nics")),
             addresses=json.loads(found.get(_ADDRESSES) or "{}"),
             disks=json.loads(found.get(_DISKS) or "{}"),
         )
     except (KeyError, ValueError):
         return None
+
+
+def nics_at_start(domain: Element) -> tuple[tuple[str, str], ...]:
+    """Return the NICs that the guest of a domain was started with, from the domain's whole XML."""
+    own = domain.find(f"metadata/{{{NAMESPACE}}}vm")
+    return () if own is None else parse_nics(_values(own).get("nics"))
+
+
+def _values(element: Element) -> dict[str, str]:
+    """Return our values by name. A later change of the metadata strips the names' prefix."""
+    return {child.tag.rpartition("}")[2]: child.text or "" for child in element}
+
+
+def parse_nics(text: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the names and hashes of the NICs that a guest was started with, in order."""
+    pairs = (one.partition(":") for one in (text or "").split())
+    return tuple((name, hardware) for name, _, hardware in pairs)

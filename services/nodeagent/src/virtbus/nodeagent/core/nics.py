@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.nic import NicModel
 from virtbus.schemas.vm import Interface
+from virtbus.schemas.wire import spec_hash
 
 Device = dict[str, str | int | bool]
 DRIVERS = {
@@ -16,12 +17,22 @@ DRIVERS = {
     NicModel.E1000: "e1000",
     NicModel.E1000E: "e1000e",
 }
-_USUAL_MTU = 1500
+USUAL_MTU = 1500
 
 
 def nic_id(index: int) -> str:
-    """Return the id of the device of interface `index` in QEMU."""
+    """Return the id in QEMU of the device of interface `index` at the guest's start."""
     return f"vbnet{index}"
+
+
+def netdev_id(index: int) -> str:
+    """Return the id in QEMU of the tap of interface `index` at the guest's start; netd gives it."""
+    return f"net{index}"
+
+
+def hardware_hash(nic: Interface) -> str:
+    """Return a hash of the properties that the guest reads once, when it sees the device."""
+    return spec_hash(nic.model_copy(update={"state": None, "limits": None}))[:8]
 
 
 def nic_devices(nics: Sequence[Interface], made: Sequence[InterfaceStatus]) -> tuple[Device, ...]:
@@ -55,7 +66,7 @@ def _device(index: int, nic: Interface, made: InterfaceStatus) -> Device:
 
 def _virtio(made: InterfaceStatus) -> Device:
     """Return the properties that only virtio can show a guest: the MTU, and several queues."""
-    device: Device = {} if made.mtu == _USUAL_MTU else {"host_mtu": made.mtu}
+    device: Device = {} if made.mtu == USUAL_MTU else {"host_mtu": made.mtu}
     if made.queues > 1:  # a vector for each queue, for the control queue and for changes
         device |= {"mq": True, "vectors": 2 * made.queues + 2}
     return device

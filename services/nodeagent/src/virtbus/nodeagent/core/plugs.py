@@ -11,6 +11,7 @@ from typing import Protocol
 from xml.etree import ElementTree as ET
 
 from virtbus.nodeagent.core.addresses import Addresses
+from virtbus.nodeagent.core.metadata import nics_at_start
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import MIB, VmRecord
 
@@ -22,7 +23,7 @@ class GuestDevices:
     aliases: frozenset[str] = frozenset()
     """The ids of its disks. A guest without disks has none."""
     ports: frozenset[int] = frozenset()
-    """Its root ports that have a device."""
+    """Its root ports that have a device, and those of the NICs that it was started with."""
     root_ports: int = 0
     """The number of its root ports."""
     has_scsi: bool = False
@@ -69,10 +70,13 @@ def _sectors(size_bytes: int) -> int:
 
 def guest_devices(xml: str) -> GuestDevices:
     """Return the devices in the XML of a running domain."""
-    devices = ET.fromstring(xml).find("devices")  # noqa: S314  from libvirtd
+    root = ET.fromstring(xml)  # noqa: S314  from libvirtd
+    devices = root.find("devices")
     if devices is None:
         return GuestDevices()
-    aliases, ports, root_ports, has_scsi = set(), set(), 0, False
+    # libvirt does not know the NICs of the start (ADR 0009), which have the first ports
+    ports = set(range(1, 1 + len(nics_at_start(root))))
+    aliases, root_ports, has_scsi = set(), 0, False
     for device in devices:
         address, alias = device.find("address"), device.find("alias")
         root_ports += device.get("model") == "pcie-root-port"

@@ -2,7 +2,7 @@
 
 import ipaddress
 
-from virtbus.schemas.network import InterfaceStatus, check_mac
+from virtbus.schemas.network import InterfaceStatus, PlugState, check_mac
 from virtbus.schemas.node_rpc import ImageReady, NetReady
 from virtbus.schemas.vm import Interface, VmRecord
 
@@ -13,11 +13,14 @@ def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
         return f"it reports VM {part.uid[:64]!r}"
     if isinstance(part, ImageReady) or part.error is not None:
         return ""
-    wanted = record.spec.domain.devices.interfaces
-    if [one.name for one in part.interfaces] != [one.name for one in wanted]:
+    wanted = {nic.name: nic for nic in record.spec.domain.devices.interfaces}
+    settled = all(one.plug is PlugState.PLUGGED for one in part.interfaces)
+    if settled and [one.name for one in part.interfaces] != list(wanted):
         return "it reports other interfaces than the spec has"
-    pairs = zip(wanted, part.interfaces, strict=True)
-    return next((why for pair in pairs if (why := _of_interface(*pair))), "")
+    stay = [one for one in part.interfaces if one.plug is not PlugState.LEAVING]
+    if any(one.name not in wanted for one in stay):
+        return "it reports an interface that the spec has not"
+    return next((why for one in stay if (why := _of_interface(wanted[one.name], one))), "")
 
 
 def _of_interface(wanted: Interface, reported: InterfaceStatus) -> str:

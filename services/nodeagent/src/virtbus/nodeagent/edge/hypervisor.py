@@ -18,14 +18,15 @@ import libvirt
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
+from virtbus.nodeagent.edge.libvirt_devices import LibvirtDevices
 from virtbus.nodeagent.edge.libvirt_disks import set_drives, set_limits
 from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours, on_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
+from virtbus.nodeagent.edge.libvirt_layers import LibvirtLayers
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
-from virtbus.nodeagent.edge.libvirt_plugs import LibvirtPlugs
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
 from virtbus.nodeagent.edge.qemu_monitor import set_link
 from virtbus.schemas.errors import Code, VirtbusError
@@ -92,7 +93,8 @@ class LibvirtHypervisor:
         )
         self.guests = LibvirtGuests(quick, slow, freezes)
         self.displays = LibvirtDisplays(displays)
-        self.plugs = LibvirtPlugs(self._changes)
+        self.devices = LibvirtDevices(self._changes)
+        self.layers = LibvirtLayers(self._changes)
 
     async def __aenter__(self) -> Self:
         start_event_loop()
@@ -239,10 +241,10 @@ class LibvirtHypervisor:
 
         await on_ours(self._ends, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
 
-    async def set_link(self, uid: str, index: int, *, up: bool) -> None:
-        """Set the link of NIC `index`, by QEMU's monitor: libvirt does not know the NIC."""
+    async def set_link(self, uid: str, device: str, *, up: bool) -> None:
+        """Set the link of a NIC, by QEMU's monitor: libvirt does not know those of a start."""
         if not self._in_process:  # the test driver has no QEMU
-            order = set_link(index, up=up)
+            order = set_link(device, up=up)
             await self._if_active(uid, order, "set the link of a NIC")
 
     async def undefine(self, uid: str) -> None:

@@ -1,8 +1,7 @@
 """Sends commands to a guest's QEMU by libvirt's monitor. libvirt itself has no calls like these.
 
 libvirt marks such a domain as tainted (`custom-monitor`), which is a line in its log (ADR 0050,
-0056).
-Only the commands of this module are sent.
+0056, 0057). Only the commands of this module are sent.
 """
 
 import json
@@ -14,25 +13,27 @@ from xml.etree import ElementTree
 import libvirt
 import libvirt_qemu
 
-from virtbus.nodeagent.core.nics import nic_id
+from virtbus.nodeagent.core.nics import netdev_id, nic_id
 from virtbus.schemas.errors import Code, VirtbusError
 
 _NODE = re.compile(r"libvirt-(\d+)-(format|storage)$")
 """libvirt's names of block nodes; the number is the `index` of a disk's source in its XML."""
+_DEVICES = "/machine/peripheral"
+"""The devices with an id, in QEMU's object model."""
+_GONE = "DeviceNotFound"
+_PENDING = "in the process of unplug"
 
 
-def set_link(index: int, *, up: bool) -> Callable[[libvirt.virDomain], None]:
-    """Return a function that sets the link of NIC `index` of a domain. The guest sees it at once.
+def set_link(device: str, *, up: bool) -> Callable[[libvirt.virDomain], None]:
+    """Return a function that sets the link of a NIC of a domain. The guest sees it at once.
 
     It raises VirtbusError 500 `qemu_refused` if QEMU has no such NIC.
     """
-    arguments = {"name": nic_id(index), "up": up}
 
     def run(domain: libvirt.virDomain) -> None:
-        answer = _answer(domain, "set_link", arguments)
+        answer = _execute(domain, "set_link", name=device, up=up)
         if error := answer.get("error"):
-            message = f"QEMU refused the link of NIC {index}: {error.get('desc')}; see its log"
-            raise VirtbusError(Code.INTERNAL, "qemu_refused", message)
+            raise _refused(f"the link of {device}", error)
 
     return run
 
@@ -44,19 +45,75 @@ def close_left(domain: libvirt.virDomain) -> None:
     the device may still use its node at that moment. QEMU refuses, and libvirt does not repeat it.
     QEMU refuses here too while a device uses a node; the caller checks the file and repeats this.
     """
-    found = _answer(domain, "query-named-block-nodes").get("return", [])
+    found = _execute(domain, "query-named-block-nodes").get("return", [])
     nodes = [one["node-name"] for one in found]
     sources = ElementTree.fromstring(domain.XMLDesc()).iter("source")  # noqa: S314  libvirt's own
     named = {source.get("index") for source in sources}
     for node in sorted(nodes):  # the format before the file below it
         made = _NODE.match(node)
         if made and made[1] not in named:
-            _answer(domain, "blockdev-del", {"node-name": node})
+            _execute(domain, "blockdev-del", **{"node-name": node})
 
 
-def _answer(
-    domain: libvirt.virDomain, command: str, arguments: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    text = json.dumps({"execute": command, "arguments": arguments or {}})
+def used_files(domain: libvirt.virDomain) -> dict[str, int]:
+    """Return the files that the guest's devices use, each with the size that the guest sees.
+
+    This is QEMU's own answer, also after libvirt has lost count.
+    """
+    found = {}
+    for device in _execute(domain, "query-block").get("return", []):
+        inserted = device.get("inserted")
+        if inserted is not None:
+            found[_file_of(inserted["file"])] = int(inserted["image"]["virtual-size"])
+    return found
+
+
+def _file_of(name: str) -> str:
+    """Return the path in QEMU's name of a node: the path, or options in JSON."""
+    node: Any = json.loads(name.removeprefix("json:")) if name.startswith("json:") else name
+    while isinstance(node, dict):
+        node = node.get("filename") or node.get("file") or ""
+    return str(node)
+
+
+def ask_to_release(number: int) -> Callable[[libvirt.virDomain], None]:
+    """Return a function that asks the guest to release NIC `number` of its start.
+
+    It raises VirtbusError 500 `qemu_refused`. A NIC that is gone or pending is no error.
+    """
+
+    def run(domain: libvirt.virDomain) -> None:
+        error = _execute(domain, "device_del", id=nic_id(number)).get("error")
+        if error and error.get("class") != _GONE and _PENDING not in str(error.get("desc")):
+            raise _refused(f"to unplug NIC {number}", error)
+
+    return run
+
+
+def has_nic(number: int) -> Callable[[libvirt.virDomain], bool]:
+    """Return a function that returns True while the guest has NIC `number` of its start.
+
+    Once the guest has released it, QEMU closes the NIC's tap, also if that was done before.
+    """
+
+    def run(domain: libvirt.virDomain) -> bool:
+        answer = _execute(domain, "qom-list", path=_DEVICES)
+        if error := answer.get("error"):
+            raise _refused("the list of devices", error)
+        if any(one.get("name") == nic_id(number) for one in answer.get("return", ())):
+            return True
+        _execute(domain, "netdev_del", id=netdev_id(number))
+        return False
+
+    return run
+
+
+def _execute(domain: libvirt.virDomain, command: str, **arguments: str | bool) -> dict[str, Any]:
+    text = json.dumps({"execute": command, "arguments": arguments})
     answer: dict[str, Any] = json.loads(libvirt_qemu.qemuMonitorCommand(domain, text, 0))
     return answer
+
+
+def _refused(what: str, error: dict[str, Any]) -> VirtbusError:
+    message = f"QEMU refused {what}: {error.get('desc')}; see its log"
+    return VirtbusError(Code.INTERNAL, "qemu_refused", message)

@@ -9,13 +9,10 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import assigned
-from virtbus.nodeagent.core.metadata import disk_hashes
-from virtbus.nodeagent.core.plugs import GuestDisks
-from virtbus.nodeagent.core.ports import Hypervisor
-from virtbus.nodeagent.vm.disk_changes import change_media, keep_disks, set_limits
+from virtbus.nodeagent.vm import live_changes
 from virtbus.nodeagent.vm.intent import due_links, grace_s
 from virtbus.nodeagent.vm.machine import EVACUATING, UNEXPLAINED, Action, MachineEvent
-from virtbus.nodeagent.vm.observation import all_up, missed
+from virtbus.nodeagent.vm.observation import missed
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
@@ -32,7 +29,6 @@ from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.network import LinkState
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -40,7 +36,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest backoff, so that retries of a crashing guest never become faster."""
-SYNCS = ("pause", "disks", "limits", "drives", "links")
+SYNCS = ("pause", "disks", "limits", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads, which a cancellation does not end."""
@@ -174,8 +170,15 @@ class Actions:
             ),
             "sync pause": self._sync_pause,
             "sync disks": partial(_sync_disks, vm, tools, report, self.tasks),
-            "sync limits": partial(self._sync, "limits", partial(set_limits, vm, tools)),
-            "sync drives": partial(self._sync, "drives", partial(change_media, vm, tools)),
+            "sync limits": partial(
+                self._sync, "limits", partial(live_changes.set_limits, vm, tools)
+            ),
+            "sync drives": partial(
+                self._sync, "drives", partial(live_changes.change_media, vm, tools)
+            ),
+            "sync nics": partial(
+                self._sync, "nics", partial(live_changes.change_nics, vm, tools, self.sync_links)
+            ),
             "shutdown": self._shutdown,
             "destroy": self._destroy,
             "release": self._release,
@@ -264,10 +267,8 @@ class Actions:
         )
         if outcome.error is None:
             vm.observed.domain_hash = vm.wanted_hash
-            addresses = assigned(record.spec.domain, kept)
-            vm.observed.disks = GuestDisks(addresses, disk_hashes(record))
+            vm.observed.started(record, assigned(record.spec.domain, kept))
             vm.applied.started(record)
-            vm.observed.links = all_up(record)
             self.sync_links()
         return outcome
 
@@ -305,9 +306,10 @@ class Actions:
 
     def sync_links(self) -> None:
         """Set the links of the guest's NICs as the record says, in the background."""
-        due = due_links(self._vm.record, self._vm.observed.links)
+        seen = self._vm.observed
+        due = due_links(self._vm.record, seen.nics, seen.links)
         if due and self.tasks.running("links") is None:
-            self._until_done("links", partial(_set_links, self._vm, self._tools.hypervisor))
+            self._until_done("links", partial(live_changes.set_links, self._vm, self._tools))
 
     def _sync_pause(self) -> None:
         if self.tasks.running("pause") is None:
@@ -384,16 +386,8 @@ def _sync_disks(
     """Change the disks in one task, which also takes later records."""
     vm.disks_changed.set()
     if tasks.running("disks") is None:
-        tasks.run("disks", partial(keep_disks, vm, tools, report))
+        tasks.run("disks", partial(live_changes.keep_disks, vm, tools, report))
 
 
 def _reset_attempts(vm: ActorState) -> None:
     vm.observed.attempt = 0
-
-
-async def _set_links(vm: ActorState, hypervisor: Hypervisor) -> None:
-    """Set each link that differs from the record, until none does."""
-    while due := due_links(vm.record, vm.observed.links):
-        for index, name, state in due:
-            await hypervisor.set_link(vm.record.uid, index, up=state is LinkState.UP)
-            vm.observed.links[name] = state

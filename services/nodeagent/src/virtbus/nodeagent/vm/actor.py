@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.guest_nics import at_start, numbered
 from virtbus.nodeagent.core.metadata import disk_hashes, domain_hash
 from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
@@ -57,6 +58,7 @@ class VmActor:
             record,
             domain_hash(record),
             disk_hashes(record),
+            at_start(record),
             Dependency(tools.bus, "imaged", ImageReady, lambda: self.vm.record, self.report),
             Dependency(tools.bus, "netd", NetReady, lambda: self.vm.record, self.report),
             resumed=resumed,
@@ -109,6 +111,7 @@ class VmActor:
             self.vm.applied = applied_by(facts, first, self.vm.record)
             if facts is not None and facts.metadata is not None:
                 self.vm.observed.domain_hash = facts.metadata.domain_hash
+                self.vm.observed.nics = dict(numbered(facts.metadata.nics))
                 if facts.metadata.generation == self.vm.record.generation:
                     self.vm.observed.links = observation.all_up(self.vm.record)
             self.post(first)
@@ -151,7 +154,7 @@ class VmActor:
         if record.epoch < self.vm.record.epoch:
             return
         if record.generation != self.vm.record.generation:
-            self.vm.wanted_hash = domain_hash(record)
+            self.vm.wanted_hash, self.vm.wanted_nics = domain_hash(record), at_start(record)
             self.vm.wanted_disks = disk_hashes(record)
         self.vm.record = record
         self._signal("record")
@@ -189,7 +192,7 @@ class VmActor:
             self.vm.image.receive(ready)
         elif self.vm.phase not in UP:
             self.vm.net.receive(ready)
-        else:
+        elif ready.error is not None or ready.generation >= self.vm.record.generation:
             self.vm.observed.network_lost = ready.error.message if ready.error else ""
             if ready.error is None:
                 self.vm.net.receive(ready)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.disk_drivers import disk_limits
 from virtbus.nodeagent.core.disks import media
+from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.core.plugs import wanted_sizes
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
@@ -35,6 +36,8 @@ class Applied:
     """The limits of the guest's disks; None: the agent does not know them."""
     media: dict[str, str] | None = field(default_factory=dict)
     """The media of the guest's drives; None: the agent does not know them."""
+    nics: frozenset[tuple[str, str]] | None = frozenset()
+    """The guest's NICs (`nic_set`); None: the agent does not know them."""
     disks: DisksWanted | None = field(default_factory=lambda: ({}, {}))
     """The guest's disks; None: the agent does not know them."""
 
@@ -45,7 +48,7 @@ class Applied:
         limited = any(disk.limits for disk in disks)
         self.limits = None if limited else {}  # None: read libvirt's figures
         self.media = media(record)
-        self.disks = disks_wanted(record)
+        self.disks, self.nics = disks_wanted(record), nic_set(record)
 
     def update(self, record: VmRecord) -> None:
         """Note that `record` was applied, except for pauses."""
@@ -77,7 +80,7 @@ class Applied:
         if update is not None:
             disks = record.spec.domain.devices.disks
             self.limits, self.media = disk_limits(disks), media(record)
-            self.disks = disks_wanted(record)
+            self.disks, self.nics = disks_wanted(record), nic_set(record)
         return [one for one in (event, pause, update) if one is not None]
 
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
@@ -122,6 +125,7 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         limits={} if same else None,
         media=media(record) if same else None,
         disks=disks_wanted(record) if same else None,
+        nics=nic_set(record) if same else None,
     )
 
 
@@ -159,13 +163,18 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return "update" for a guest with other disks, limits or media, or unknown ones."""
+    """Return "update" for a guest with other disks, limits, media or NICs, or unknown ones."""
     if record.ending or not record.powered or phase not in UP:
         return None
     disks = record.spec.domain.devices.disks
     same = disk_limits(disks) == before.limits and media(record) == before.media
     known = before.disks is not None and before.disks == disks_wanted(record)
-    return None if same and known else "update"
+    return None if same and known and nic_set(record) == before.nics else "update"
+
+
+def nic_set(record: VmRecord) -> frozenset[tuple[str, str]]:
+    """Return the names of the record's interfaces, each with its network."""
+    return frozenset((one.name, one.network) for one in record.spec.networks)
 
 
 def disks_wanted(record: VmRecord) -> DisksWanted | None:
@@ -196,14 +205,16 @@ def forced(record: VmRecord) -> bool:
     return (record.delete_grace_s if record.deleting else record.stop_grace_s) == 0
 
 
-def due_links(record: VmRecord, seen: Mapping[str, LinkState]) -> list[tuple[int, str, LinkState]]:
-    """Return the NICs whose link differs from the record, as number, name and wanted state.
+def due_links(
+    record: VmRecord, nics: Mapping[str, GuestNic], seen: Mapping[str, LinkState]
+) -> list[tuple[str, str, LinkState]]:
+    """Return the NICs whose link differs from the record, as device, name and wanted state.
 
-    `seen` are the states of the guest's NICs by name. A NIC whose state is unknown is due.
+    `nics` are the guest's NICs by name, and `seen` their states. An unknown state is due.
     """
-    nics = enumerate(record.spec.domain.devices.interfaces)
-    wanted = [(index, nic.name, nic.state or LinkState.UP) for index, nic in nics]
-    return [one for one in wanted if seen.get(one[1]) is not one[2]]
+    wanted = record.spec.domain.devices.interfaces
+    due = [(nic.name, nic.state or LinkState.UP) for nic in wanted if nic.name in nics]
+    return [(nics[name].device, name, to) for name, to in due if seen.get(name) is not to]
 
 
 def overtaken(record: VmRecord, latest: VmRecord) -> bool:

@@ -67,6 +67,7 @@ Action = Literal[
     "sync disks",  # attach, detach and grow its volumes as the record says
     "sync limits",  # set the limits of its disks as the record says
     "sync drives",  # eject and insert media as the record says
+    "sync nics",  # plug and unplug NICs as the record says
     "shutdown",  # ask the guest by ACPI, and set the grace timer
     "destroy",  # end the guest; ends in "ended"
     "release",  # undefine, release network and disks, remove our files and record
@@ -123,8 +124,11 @@ TABLE: dict[tuple[VmPhase, MachineEvent], Row] = {
     ("paused", "run"): ("paused", ("verify running",)),
     ("running", "pause"): ("running", ("sync pause",)),
     ("paused", "unpause"): ("paused", ("sync pause",)),
-    ("running", "update"): ("running", ("sync disks", "sync limits", "sync drives")),
-    ("paused", "update"): ("paused", ("sync disks", "sync limits", "sync drives")),
+    ("running", "update"): (
+        "running",
+        ("sync disks", "sync limits", "sync drives", "sync nics"),
+    ),
+    ("paused", "update"): ("paused", ("sync disks", "sync limits", "sync drives", "sync nics")),
     ("paused", "resumed"): ("running", ("await stable",)),
     ("paused", "started"): ("running", ()),
     ("running", "restart"): ("stopping", ("shutdown",)),

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.freezes import Frozen
+from virtbus.nodeagent.core.guest_nics import GuestNic, at_start
+from virtbus.nodeagent.core.metadata import disk_hashes
 from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts, DomainState, Ending
 from virtbus.nodeagent.vm.machine import ENDINGS, UP, WAY_DOWN, MachineEvent, VmPhase
@@ -87,6 +90,10 @@ class Observed:
     """The image of a guest that an earlier agent started, shown until imaged reports it."""
     network_lost: str = ""
     """The reason why the running guest has no network, reported by netd."""
+    nics: dict[str, GuestNic] = field(default_factory=dict)
+    """The NICs of the running guest, by name."""
+    nics_error: ErrorBody | None = None
+    """The error of the last change of the NICs; it is tried again."""
     links: dict[str, LinkState] = field(default_factory=dict)
     """The links of the running guest's NICs, by name. A missing NIC has an unknown link."""
     lost_pid: int = 0
@@ -111,6 +118,11 @@ class Observed:
         """Forget the last failure."""
         self.failed("", "", "")
 
+    def started(self, record: VmRecord, addresses: Addresses) -> None:
+        """Note the devices of a guest that was started with `record` at these addresses."""
+        self.disks = GuestDisks(addresses, disk_hashes(record))
+        self.nics, self.links = at_start(record), all_up(record)
+
 
 def all_up(record: VmRecord) -> dict[str, LinkState]:
     """Return the links of a guest that has just been started."""
@@ -129,7 +141,7 @@ def note(
     if phase in {"preparing", "starting"}:
         seen.reboots, seen.rebooted_ns, seen.rebooted = 0, None, False
         seen.ready, seen.started_ns, seen.network_lost, seen.fault = "", None, "", ""
-        seen.disk_limits, seen.drives_error = {}, None
+        seen.disk_limits, seen.drives_error, seen.nics_error = {}, None, None
         seen.disks = GuestDisks(seen.disks.addresses)
         _forget_freeze(record, seen, tools)
     elif phase in {"stopped", "releasing"}:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.intent import Applied, forced
 from virtbus.nodeagent.vm.machine import Control, VmPhase
@@ -37,6 +38,8 @@ class ActorState:
     """`metadata.domain_hash` of the record. A running guest with another one needs a restart."""
     wanted_disks: Mapping[str, str]
     """`metadata.disk_hashes` of the record, with the same meaning."""
+    wanted_nics: dict[str, GuestNic]
+    """The NICs of a guest that is started for the record, by name."""
     image: Dependency[ImageReady]
     net: Dependency[NetReady]
     resumed: bool

@@ -34,6 +34,9 @@ NETWORK_LOST = "NetworkLost"
 PAUSED = "Paused"
 FROZEN = "Frozen"
 MEDIA_PENDING = "MediaChangePending"
+NICS_PENDING = "NicChangePending"
+NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Waiting"}
+"""Reasons of NICS_PENDING, by the error's."""
 DISKS_PENDING = "DisksPending"
 GUEST_LOST = "GuestLost"
 OFF = frozenset[VmPhase]({"stopped", "succeeded", "failed"})
@@ -108,8 +111,7 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     ]
     if vm.phase == "paused":
         found.append(_paused(observed, asked=vm.record.paused))
-    if runs and (observed.domain_hash not in {"", vm.wanted_hash} or _other_disks(vm)):
-        message = "stop and start the VM to apply its new spec"
+    if runs and (message := _restart_required(vm)):
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
     if vm.phase in UP:
         found.extend(_of_guest(observed))
@@ -133,6 +135,8 @@ def _of_guest(observed: Observed) -> Iterator[Condition]:
         yield _disks_pending(observed.disks.pending)
     if observed.drives_error is not None:
         yield _media_pending(observed.drives_error)
+    if observed.nics_error is not None:
+        yield _nics_pending(observed.nics_error)
 
 
 def _detached(vm: ActorState) -> tuple[str, ...]:
@@ -179,6 +183,23 @@ def _media_pending(error: ErrorBody) -> Condition:
     """Return the condition of a guest whose medium is not changed yet."""
     reason = "TrayLocked" if error.reason == "tray_locked" else "NotChanged"
     return Condition(type=MEDIA_PENDING, status=True, reason=reason, message=error.message)
+
+
+def _nics_pending(error: ErrorBody) -> Condition:
+    """Return the condition of a guest whose NICs differ from its record."""
+    reason = NIC_REASONS.get(error.reason, "NotChanged")
+    return Condition(type=NICS_PENDING, status=True, reason=reason, message=error.message)
+
+
+def _restart_required(vm: ActorState) -> str:
+    """Return why the running guest must be restarted to match its record; empty if not."""
+    seen, wanted = vm.observed, vm.wanted_nics
+    if seen.nics_error is not None and seen.nics_error.reason == "no_port":
+        return seen.nics_error.message
+    other = any(wanted.get(name, nic).hardware != nic.hardware for name, nic in seen.nics.items())
+    if other or _other_disks(vm) or seen.domain_hash not in {"", vm.wanted_hash}:
+        return "stop and start the VM to apply its new spec"
+    return ""
 
 
 class StatusWriter:

@@ -72,11 +72,7 @@ async def prepare(
         try:
             await copy.save()
             stage = "network"
-            wired = (
-                await net.get(record, ask_after_s=ask_after_s)
-                if record.spec.domain.devices.interfaces
-                else None
-            )
+            wired = await net.get(record, ask_after_s=ask_after_s)
             stage = "start"
             secrets = await _seed(record, wired, tools)
             stage = "image"
@@ -89,7 +85,7 @@ async def prepare(
     return Outcome("dependencies ready")
 
 
-async def _seed(record: VmRecord, net: NetReady | None, tools: AgentPorts) -> VmSecrets | None:
+async def _seed(record: VmRecord, net: NetReady, tools: AgentPorts) -> VmSecrets | None:
     """Write the seeds; if the bus has lost the secrets, keep the existing seeds.
 
     Returns the secrets, if there are any.
@@ -107,7 +103,7 @@ async def _seed(record: VmRecord, net: NetReady | None, tools: AgentPorts) -> Vm
                 "asks again. If they are lost, create the VM again with its cloud-init"
             )
             raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
-    await tools.seeds.write(record, secrets, net.interfaces if net else ())
+    await tools.seeds.write(record, secrets, net.interfaces)
     return secrets
 
 

@@ -101,14 +101,18 @@ async def _define(
 
 
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:
-    """Let vmwrapper fetch the VM's tap descriptors from netd, once; raises VirtbusError."""
+    """Let vmwrapper fetch the VM's tap descriptors from netd, once; raises VirtbusError.
+
+    vmwrapper also asks for a VM without interfaces, because only netd knows the VM's network.
+    """
     wanted = record.spec.domain.devices.interfaces
-    if not wanted:
-        return
     made = net.latest
     if made is None:
         message = "the network is not ready; the agent retries"
         raise VirtbusError(Code.UNAVAILABLE, "no_network", message)
+    if [one.name for one in made.interfaces] != [nic.name for nic in wanted]:
+        message = "netd still has the interfaces of the last run; tried again"
+        raise VirtbusError(Code.UNAVAILABLE, "network_changes", message)
     devices = nic_devices(wanted, made.interfaces)
     nics = tuple(
         ArmNic(device=device, mac=interface.mac)
@@ -158,8 +162,7 @@ async def learn_dependencies(
     Return the error if one is missing, otherwise None.
     """
     try:
-        if record.spec.domain.devices.interfaces:
-            await net.get(record, ask_after_s=0.0)
+        await net.get(record, ask_after_s=0.0)
         await image.get(record, ask_after_s=0.0)
     except VirtbusError as error:
         extra = {"code": error.reason, "uid": record.uid}

@@ -1,0 +1,61 @@
+"""The path of a guest's packets on its host, and what is broken on it."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from virtbus.schemas.model import LenientModel, StrictModel
+from virtbus.schemas.network import InterfaceStatus
+
+
+class NetworkAsk(StrictModel):
+    """`rpc.agent.network`, `rpc.netd.network`: describe a VM's network; with `check`, test it."""
+
+    uid: str
+    check: bool = False
+
+
+class NicPath(LenientModel):
+    """The links between an interface and its network, from the guest outwards.
+
+    `tap`, `bridge` and `link` are in the VM's namespace. `host_link` is the other end of `link`.
+    """
+
+    status: InterfaceStatus
+    kind: str
+    """`bridge`: the built-in network; `nat`, `routed`, `isolated`: that of a network object;
+    `host-bridge`: a bridge of the host; `macvtap`: an interface of it, on which `link` is; `cni`:
+    plugins made `link`."""
+    bridge: str
+    link: str
+    host_link: str = ""
+    host_bridge: str = ""
+    plugins: tuple[str, ...] = ()
+    """The types of the network's CNI plugins, in order."""
+    limits: dict[str, int] = Field(default_factory=dict)
+    """Bytes per second, by direction: `to guest`, `from guest`."""
+
+
+class PathFault(LenientModel):
+    """Something that is broken, and the next step. `interface` is empty if it concerns all."""
+
+    interface: str = ""
+    what: str
+    next_step: str
+
+
+class NetworkView(LenientModel):
+    """The network of a VM on its node. `faults` is None unless it was tested."""
+
+    uid: str
+    node: str = ""
+    netns: str = ""
+    state: Literal["ready", "failed", "none"] = "none"
+    guest_runs: bool = False
+    subnet: str = ""
+    """The built-in network of the node."""
+    gateway: str = ""
+    zone: str = ""
+    """The domain of VMs' names; empty: no names."""
+    interfaces: tuple[NicPath, ...] = ()
+    faults: tuple[PathFault, ...] | None = None

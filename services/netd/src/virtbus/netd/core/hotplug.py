@@ -1,0 +1,66 @@
+"""Decides which interfaces of a running guest are plugged and unplugged."""
+
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.names import host_link
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nic import NICS_MAX
+
+
+def grown(known: Attachment, wanted: Attachment) -> Attachment:
+    """Return the attachment `known` of a running guest whose record now asks for `wanted`.
+
+    A new interface is pending, and one that the record has no longer is leaving. The others stay
+    as they are. An interface waits if its name or all numbers are in use by leaving ones: it is
+    absent from the result, and appears once those are gone. A late, older record changes nothing.
+    """
+    if wanted.generation < known.generation:
+        return known
+    former = {nic.key: nic for nic in known.nics}
+    names = {nic.name for nic in known.nics}
+    used = {nic.index for nic in known.nics}
+    free = iter(sorted(set(range(NICS_MAX)) - used))
+    nics: list[Nic] = []
+    for nic in wanted.nics:
+        old = former.pop(nic.key, None)
+        if old is not None:
+            nics.append(old.model_copy(update={"leaving": False, "position": nic.position}))
+        elif nic.name not in names and (index := next(free, None)) is not None:
+            nics.append(_numbered(nic, wanted.uid, index))
+    nics += [nic.model_copy(update={"leaving": True}) for nic in former.values()]
+    after = known.with_nics(nics)
+    # a crash must not undo the plugins of a running guest, so its network counts as made
+    return after.model_copy(update={"made": True}) if after.changing else after
+
+
+def _numbered(nic: Nic, uid: str, index: int) -> Nic:
+    update = {"index": index, "host_link": host_link(uid, index), "pending": True, "addresses": ()}
+    return nic.model_copy(update=update)
+
+
+def first_nics(known: Attachment | None, wanted: Attachment) -> Attachment:
+    """Return the attachment of a running guest that had no interface: all of `wanted` pend."""
+    after = grown((known or wanted).with_nics(()), wanted)
+    return after.model_copy(update={"epoch": wanted.epoch, "generation": wanted.generation})
+
+
+def differs(known: Attachment, wanted: Attachment) -> bool:
+    """Return True if an interface that stays has other properties than its record."""
+    hardware = {nic.key: nic.hardware for nic in known.nics}
+    return any(hardware.get(nic.key, nic.hardware) != nic.hardware for nic in wanted.nics)
+
+
+def of_name(attachment: Attachment, name: str) -> Nic | None:
+    """Return the interface `name`; None if there is none."""
+    return next((nic for nic in attachment.nics if nic.name == name), None)
+
+
+def not_attached(uid: str, name: str) -> VirtbusError:
+    """Return 404 `nic_unknown`."""
+    message = f"netd has no interface '{name}' of VM {uid}; send it the latest record first"
+    return VirtbusError(Code.NOT_FOUND, "nic_unknown", message)
+
+
+def tap_lost(nic: Nic) -> VirtbusError:
+    """Return 409 `tap_lost`: the guest's device has no tap behind it."""
+    message = f"the tap of interface '{nic.name}' is gone; unplug the device and plug it again"
+    return VirtbusError(Code.CONFLICT, "tap_lost", message)

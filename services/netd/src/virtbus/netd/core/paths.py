@@ -1,0 +1,76 @@
+"""Describes the path of a VM's packets, and turns faults on it into next steps."""
+
+from collections.abc import Iterable, Mapping
+
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.schemas.network import LinkState, PlugState
+from virtbus.schemas.network_path import NicPath, PathFault
+
+_WITHOUT_END = frozenset({NicKind.CNI, NicKind.MACVTAP})
+RESTART = "`virtbus vm restart` gives the guest its network again"
+MENDED = "netd restores it within five minutes, `virtbus node audit --repair` at once"
+
+
+def paths_of(attachment: Attachment, bridges: Mapping[str, str]) -> tuple[NicPath, ...]:
+    """Return the path of each interface, in order. `bridges` are the host's, by interface."""
+    pairs = zip(attachment.nics, attachment.statuses(), strict=True)
+    return tuple(
+        NicPath(
+            status=status,
+            kind=str(nic.kind),
+            bridge=nic.bridge,
+            link=nic.eth,
+            host_link=nic.host_link if nic.kind not in _WITHOUT_END else "",
+            host_bridge=bridges.get(nic.name, ""),
+            plugins=_plugins(nic),
+            limits=_limits(nic),
+        )
+        for nic, status in pairs
+    )
+
+
+def _plugins(nic: Nic) -> tuple[str, ...]:
+    plugins = (nic.cni.conflist if nic.cni is not None else {}).get("plugins", ())
+    return tuple(str(one.get("type", "")) for one in plugins)
+
+
+def _limits(nic: Nic) -> dict[str, int]:
+    if nic.limits is None:
+        return {}
+    ways = {"to guest": nic.limits.inbound, "from guest": nic.limits.outbound}
+    return {way: limit.bytes_per_s for way, limit in ways.items() if limit is not None}
+
+
+def faults_of(attachment: Attachment, found: Iterable[str], *, mendable: bool) -> list[PathFault]:
+    """Return messages about links as faults, with the interface whose link they name."""
+    step = MENDED if mendable else RESTART
+    return [
+        PathFault(interface=_owner(attachment, what), what=what, next_step=step) for what in found
+    ]
+
+
+def _owner(attachment: Attachment, what: str) -> str:
+    words = what.replace(":", " ").split()
+    own = (nic.name for nic in attachment.nics if {nic.tap, nic.bridge, nic.eth} & set(words))
+    links = (nic.name for nic in attachment.nics if nic.host_link in words)
+    return next(own, next(links, ""))
+
+
+def states_of(attachment: Attachment, held: set[str], *, runs: bool) -> list[PathFault]:
+    """Return a fault for each interface that the guest cannot use. `held` are the open taps."""
+    found = []
+    for nic in attachment.nics:
+        if nic.plug is PlugState.WAITING:
+            what = "the guest does not have the device yet"
+            step = "`virtbus vm get` says in NicChangePending why"
+        elif nic.plug is PlugState.LEAVING:
+            what = "the guest has not released the device yet"
+            step = "release it in the guest, or restart the VM"
+        elif runs and nic.tap not in held:
+            what, step = f"the guest's QEMU does not have {nic.tap} open", RESTART
+        elif nic.state is LinkState.DOWN:
+            what, step = "its link is down in the VM's spec", "set the interface's state to up"
+        else:
+            continue
+        found.append(PathFault(interface=nic.name, what=what, next_step=step))
+    return found

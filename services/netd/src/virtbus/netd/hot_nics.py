@@ -1,0 +1,169 @@
+"""Plugs interfaces into a running guest's network, and removes them from it.
+
+The agent asks for each step. A step that was interrupted is repeated, or the guest's next start
+makes its whole network. The state file has an interface before anything of it exists, and until
+everything of it is gone.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from virtbus.netd.builder import Builder, HostPorts, Keep
+from virtbus.netd.core.address_assignment import (
+    check_macs,
+    refusal,
+    replaced,
+)
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.hotplug import differs, grown, not_attached, of_name
+from virtbus.netd.edge import hot_taps
+from virtbus.netd.edge.host_bridges import is_bridged
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.network_entry import NetworkEntry
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.nic_work import NicDone, NicWork
+
+log = logging.getLogger(__name__)
+
+
+class HotNics:
+    """Does the steps of hot-plug and unplug. The caller holds the VM's lock."""
+
+    def __init__(self, doors: HostPorts, builder: Builder) -> None:
+        self._doors = doors
+        self._builder = builder
+
+    async def is_bare(self, plan: Attachment, known: Attachment | None) -> bool:
+        """Return True if the record adds the first interfaces of a running guest."""
+        bare = known is None or not known.nics
+        # a VM's first record is of generation 1: its create reads no list of processes
+        changed = bare and bool(plan.nics) and plan.generation > 1
+        return changed and await self._builder.runs(plan.uid)
+
+    async def in_use(self, attachment: Attachment) -> bool:
+        """Return True while a guest runs with this network, even if it has no interface now."""
+        links = self._builder.links
+        held = bool(attachment.nics) and await in_thread(lambda: links.in_use(attachment))
+        if held:
+            return True
+        return attachment.changing and await self._builder.runs(attachment.uid)
+
+    async def change(
+        self,
+        entry: NetworkEntry | None,
+        want: NicWork,
+        others: Sequence[Nic],
+        keep: Callable[[NetworkEntry, Attachment], None],
+    ) -> NicDone:
+        """Do one step for an interface; safe to repeat. `others` are those of other VMs.
+
+        Raises:
+            VirtbusError: 404 `nic_unknown`; 409 `tap_busy`, `tap_lost`, `mac_in_use`,
+                `port_taken`; 429 without a free address; the error of the kernel or of a plugin.
+        """
+        nic = of_name(entry.attachment, want.name) if entry is not None else None
+        if entry is None or nic is None:
+            if want.do == "drop":
+                return NicDone(uid=want.uid, name=want.name)
+            raise not_attached(want.uid, want.name)
+        if entry.error is not None:
+            raise VirtbusError.of(entry.error)
+        kept = partial(keep, entry)
+        try:
+            match want.do:
+                case "lend":
+                    return await self._lend(entry.attachment, nic, others, kept)
+                case "join":
+                    return await self._join(entry.attachment, nic, kept)
+                case "drop":
+                    return await self._drop(entry.attachment, nic, kept)
+        except OSError as error:
+            raise refusal(error) from error
+
+    async def _lend(
+        self, attachment: Attachment, nic: Nic, others: Sequence[Nic], keep: Keep
+    ) -> NicDone:
+        """Give the interface its address, and make its tap where libvirt opens it."""
+        await self._refuse_held(attachment, nic)
+        if not nic.pending or not nic.addresses:
+            nic = self._settled(attachment, nic, others)
+            attachment = replaced(attachment, nic)
+            keep(attachment)
+        check_macs(attachment.with_nics((nic,)), others)
+        if nic.publish:
+            await in_thread(lambda: self._doors.ports.claim(attachment))
+        attachment = await self._builder.connect(attachment, nic, keep)
+        nic = _named(attachment, nic.name)
+        check_macs(attachment.with_nics((nic,)), others)
+        tap = await in_thread(lambda: hot_taps.lend(attachment, nic))
+        return _done(attachment, nic, tap)
+
+    def _settled(self, attachment: Attachment, nic: Nic, others: Sequence[Nic]) -> Nic:
+        """Return the interface as pending, with an address or a conflist."""
+        nic = nic.model_copy(update={"pending": True})
+        if nic.cni is not None:
+            return nic
+        own = [each for each in attachment.nics if each.index != nic.index]
+        alone = attachment.with_nics((nic,))
+        return self._doors.attachers.plan(alone, [*others, *own]).nics[0]
+
+    async def _join(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
+        """Move the tap, which QEMU has open, to the VM's network."""
+        joined = replaced(attachment, nic.model_copy(update={"pending": False}))
+        if nic.pending:
+            namespaces = self._doors.namespaces
+            await in_thread(lambda: self._builder.links.open_namespace(joined.joined))
+            await in_thread(lambda: hot_taps.bring_in(namespaces, joined, nic))
+            await self._builder.adopt(joined)
+            keep(joined)
+        return _done(joined, nic)
+
+    async def _drop(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
+        """Remove an interface whose device QEMU has released.
+
+        If the record has the interface again meanwhile, it is pending afterwards.
+        """
+        await self._refuse_held(attachment, nic)
+        gone = nic.model_copy(update={"pending": True})
+        attachment = replaced(attachment, gone)
+        keep(attachment)
+        namespaces = self._doors.namespaces
+        await self._builder.disconnect(attachment, gone)
+        await in_thread(lambda: hot_taps.remove(namespaces, attachment, gone))
+        if gone.leaving:
+            rest = attachment.with_nics(each for each in attachment.nics if each != gone)
+        else:
+            ours = is_bridged(gone)
+            bare = {"cni": None, "addresses": gone.addresses if ours else ()}
+            rest = replaced(attachment, gone.model_copy(update=bare))
+        if gone.publish:
+            await in_thread(lambda: self._doors.ports.claim(rest.joined))
+        if namespaces.exists(rest.netns):
+            await self._builder.adopt(rest)
+        keep(rest)
+        return _done(rest, gone)
+
+    async def _refuse_held(self, attachment: Attachment, nic: Nic) -> None:
+        await in_thread(lambda: hot_taps.refuse_held(self._doors.namespaces, attachment, nic))
+
+
+def changed(attachment: Attachment, wanted: Attachment) -> Attachment:
+    """Return the attachment of a running guest whose record asks for `wanted` (`grown`)."""
+    if differs(attachment, wanted):
+        extra = {"code": "network_kept", "uid": attachment.uid}
+        log.info("the guest keeps its old interfaces until it restarts", extra=extra)
+    return grown(attachment, wanted)
+
+
+def _named(attachment: Attachment, name: str) -> Nic:
+    nic = of_name(attachment, name)
+    if nic is None:
+        raise not_attached(attachment.uid, name)
+    return nic
+
+
+def _done(attachment: Attachment, nic: Nic, tap: str = "") -> NicDone:
+    return NicDone(
+        uid=attachment.uid, name=nic.name, mac=nic.mac, mtu=nic.mtu, queues=nic.queues, tap=tap
+    )

@@ -1,0 +1,63 @@
+"""Holds the network of one VM in netd's memory: its attachment, phase and error."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.finding import NetworkFinding, lost
+from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.node_rpc import NetPhase, NetReady
+
+
+@dataclass(slots=True)
+class NetworkEntry:
+    """One VM's network. Only the task that holds the VM's lock changes it."""
+
+    attachment: Attachment
+    phase: NetPhase | None = None
+    """None if the network is not built, and only its addresses are remembered."""
+    error: ErrorBody | None = None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the phase is ready or failed."""
+
+    def settle(self, phase: NetPhase, error: ErrorBody | None = None) -> None:
+        """Set the final phase, and wake tasks that wait for it."""
+        self.phase, self.error = phase, error
+        self.settled.set()
+
+    async def attached(self, timeout_s: float) -> Attachment:
+        """Return the attachment once its phase is final.
+
+        Raises:
+            VirtbusError: 504 `network_late` after `timeout_s`; the attachment's error.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.settled.wait()
+        except TimeoutError:
+            raise VirtbusError(
+                Code.DEADLINE,
+                "network_late",
+                f"the network was not attached in {timeout_s:g} s; see the CNI plugin's log, "
+                "start the VM again",
+            ) from None
+        if self.error is not None:
+            raise VirtbusError.of(self.error)
+        return self.attachment
+
+    def cut_off(self, faults: list[str]) -> NetworkFinding:
+        """Mark the network as failed; return the finding. Its running guest cannot get it back."""
+        finding = lost(self.attachment, faults)
+        self.settle(NetPhase.FAILED, finding.error)
+        return finding
+
+    def ready(self) -> NetReady:
+        """Return the network as the agent and the bus see it."""
+        return NetReady(
+            uid=self.attachment.uid,
+            epoch=self.attachment.epoch,
+            generation=self.attachment.generation,
+            phase=self.phase or NetPhase.FAILED,
+            interfaces=self.attachment.statuses(),
+            error=self.error,
+        )

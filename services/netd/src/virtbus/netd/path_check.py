@@ -1,0 +1,56 @@
+"""Describes the network of one VM on request, and tests each part of it."""
+
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.attachment import Attachment
+from virtbus.netd.core.paths import RESTART, faults_of, paths_of, states_of
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.orphan_audit import OrphanAudit
+from virtbus.schemas.network_path import NetworkAsk, NetworkView, PathFault
+from virtbus.schemas.node_rpc import NetPhase
+
+
+class PathCheck:
+    """Reads the host only when it is asked. It changes nothing."""
+
+    def __init__(self, doors: HostPorts, attachments: Attachments, audit: OrphanAudit) -> None:
+        self._doors = doors
+        self._attachments = attachments
+        self._audit = audit
+
+    async def view(self, want: NetworkAsk) -> NetworkView:
+        """Return the path of the VM's packets; with `check`, also what is broken on it."""
+        bridge = self._doors.bridge
+        attachment, ready = self._attachments.look(want.uid)
+        if attachment is None or ready is None:
+            return NetworkView(uid=want.uid, faults=() if want.check else None)
+        runs = await in_thread(lambda: self._doors.emulators.running({want.uid}))
+        view = NetworkView(
+            uid=want.uid,
+            netns=attachment.netns,
+            state="ready" if ready.phase is NetPhase.READY else "failed",
+            guest_runs=bool(runs),
+            subnet=str(bridge.gateway.network),
+            gateway=str(bridge.gateway.ip),
+            zone=self._doors.resolver.domain,
+            interfaces=paths_of(attachment, self._bridges(attachment)),
+        )
+        if not want.check:
+            return view
+        faults = await self._faults(attachment, runs=bool(runs))
+        if ready.error is not None:
+            faults.insert(0, PathFault(what=ready.error.message, next_step=RESTART))
+        return view.model_copy(update={"faults": tuple(faults)})
+
+    def _bridges(self, attachment: Attachment) -> dict[str, str]:
+        """Return the host's side of each interface that has one, by the interface's name."""
+        attachers = self._doors.attachers
+        sides = {nic.name: attachers.host_side(nic) for nic in attachment.nics}
+        return {name: side for name, side in sides.items() if side}
+
+    async def _faults(self, attachment: Attachment, *, runs: bool) -> list[PathFault]:
+        joined = attachment.joined
+        found, held = await self._audit.of_vm(joined) if joined.nics else ([], set())
+        stands = not joined.nics or self._doors.namespaces.exists(attachment.netns)
+        faults = faults_of(attachment, found, mendable=stands or not runs)
+        return [*faults, *states_of(attachment, held, runs=runs)]

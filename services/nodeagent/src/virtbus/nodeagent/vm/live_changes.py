@@ -1,0 +1,86 @@
+"""Brings the devices of a running guest to the state of its record, and notes what it observes.
+
+Each function is safe to repeat. After an error the caller repeats it, with the latest record;
+`keep_disks` repeats its steps by itself.
+"""
+
+from collections.abc import Callable
+
+from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.vm.intent import due_links
+from virtbus.nodeagent.vm.operations.drives import set_drives
+from virtbus.nodeagent.vm.operations.limits import limit
+from virtbus.nodeagent.vm.operations.nics import sync_nics
+from virtbus.nodeagent.vm.operations.outcome import RETRY_S
+from virtbus.nodeagent.vm.operations.plug import change_disks
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.network import LinkState
+from virtbus.schemas.vm import VmRecord
+
+
+async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
+    """Attach, detach and grow disks until the guest has those of the latest record.
+
+    The status shows what waits.
+    """
+    delay_s = RETRY_S[0]
+    while True:
+        vm.disks_changed.clear()
+        record, before = vm.record, vm.observed.disks
+        found = vm.observed.disks = await change_disks(record, vm.image, tools, before)
+        if found != before:
+            report()
+        if not found.pending and record is vm.record:
+            return
+        if await wait_for_event(vm.disks_changed, 0 if record is not vm.record else delay_s):
+            delay_s = RETRY_S[0]
+        else:
+            delay_s = min(delay_s * 2, RETRY_S[1])
+
+
+async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
+    """Set the limits of the disks. Raises VirtbusError."""
+    vm.observed.disk_limits = await limit(record, tools.hypervisor, vm.observed.disks)
+
+
+async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
+    """Eject and insert media. Raises VirtbusError, which the status shows meanwhile."""
+    try:
+        await set_drives(record, vm.image, tools, vm.observed.disks.addresses)
+    except VirtbusError as error:
+        vm.observed.drives_error = error.body
+        raise
+    vm.observed.drives_error = None
+
+
+async def change_nics(
+    vm: ActorState, tools: AgentPorts, changed: Callable[[], None], record: VmRecord
+) -> None:
+    """Plug and unplug NICs; call `changed` when the guest has those of the record.
+
+    Raises:
+        VirtbusError: a NIC is not changed yet. The status shows it meanwhile.
+        BusError: netd does not answer.
+    """
+    seen = vm.observed
+    try:
+        nics, plugged = await sync_nics(record, vm.net, tools)
+    except VirtbusError as error:
+        seen.nics_error = error.body
+        raise
+    seen.nics_error, seen.nics = None, nics
+    states = {nic.name: nic.state or LinkState.UP for nic in record.spec.domain.devices.interfaces}
+    known = {name: state for name, state in seen.links.items() if name in nics}
+    seen.links = known | {name: states[name] for name in plugged if name in states}
+    changed()
+
+
+async def set_links(vm: ActorState, tools: AgentPorts) -> None:
+    """Set each link that differs from the record, until none does. Raises VirtbusError."""
+    seen = vm.observed
+    while due := due_links(vm.record, seen.nics, seen.links):
+        for device, name, state in due:
+            await tools.hypervisor.set_link(vm.record.uid, device, up=state is LinkState.UP)
+            seen.links[name] = state
