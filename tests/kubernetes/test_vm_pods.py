@@ -119,7 +119,7 @@ def test_pods_of_both_runtimes_survive_the_kill_of_each_program(
 
 def _follows(cluster: Cluster, pod: str, word: str) -> None:
     """Read `kubectl logs -f` until a line has the word."""
-    argv = [cluster.program, "--kubeconfig", cluster.kubeconfig, "logs", "-f", pod]
+    argv = [str(cluster.program), f"--kubeconfig={cluster.kubeconfig}", "logs", "-f", pod]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as following:
         ends = threading.Timer(LOG_S, following.kill)
         ends.start()
