@@ -24,6 +24,11 @@ BRIDGE = "write bridge: {} or masquerade: {}"
 PLACE = "devices are placed by virtbus"
 
 
+def link_state(state: str) -> str | None:
+    """Return the state of the link; None for an interface that is to be unplugged."""
+    return None if state == "absent" else state
+
+
 _DASHES = re.compile("[0-9A-Fa-f]{2}(-[0-9A-Fa-f]{2}){5}")
 _DOTS = re.compile(r"[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 
@@ -201,9 +206,10 @@ NIC = (
         f"{NICS}.state",
         FieldType.TEXT,
         f"{TO_NIC}.state",
-        "`down`: no frame passes, and the guest sees no carrier",
-        values=("up", "down"),
-        instead="write up or down; to have no interface, remove it",
+        "`down`: no frame passes, and the guest sees no carrier; `absent`: it is unplugged",
+        make=link_state,
+        values=("up", "down", "absent"),
+        instead="write up, down or absent",
     ),
     mapped(
         f"{NICS}.bootOrder",
@@ -305,7 +311,7 @@ OTHERS = (
     ),
     below(f"{DEVICES}.rng", "every guest has a random number device"),
     ignored(f"{DEVICES}.logSerialConsole", "the node always keeps a bounded log of the console"),
-    ignored(f"{DEVICES}.disableHotplug", "devices cannot be hotplugged yet"),
+    ignored(f"{DEVICES}.disableHotplug", "interfaces can be plugged into each running guest"),
     ignored(f"{DEVICES}.blockMultiQueue", SPEED),
     mapped(
         f"{DEVICES}.networkInterfaceMultiqueue",
