@@ -15,6 +15,7 @@ from virtbus.schemas import (
     image,
     image_api,
     image_name,
+    layer,
     lease,
     names,
     network_object,
@@ -42,6 +43,7 @@ from virtbus.schemas.channel import of_api as _api
 from virtbus.schemas.channel import of_node as _rpc
 from virtbus.schemas.channel import ready as _ready
 from virtbus.schemas.channel_parameters import template
+from virtbus.schemas.node_channels import NODE_KEYS
 from virtbus.schemas.object_channels import OBJECTS
 from virtbus.schemas.vm_status import VmStatus, VmView
 
@@ -152,41 +154,7 @@ CHANNELS: tuple[Channel, ...] = (
         "nodeagent, controller → controller",
         "The progress and the end of an operation.",
     ),
-    _said(
-        subjects.join_nonce,
-        Plane.RECORD,
-        vm.JoinNonce,
-        "admin → nodeagent",
-        "The bus incarnation that the node joined.",
-    ),
-    _said(
-        subjects.node_spec,
-        Plane.RECORD,
-        node.NodeSpec,
-        "controller → controller, nodeagent",
-        "Cordon, drain and fence of a node.",
-    ),
-    _said(
-        subjects.node_host,
-        Plane.RECORD,
-        hosts.HostRecord,
-        "controller → controller, nodeagent",
-        "The node's host, and its approved labels and size.",
-    ),
-    _said(
-        subjects.node_hosts,
-        Plane.RECORD,
-        node.HostAddresses,
-        "controller → controller, netd",
-        "Addresses of the fleet's hosts, which guests of the node may not reach.",
-    ),
-    _said(
-        subjects.node_reserved,
-        Plane.RECORD,
-        node.Reserved,
-        "controller → controller",
-        "The sum of strict VMs on a node; changes in one batch with their records.",
-    ),
+    *NODE_KEYS,
     _said(
         subjects.vm_secret,
         Plane.RECORD,
@@ -281,6 +249,7 @@ CHANNELS: tuple[Channel, ...] = (
         snapshot_rpc.SnapshotReleased,
         "Remove a snapshot's data.",
     ),
+    _rpc("imaged", "layers", layer.LayersAsk, layer.UnneededLayers, "Layers that nothing needs."),
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
     _rpc("imaged", "export-link", links.ExportLinkAsk, links.ExportLink, "Link to an export."),
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
@@ -294,6 +263,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "quarantine", qt.QuarantineAsk, qt.Quarantine, "Disks without a record."),
     _rpc("agent", "join", node_rpc.JoinBus, node_rpc.JoinedBus, "Join a rebuilt bus."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "Data of the guest agent."),
+    _rpc("agent", "exec", guest.GuestExec, guest.GuestExecuted, "Run a program in a guest."),
     _rpc("agent", "counters", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("netd", "traffic", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("agent", "network", path.NetworkAsk, path.NetworkView, "The path of its packets."),

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from virtbus.nodeagent.core.addresses import Addresses
-from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.live_devices import LiveDevices
-from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.node_rpc import Arm, MadeDisk
+from virtbus.schemas.node_rpc import Arm
 from virtbus.schemas.vm import VmRecord, VmSecrets
-from virtbus.schemas.volume_ref import VolumeRef
 
 
 class DomainState(StrEnum):
@@ -284,25 +281,6 @@ class Seeds(Protocol):
         """Return True if every file of the VM's first-boot data is on disk."""
 
 
-class DiskFiles(Protocol):
-    """A VM's disks as files of this host."""
-
-    async def sources(
-        self, record: VmRecord, made: Mapping[str, MadeDisk]
-    ) -> Mapping[str, DiskSource]:
-        """Check the files, and return them by volume name.
-
-        Raises:
-            VirtbusError: 409 `disk_refused`.
-        """
-
-    async def opened(self, ref: VolumeRef) -> bool:
-        """Return True if any QEMU of this host has the volume's disk open."""
-
-    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of media that are not among `sources`; no drive has them any more."""
-
-
 class Readiness(Protocol):
     """Detects ready guests."""
 
@@ -352,30 +330,6 @@ class Console(Protocol):
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         """Return the last `tail_bytes` of the log, then new output if `follow`."""
-
-
-class GuestAgents(Protocol):
-    """QEMU's guest agent inside our guests."""
-
-    async def ask(
-        self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
-    ) -> Mapping[str, object]:
-        """Return libvirt's flat map of answers, within `timeout_s`.
-
-        Raises:
-            VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
-        """
-
-    async def freeze(self, uid: str, *, timeout_s: float) -> bool:
-        """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
-
-        Raises:
-            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`. After any other
-                error the guest may be frozen.
-        """
-
-    async def thaw(self, uid: str, *, timeout_s: float) -> bool:
-        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
 
 
 @dataclass(frozen=True, slots=True)
