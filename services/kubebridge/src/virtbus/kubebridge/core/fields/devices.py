@@ -21,6 +21,7 @@ SPEED = "only the speed differs; each device has one queue"
 POINTER = "a guest has only a PS/2 keyboard and mouse"
 DISCONTINUED = "KubeVirt removed it in v1.3"
 BRIDGE = "write bridge: {} or masquerade: {}"
+MACVTAP = "write bridge: {}, and name a network of the kind macvtap (virtbus network create)"
 PLACE = "devices are placed by virtbus"
 
 
@@ -182,7 +183,7 @@ NIC = (
     refused(f"{NICS}.passtBinding", "passt is not supported", BRIDGE),
     refused(f"{NICS}.passt", DISCONTINUED, BRIDGE),
     refused(f"{NICS}.slirp", DISCONTINUED, BRIDGE),
-    refused(f"{NICS}.macvtap", DISCONTINUED, BRIDGE),
+    refused(f"{NICS}.macvtap", DISCONTINUED, MACVTAP),
     below(
         f"{NICS}.ports[]",
         "every port of a guest is reachable, listed or not; close ports in the guest",
