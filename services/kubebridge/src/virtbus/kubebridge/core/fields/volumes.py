@@ -142,7 +142,7 @@ NETS = (
         "",
         "a NetworkAttachmentDefinition of the VM's namespace, or the name of a network of the bus"
         " (ADR 0066)",
-        pattern=r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/)?[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
+        pattern=r"([a-z0-9][a-z0-9-]{0,62}/)?[a-z0-9][a-z0-9.-]{0,252}",
         instead="write the name of a NetworkAttachmentDefinition of the VM's namespace",
     ),
     refused(
