@@ -11,7 +11,7 @@ from services.cri.tests.world import DIGEST, Fleet, Kubelet, cri, sandbox
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest_end import GuestExit
-from virtbus.schemas.node_rpc import LocalEnd, LocalEnded
+from virtbus.schemas.local_end import LocalEnd, LocalEnded
 from virtbus.schemas.wire import encode, read
 
 

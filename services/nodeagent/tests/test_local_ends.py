@@ -12,7 +12,7 @@ from virtbus.nodeagent.core.ports import DomainChange, Ending
 from virtbus.nodeagent.edge import local_socket
 from virtbus.nodeagent.local_ends import LocalEnds
 from virtbus.schemas.errors import Code
-from virtbus.schemas.node_rpc import LocalEnd, LocalEnded
+from virtbus.schemas.local_end import LocalEnd, LocalEnded
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import encode, read
 

@@ -28,7 +28,7 @@ from virtbus.schemas.api import (
     VmUpdate,
 )
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import LocalEnded
+from virtbus.schemas.local_end import LocalEnded
 from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 

@@ -27,7 +27,7 @@ from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
 from virtbus.cri.statistics import Statistics
 from virtbus.cri.streaming import Streaming
-from virtbus.schemas.node_rpc import LocalEnd
+from virtbus.schemas.local_end import LocalEnd
 
 log = logging.getLogger(__name__)
 

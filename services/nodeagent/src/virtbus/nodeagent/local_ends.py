@@ -14,7 +14,7 @@ from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.machine import UP
 from virtbus.nodeagent.vm.operations.stop import shutdown
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import LocalEnd, LocalEnded
+from virtbus.schemas.local_end import LocalEnd, LocalEnded
 from virtbus.schemas.vm import RunStrategy
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import LocalEnd, LocalEnded
+from virtbus.schemas.local_end import LocalEnd, LocalEnded
 from virtbus.schemas.wire import encode, read
 
 MAX_FRAME_BYTES = 64 * 1024

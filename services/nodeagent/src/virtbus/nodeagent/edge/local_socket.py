@@ -11,7 +11,7 @@ from pathlib import Path
 
 from virtbus.bus.runtime.tasks import background
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node_rpc import LocalEnd, LocalEnded
+from virtbus.schemas.local_end import LocalEnd, LocalEnded
 from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
