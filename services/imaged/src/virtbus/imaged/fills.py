@@ -26,6 +26,7 @@ from virtbus.imaged.single_flight import Asker
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat
+from virtbus.schemas.pool import LOCAL, PoolKind
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Fills:
         if want.do == "cancel":
             await self._jobs.end(want.id)
             state = await self._state(want.ref)
-            if state is None:
+            if state is None and want.ref.kind is not PoolKind.BLOCK:  # a release clears a device
                 async with self._parts.disks.locks.of(want.ref.folder):
                     folders = await self._parts.threads.run(self._parts.pools.of, want.ref)
                     await self._parts.threads.run(folders.drop_copy, want.ref.folder)
@@ -87,6 +88,10 @@ class Fills:
 
     async def _state(self, ref: VolumeRef) -> WorkState | None:
         """Return `done` if the volume has content, otherwise None."""
+        if ref.kind is PoolKind.BLOCK:
+            size_bytes = await self._parts.disks.devices.filled_bytes(ref)
+            done = WorkState(state="done", virtual_size_bytes=size_bytes or 0)
+            return None if size_bytes is None else done
         folders = await self._parts.threads.run(self._parts.pools.of, ref)
         found = await self._parts.threads.run(folders.read, ref.folder, DISK)
         if found is None:
@@ -105,7 +110,8 @@ class Fills:
             async with self._jobs.slots, locks.held(source.vm or want.ref.uid, *volumes):
                 self._parts.disks.refuse_released(want.ref)
                 if await self._state(want.ref) is None:
-                    await self._fill(want, job, image)
+                    on_device = want.ref.kind is PoolKind.BLOCK
+                    await (self._fill_device if on_device else self._fill)(want, job, image)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
 
@@ -151,6 +157,19 @@ class Fills:
             finally:
                 if not published:
                     await threads.run(volumes.drop_copy, ref.folder)
+
+    async def _fill_device(self, want: FillWork, job: Job, image: ImageInfo | None) -> None:
+        threads, limits, ref = self._parts.threads, self._parts.limits, want.ref
+        devices, most_bytes = self._parts.disks.devices, limits.max_virtual_bytes
+        job.step = COPY
+        if want.source == FillSource():
+            await devices.fill(ref, fill_size(ref, 0, most_bytes), None, limits, job)
+            return
+        with await threads.run(self._opened, want.source, image) as source:
+            size_bytes = fill_size(ref, source.virtual_size_bytes, most_bytes)
+            on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
+            await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
+            await devices.fill(ref, size_bytes, source, limits, job)
 
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
