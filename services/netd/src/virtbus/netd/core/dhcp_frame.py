@@ -19,16 +19,43 @@ _LDH, _LDB, _LDW = 0x28, 0x30, 0x20
 _LDX_IP_LENGTH, _LDH_INDEXED = 0xB1, 0x48
 _JUMP_IF_EQUAL, _JUMP_IF_SET, _RETURN = 0x15, 0x45, 0x06
 _MAX_FRAME_BYTES = 2048
+_DROP = 99
+_PACKET_TYPE, _PACKET_OUTGOING = 0xFFFFF004, 4
+"""The ancillary load of a packet's direction (`SKF_AD_PKTTYPE`)."""
 
 
 def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
     """Return BPF instructions that pass only unfragmented UDP datagrams to port 67 from `mac`."""
-    drop = 99
-    program = [
+    drop = _DROP
+    source = [
         (_LDW, 0, drop, 8),
         (_JUMP_IF_EQUAL, 0, drop, int.from_bytes(mac[2:], "big")),
         (_LDH, 0, drop, 6),
         (_JUMP_IF_EQUAL, 0, drop, int.from_bytes(mac[:2], "big")),
+    ]
+    return _datagrams(source, SERVER_PORT)
+
+
+def reply_filter() -> list[tuple[int, int, int, int]]:
+    """Return BPF instructions that pass only unfragmented UDP datagrams to port 68.
+
+    They must leave by the link: a guest must not answer itself.
+    """
+    drop = _DROP
+    leaving = [(_LDW, 0, drop, _PACKET_TYPE), (_JUMP_IF_EQUAL, 0, drop, _PACKET_OUTGOING)]
+    return _datagrams(leaving, CLIENT_PORT)
+
+
+def _datagrams(
+    first: list[tuple[int, int, int, int]], port: int
+) -> list[tuple[int, int, int, int]]:
+    """Return instructions that pass unfragmented UDP datagrams to `port`, after those of `first`.
+
+    A jump to `_DROP` goes to the last instruction.
+    """
+    drop = _DROP
+    program = [
+        *first,
         (_LDH, 0, drop, 12),
         (_JUMP_IF_EQUAL, 0, drop, 0x0800),
         (_LDB, 0, drop, 23),
@@ -37,7 +64,7 @@ def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
         (_JUMP_IF_SET, drop, 0, _MORE_OR_OFFSET),
         (_LDX_IP_LENGTH, 0, drop, _ETHERNET_BYTES),
         (_LDH_INDEXED, 0, drop, _ETHERNET_BYTES + 2),
-        (_JUMP_IF_EQUAL, 0, drop, SERVER_PORT),
+        (_JUMP_IF_EQUAL, 0, drop, port),
         (_RETURN, 0, 0, _MAX_FRAME_BYTES),
         (_RETURN, 0, 0, 0),
     ]
@@ -54,8 +81,8 @@ def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def payload(frame: bytes) -> bytes | None:
-    """Return the DHCP message in a frame to port 67; None if lengths are inconsistent."""
+def payload(frame: bytes, port: int = SERVER_PORT) -> bytes | None:
+    """Return the DHCP message in a frame to `port`; None if lengths are inconsistent."""
     if len(frame) < _ETHERNET_BYTES + _IP_BYTES + _UDP_BYTES:
         return None
     header = frame[_ETHERNET_BYTES]
@@ -65,7 +92,7 @@ def payload(frame: bytes) -> bytes | None:
     if header >> 4 != 4 or start < _ETHERNET_BYTES + _IP_BYTES or start + _UDP_BYTES > end:
         return None
     _source, destination, length, _checksum = struct.unpack_from("!HHHH", frame, start)
-    if destination != SERVER_PORT or length < _UDP_BYTES or start + length > end:
+    if destination != port or length < _UDP_BYTES or start + length > end:
         return None
     return frame[start + _UDP_BYTES : start + length]
 

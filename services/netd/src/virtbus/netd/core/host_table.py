@@ -4,12 +4,12 @@ It masquerades the guests' traffic and limits the addresses that guests may reac
 """
 
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Interface
 
 from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.core.reach import ReachRules
+from virtbus.netd.core.reach import METADATA, ReachRules
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
@@ -17,9 +17,6 @@ _LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 1, 2, 3, 4
 _FILTER, _SOURCE_NAT = 0, 100
 
 _DNS_PORT = 53
-
-METADATA = IPv4Address("169.254.169.254")
-"""Address of the host's own cloud metadata, which contains credentials that no guest may read."""
 
 
 def table_of(bridge: str) -> str:
@@ -61,6 +58,15 @@ def host_table(
         nft.Chain("postrouting", _POSTROUTING, _SOURCE_NAT, kind="nat"),
     ]
     rules = [
+        # a guest on a segment reaches this host without being routed by its own
+        nft.rule(
+            "input",
+            nft.comes_from_elsewhere_than(bridge),
+            nft.comes_from_elsewhere_than("lo"),
+            ipv4,
+            nft.ip_destination(gateway.ip),
+            drop,
+        ),
         *_opened("input", bridge, reach),
         nft.rule(
             "input",

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
+METADATA = IPv4Address("169.254.169.254")
+"""Address of the host's own cloud metadata, which contains credentials that no guest may read."""
 MAX_ADDRESSES = 8192
 """Maximum number of hosts' addresses, more than a fleet has.
 
