@@ -18,6 +18,7 @@ from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.settings import load
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.edge import local_socket
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.device_door import DeviceDoor
@@ -36,6 +37,7 @@ from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
+from virtbus.nodeagent.local_ends import LocalEnds
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
@@ -114,7 +116,9 @@ async def serve(settings: Settings) -> None:
             group.create_task(report_devices(pools, liveness.pools.tell))
             door = settings.run_dir / device_socket.NAME
             group.create_task(DeviceDoor(door, settings.state_dir / "disks", pools).serve())
-            await agent.run()
+            ends = LocalEnds(hypervisor, freezes, agent.vms.actors)
+            async with local_socket.serving(settings.run_dir / "agent.sock", ends.end):
+                await agent.run()
 
 
 async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:
