@@ -13,7 +13,6 @@ from virtbus.imaged.core.disk_requests import (
     DiskRequest,
     made_disk,
     mismatch,
-    on_server,
     other_medium,
     overlay_size,
     refuse_unfilled,
@@ -23,6 +22,7 @@ from virtbus.imaged.core.disk_requests import (
 )
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
+from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.disk_results import Ensured, EnsuredDisk, Gone
 from virtbus.imaged.edge.disk_files import DiskFolders
@@ -65,6 +65,7 @@ class Disks:
         self._store = store
         self._files = pools.files
         self.pools = pools
+        self.devices = DeviceVolumes(pools.devices, threads, pools.files.root)
         self._layers = LayerFolder(pools.files.root)
         self._quarantine = QuarantineFiles(pools.files)
         self.users = ImageUsers(pools, self._quarantine)
@@ -166,8 +167,8 @@ class Disks:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
-            if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
-                made[disk.volume] = EnsuredDisk(on_server(disk.ref), "", made=False)
+            if disk.ref is not None and (there := self.pools.elsewhere(disk.ref)) is not None:
+                made[disk.volume] = EnsuredDisk(there, "", made=False)
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
@@ -290,6 +291,9 @@ class Disks:
         if not ABILITIES[ref.kind].copies:
             return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
+            if ABILITIES[ref.kind].assigned:
+                self._released[ref.folder] = 1
+                return await self.devices.release(ref)
             folders = await self._threads.run(self.pools.of, ref)
             await self._threads.run(folders.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image

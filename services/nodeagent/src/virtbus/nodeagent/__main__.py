@@ -13,7 +13,7 @@ from pathlib import Path
 
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.ports import Bus
-from virtbus.bus.runtime import process
+from virtbus.bus.runtime import device_socket, process
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.settings import load
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
@@ -21,6 +21,7 @@ from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge import local_socket
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.device_door import DeviceDoor
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles
 from virtbus.nodeagent.edge.freeze_files import DiskFreezes
 from virtbus.nodeagent.edge.freezing import GuestFreezes
@@ -29,6 +30,7 @@ from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.identity import HostIdentity
 from virtbus.nodeagent.edge.kvm_probe import usable
+from virtbus.nodeagent.edge.pool_devices import report_devices
 from virtbus.nodeagent.edge.pool_servers import PoolServers
 from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
 from virtbus.nodeagent.edge.record_files import AgentFiles
@@ -111,6 +113,9 @@ async def serve(settings: Settings) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(own.keep())
             group.create_task(PoolServers(pools, liveness.pools.tell).run())
+            group.create_task(report_devices(pools, liveness.pools.tell))
+            door = settings.run_dir / device_socket.NAME
+            group.create_task(DeviceDoor(door, settings.state_dir / "disks", pools).serve())
             ends = LocalEnds(hypervisor, freezes, agent.vms.actors)
             async with local_socket.serving(settings.run_dir / "agent.sock", ends.end):
                 await agent.run()
