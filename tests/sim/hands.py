@@ -214,7 +214,8 @@ class Hand:
             }
             return ImageReady(uid=uid, epoch=epoch, generation=record.generation, disks=disks)
         known = self._host.networks.get(uid)
-        address = known[1] if known else self._host.address()
+        claimed = [one for claims in record.address_claims.values() for one in claims.addresses]
+        address = claimed[0] if claimed else known[1] if known else self._host.address()
         self._host.networks[uid] = (max(epoch, known[0] if known else 0), address)
         return NetReady(
             uid=uid,

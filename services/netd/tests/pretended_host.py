@@ -113,7 +113,7 @@ def settled(plan: Attachment, gateway: IPv4Interface, taken: Collection[str] = (
     """Return a plan with addresses of the gateway's subnet for all its bridged interfaces."""
     used, nics = set(taken), []
     for nic in plan.nics:
-        given = nic if nic.kind is NicKind.CNI else addressed(nic, plan.uid, gateway, used)
+        given = nic if nic.kind is NicKind.CNI else addressed(nic, plan.uid, [gateway], used)
         used.update(address.partition("/")[0] for address in given.addresses)
         nics.append(given)
     return plan.model_copy(update={"nics": tuple(nics)})

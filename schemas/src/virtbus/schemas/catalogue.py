@@ -143,6 +143,13 @@ CHANNELS: tuple[Channel, ...] = (
         "A network with its kind and settings; the key claims its name.",
     ),
     _said(
+        subjects.address_claim,
+        Plane.RECORD,
+        vm.AddressClaim,
+        "controller → controller",
+        "The VM that has an address of a network; claimed before its record.",
+    ),
+    _said(
         subjects.operation_record,
         Plane.RECORD,
         operation.OperationRecord,

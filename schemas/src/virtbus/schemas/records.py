@@ -12,6 +12,8 @@ from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     OPERATIONS,
+    address_claim,
+    claimed_address,
     image_name,
     network_record,
     operation_record,
@@ -20,7 +22,7 @@ from virtbus.schemas.subjects import (
     volume_record,
 )
 from virtbus.schemas.version import check_version
-from virtbus.schemas.vm import Tombstone, VmRecord
+from virtbus.schemas.vm import AddressClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import decode, validate
 
@@ -97,6 +99,17 @@ def read_network(key: str, value: bytes) -> NetworkRecord:
     record = read_stored(NetworkRecord, key, value)
     refuse_foreign(key, network_record(record.namespace, record.name))
     return record
+
+
+def read_address_claim(key: str, value: bytes) -> AddressClaim:
+    """Return the claim of an address at `key`; raises VirtbusError as `read_record`."""
+    claim = read_stored(AddressClaim, key, value)
+    try:
+        own = address_claim(*claimed_address(key))
+    except ValueError:
+        own = ""
+    refuse_foreign(key, own)
+    return claim
 
 
 def of_operation(key: str) -> bool:

@@ -24,11 +24,13 @@ from virtbus.schemas.network import LinkState, Mac
 from virtbus.schemas.network_object import NetworkTarget
 from virtbus.schemas.nic import (
     ACPI_INDEX_MAX,
+    ADDRESSES_MAX,
     MTU_MAX,
     MTU_MIN,
     NICS_MAX,
     QUEUES_MAX,
     NicLimits,
+    StaticAddress,
 )
 from virtbus.schemas.nic import NicModel as NicModel
 from virtbus.schemas.publish import PUBLISHED_MAX, PublishedPort
@@ -125,6 +127,9 @@ class Interface(StrictModel):
     state: LinkState | None = None
     """None: up. A link that is down passes no frame."""
     limits: NicLimits | None = None
+    addresses: tuple[StaticAddress, ...] = Field((), max_length=ADDRESSES_MAX)
+    """Addresses of the network's subnets that the guest gets; of a version without one here, the
+    network chooses one."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
     """Ports of the VM's host that lead to the guest; only on the network `default`."""
 
@@ -271,6 +276,16 @@ class VmSpec(StrictModel):
         )
 
 
+class ClaimedAddresses(LenientModel):
+    """The addresses of an interface that are claimed on the bus for its VM (ADR 0064)."""
+
+    network: Uid
+    addresses: tuple[str, ...] = ()
+    """IPv4 and IPv6 addresses without a prefix, those of the spec first."""
+    mac: str = ""
+    """The MAC, if the spec has one."""
+
+
 class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
@@ -328,6 +343,11 @@ class VmRecord(LenientModel):
     """The meanings of image names on the bus at its create, by the plain names in its spec."""
     network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)
     """The network objects that it uses, by the names in its spec."""
+    address_claims: dict[str, ClaimedAddresses] = Field(default_factory=dict)
+    """The addresses that it holds on the bus, by interface.
+
+    An interface that the spec does not have any more stays here until the guest has released it.
+    """
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 
@@ -370,6 +390,16 @@ class NameClaim(LenientModel):
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
+
+
+class AddressClaim(LenientModel):
+    """`$KV.vm._addr.<network>.<address>`: the VM that has the address.
+
+    The field is not `uid`, so that an older controller does not take it for a name claim.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    vm: Uid
 
 
 class JoinNonce(LenientModel):

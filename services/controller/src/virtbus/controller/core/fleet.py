@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from virtbus.controller.core.allocations import NOTHING, Allocations
+from virtbus.controller.core.given_addresses import GivenAddresses
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.networks import Networks
@@ -34,8 +35,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.records import as_stored, plain_stored, read_stored, refuse_foreign
-from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
-from virtbus.schemas.vm import NameClaim, VmRecord
+from virtbus.schemas.subjects import ADDRESS_KEYS, HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
+from virtbus.schemas.vm import AddressClaim, NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
@@ -69,6 +70,7 @@ class Fleet:
     images: KnownImages = field(default_factory=KnownImages)
     volumes: Volumes = field(default_factory=Volumes)
     networks: Networks = field(default_factory=Networks)
+    addresses: GivenAddresses = field(default_factory=GivenAddresses)
     operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""
@@ -76,6 +78,7 @@ class Fleet:
     """Uids of the VMs that leave their node."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     claims: dict[str, StoredClaim] = field(default_factory=dict)
+    """Of names and addresses, by key."""
     unplaced: dict[str, None] = field(default_factory=dict)
     """Uids of VMs without a node."""
     refused: dict[str, None] = field(default_factory=dict)
@@ -111,6 +114,10 @@ class Fleet:
         message = read_vm_key(key, value)
         if isinstance(message, NameClaim):
             self.claims[key] = StoredClaim(message.uid, revision, time_ns)
+            return None
+        if isinstance(message, AddressClaim):
+            self.claims[key] = StoredClaim(message.vm, revision, time_ns)
+            self.addresses.put(key)
             return None
         if isinstance(message, NodeSpec):
             refuse_foreign(key, is_id(message.node) and subjects.node_spec(message.node))
@@ -155,6 +162,8 @@ class Fleet:
                 # the node was forgotten; if it is online, its next heartbeat adds it again
                 self.nodes.pop(tokens[2], None)
             return None
+        if key.startswith(ADDRESS_KEYS):
+            self.addresses.purge(key, revision)
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
             return None
         uid = tokens[3]
@@ -165,6 +174,11 @@ class Fleet:
             self.moving[uid] = revision  # the put of this move will follow
             return None
         return self.drop_vm(uid, revision)
+
+    def forget_claim(self, key: str) -> None:
+        """Drop the claim of an address that a complete list does not contain."""
+        if self.claims.pop(key, None) is not None:
+            self.addresses.forget(key)
 
     def drop_moved(self, uid: str, revision: int) -> str | None:
         """Forget a VM whose record was purged at `revision` and was not put again."""

@@ -153,6 +153,8 @@ class Informers:
             fleet.purge_images(key)
         elif key.startswith(_NAMED):
             _named(fleet, key).forget(key)
+        elif key.startswith(subjects.ADDRESS_KEYS):
+            fleet.forget_claim(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 
@@ -172,6 +174,7 @@ class Informers:
             *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
             *fleet.networks.keys(),
+            *(key for key in fleet.claims if key.startswith(subjects.ADDRESS_KEYS)),
             *fleet.operations.keys(),
         }
 

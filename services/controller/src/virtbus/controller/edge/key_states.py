@@ -1,7 +1,6 @@
 """Reads entries of the bucket `vm`, and classifies those of VMs and names, also unreadable ones."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from virtbus.bus.client.ports import Entry, EntryKind
@@ -10,8 +9,8 @@ from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError
 from virtbus.controller.core.vm_keys import NamedT, Stored, read_vm_key
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.records import DELETED, read_stored
-from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
+from virtbus.schemas.records import DELETED
+from virtbus.schemas.vm import AddressClaim, NameClaim, Tombstone, VmRecord
 
 T = TypeVar("T")
 
@@ -76,6 +75,8 @@ def known_of(entry: Entry | None) -> Known:
 
 
 def holder_of(claim: Entry | None) -> str | None:
-    """Return the uid in a name claim, None if it is purged; raises UnreadableValueError."""
-    there = value_of(claim, partial(read_stored, NameClaim))
-    return None if there is None else there.uid
+    """Return the uid in a claim, None if it is purged; raises UnreadableValueError."""
+    there = value_of(claim, read_vm_key)
+    if isinstance(there, AddressClaim):
+        return there.vm
+    return there.uid if isinstance(there, NameClaim) else None

@@ -53,6 +53,8 @@ class Nic(LenientModel):
     kind: NicKind
     mac: str
     host_link: str
+    asked: tuple[str, ...] = ()
+    """The addresses in the record: claimed ones, or those that the spec names."""
     addresses: tuple[str, ...] = ()
     gateway: str = ""
     mtu: int = 1500
