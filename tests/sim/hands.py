@@ -185,7 +185,8 @@ class Hand:
         return ready
 
     def _filled(self, record: VmRecord) -> bool:
-        volumes, refs = self._host.disk.volumes, record.volume_refs.values()
+        volumes, leaving = self._host.disk.volumes, record.detaching
+        refs = [ref for name, ref in record.volume_refs.items() if name not in leaving]
         return all(ref.folder in volumes for ref in refs if ref.copied)
 
     def _made(self, record: VmRecord) -> ImageReady | NetReady:

@@ -197,7 +197,7 @@ class SimHypervisor:
     ) -> Mapping[str, Mapping[str, int]]:
         return await self._call(lambda: wanted if uid in self._host.domains else {})
 
-    async def destroy(self, uid: str) -> None:
+    async def destroy(self, uid: str, *, forced: bool = False) -> None:
         await self._call(lambda: self._host.destroy(uid))
 
     async def suspend(self, uid: str) -> None:

@@ -15,6 +15,7 @@ from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import DriveState
+from virtbus.nodeagent.core.lost_guests import guest_lost
 from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.plugs import GuestDevices
 from virtbus.nodeagent.core.ports import (
@@ -95,6 +96,11 @@ class Domains:
         known = self.there.get(of)
         self.there[of] = DomainFacts(of, state, ending, known.metadata if known else None)
 
+    def lose(self, of: str, pid: int = 4711) -> None:
+        """libvirt loses a guest that runs on; it is noticed by the next comparison."""
+        self.there[of] = DomainFacts(of, DomainState.LOST, pid=pid)
+        self.tell(DomainEvent("", None))
+
     def tell(self, event: DomainEvent) -> None:
         for queue in self._events:
             queue.put_nowait(event)
@@ -133,6 +139,8 @@ class Domains:
 
     async def shutdown(self, of: str) -> bool:
         self.done.append(("shutdown", of))
+        if self.there[of].pid:
+            raise guest_lost(self.there[of].pid)
         return self.there[of].active
 
     async def set_drives(self, of: str, wanted: Mapping[str, DriveState]) -> None:
@@ -152,8 +160,10 @@ class Domains:
         limits.update(wanted)
         return limits
 
-    async def destroy(self, of: str) -> None:
+    async def destroy(self, of: str, *, forced: bool = False) -> None:
         facts = self.there.get(of)
+        if facts is not None and facts.pid and not forced:
+            raise guest_lost(facts.pid)
         if facts is not None and facts.active:
             self.done.append(("destroy", of))
             self.set(of, DomainState.SHUT_OFF, Ending.ENDED)

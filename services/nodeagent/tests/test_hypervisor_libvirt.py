@@ -266,3 +266,39 @@ async def test_a_guest_without_an_agent_is_not_frozen(host: Host) -> None:
     with pytest.raises(VirtbusError) as caught:
         await guests.thaw(record.uid, timeout_s=5)
     assert caught.value.reason in {"guest_agent_absent", "domain_state"}
+
+
+async def test_a_qemu_that_libvirt_does_not_know_is_found_and_ended_only_by_force(
+    host: Host,
+) -> None:
+    record, other = host.record(), host.record()
+    await host.define(record)
+    arguments = ("-machine", "none", "-display", "none", "-S", "-uuid", record.uid)
+    qemu = await asyncio.create_subprocess_exec(
+        QEMU, "-name", f"guest=vb-{record.uid},debug-threads=on", *arguments
+    )
+
+    async def found() -> list[DomainState]:
+        return [one.state for one in await host.hypervisor.list_domains() if one.uid == record.uid]
+
+    try:
+        async with asyncio.timeout(30):
+            while await found() != [DomainState.LOST]:
+                await asyncio.sleep(0.05)
+        facts = await host.hypervisor.facts(record.uid)
+        assert facts is not None
+        assert (facts.active, facts.pid) == (True, qemu.pid)
+        for call in (host.hypervisor.start, host.hypervisor.shutdown, host.hypervisor.destroy):
+            with pytest.raises(VirtbusError) as refused:
+                await call(record.uid)
+            assert refused.value.reason == "guest_lost"
+        await host.hypervisor.destroy(other.uid, forced=True)
+        assert qemu.returncode is None
+        await host.hypervisor.destroy(record.uid, forced=True)
+        assert await qemu.wait() == -signal.SIGKILL
+        assert await found() == [DomainState.SHUT_OFF]
+        await host.hypervisor.start(record.uid)
+        assert await found() == [DomainState.RUNNING]
+    finally:
+        if qemu.returncode is None:
+            qemu.kill()

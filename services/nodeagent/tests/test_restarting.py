@@ -38,13 +38,13 @@ class NoDestroy(Domains):
         self.fails = fails
         self.asked, self.go = asyncio.Event(), asyncio.Event()
 
-    async def destroy(self, of: str) -> None:
+    async def destroy(self, of: str, *, forced: bool = False) -> None:
         self.asked.set()
         if self.fails:
             self.fails -= 1
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", "libvirt does not answer")
         await self.go.wait()
-        await super().destroy(of)
+        await super().destroy(of, forced=forced)
 
 
 @pytest.fixture

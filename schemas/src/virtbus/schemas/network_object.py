@@ -47,7 +47,7 @@ class NetworkKind(StrEnum):
 
 
 class PoolScope(StrEnum):
-    """Where each address of a network is given only once."""
+    """The part of the fleet that gives each address of a network only once."""
 
     HOST = "host"
     """Each host gives the addresses to its own VMs, so two hosts may give the same one."""

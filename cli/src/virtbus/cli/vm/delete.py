@@ -11,6 +11,7 @@ from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
+from virtbus.cli.vm.power import grace_option
 from virtbus.cli.vm.target import names_argument, namespace_option, ref
 from virtbus.cli.vm.waiting import WaitProgress
 
@@ -25,12 +26,7 @@ from virtbus.cli.vm.waiting import WaitProgress
     )
 )
 @names_argument
-@click.option(
-    "--grace",
-    type=int,
-    metavar="S",
-    help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
-)
+@grace_option
 @click.option(
     "--wait/--no-wait", default=True, show_default=True, help=("Wait until everything is removed.")
 )

@@ -38,13 +38,20 @@ def waits_until(what: str) -> Callable[[Function], Function]:
 
 
 def grace_option(function: Function) -> Function:
-    """Add the option `--grace S`; the value is None if it is not given."""
+    """Add `--grace S` and `--force`; the value is None if neither is given."""
+    force = click.option(
+        "--force",
+        "grace",
+        type=int,
+        flag_value=0,
+        help="End the guest at once (as --grace 0), also one that libvirt has lost.",
+    )
     return click.option(
         "--grace",
         type=int,
         metavar="S",
         help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
-    )(function)
+    )(force(function))
 
 
 def switch(
@@ -137,7 +144,7 @@ def start(
     epilog=examples(
         """
         virtbus vm stop web                  ask the guest, end it after its grace
-        virtbus vm stop web --grace 0        end the guest at once
+        virtbus vm stop web --force          end the guest at once
         virtbus vm start web                 and run it again
         """
     ),

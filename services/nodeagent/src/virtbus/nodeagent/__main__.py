@@ -117,7 +117,7 @@ async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor
                 log.warning(
                     "guest ended: the node belongs to another host", extra={"uid": domain.uid}
                 )
-                await hypervisor.destroy(domain.uid)
+                await hypervisor.destroy(domain.uid, forced=True)
 
     me = identity.me(bus.sources.uuid7)
     own = Ownership(bus, settings.node, me, identity, platform.node(), end_guests)

@@ -211,7 +211,7 @@ class Auditor:
         found = [one for one in await self._once(()) if one.uid == uid]
         kinds = {one.kind for one in found if one.kind in REPAIRS}
         if "domain" in kinds:
-            await self._tools.hypervisor.destroy(uid)
+            await self._tools.hypervisor.destroy(uid, forced=True)
         await self._remove(uid, kinds, why)
 
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:

@@ -119,7 +119,9 @@ class DomainEvents:
             self._cannot_see(str(error))
             return False
         for uid, guest in list(self._guests.items()):
-            guest.post(missed(guest.vm.phase, domains.get(uid)))
+            facts = domains.get(uid)
+            _tell_lost(guest, 0 if facts is None else facts.pid)
+            guest.post(missed(guest.vm.phase, facts))
         for uid, facts in domains.items():
             if (waiting := self._guests.get(uid)) is not None:
                 await self._resume_after_full_disk(waiting, facts)
@@ -166,3 +168,13 @@ class DomainEvents:
                 break
         message = "too many libvirt calls did not return; the agent restarts"
         raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
+
+
+def _tell_lost(guest: VmActor, pid: int) -> None:
+    """Report that libvirt has lost a guest, which runs as `pid`, or (0) knows it again."""
+    if pid != guest.vm.observed.lost_pid:
+        guest.vm.observed.lost_pid = pid
+        if pid:
+            extra = {"code": "guest_lost", "uid": guest.vm.record.uid}
+            log.error("libvirt has lost a guest, process %d: left alone", pid, extra=extra)
+        guest.report()

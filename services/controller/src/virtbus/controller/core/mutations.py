@@ -255,7 +255,8 @@ def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
         raise VirtbusError(Code.CONFLICT, "protected", message)
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
-    if record.deleting and (default_s if grace_s is None else grace_s) >= before_s:
+    forced = grace_s == 0 != record.delete_grace_s  # also if the grace of the spec is 0
+    if record.deleting and not forced and (default_s if grace_s is None else grace_s) >= before_s:
         return record
     return record.model_copy(update={"deleting": True, "delete_grace_s": grace_s})
 

@@ -46,8 +46,8 @@ class AddressClaims:
 
         Raises:
             VirtbusError: 400 a network does not have a static address; 409 another VM has it, or
-                the interface is still being removed; 429 a pool is exhausted, or the quota; 503 a
-                living host does not say its addresses, or too many lost races.
+                the interface is still being removed; 429 a pool or quota is exhausted; 503 a living
+                host does not answer, or too many lost races.
             BusError: what was claimed until then is left to the sweep.
         """
         refuse_static(record.spec, record.network_targets)

@@ -28,6 +28,8 @@ class DomainState(StrEnum):
     PAUSED = "paused"
     SHUTTING_DOWN = "shutting down"
     SHUT_OFF = "shut off"
+    LOST = "lost"
+    """libvirt says that nothing runs, but the guest's QEMU does (ADR 0061)."""
 
 
 class Ending(StrEnum):
@@ -51,6 +53,8 @@ class DomainFacts:
     metadata: "DomainMetadata | None" = None
     waits_for_disk: bool = False
     """QEMU paused the guest after a failed write, mostly because a disk is full."""
+    pid: int = 0
+    """The process of a guest that libvirt has lost."""
 
     @property
     def active(self) -> bool:
@@ -140,11 +144,11 @@ class Hypervisor(Protocol):
     async def start(self, uid: str, *, paused: bool = False) -> None:
         """Return when the guest runs, or is paused before its first instruction (`paused`).
 
-        Errors contain the last line that QEMU printed.
+        Errors contain the last line that QEMU printed; 409 `guest_lost`.
         """
 
     async def shutdown(self, uid: str) -> bool:
-        """Request a shutdown by ACPI; return False if no guest runs."""
+        """Request a shutdown by ACPI; return False if no guest runs; 409 `guest_lost`."""
 
     async def reset(self, uid: str) -> bool:
         """Reset the guest; return False if none runs."""
@@ -152,8 +156,11 @@ class Hypervisor(Protocol):
     async def reboot(self, uid: str) -> bool:
         """Request a reboot by the guest agent or ACPI; return False if no guest runs."""
 
-    async def destroy(self, uid: str) -> None:
-        """End the guest; no effect if none runs."""
+    async def destroy(self, uid: str, *, forced: bool = False) -> None:
+        """End the guest; no effect if none runs.
+
+        A guest that libvirt has lost is ended only if `forced`, otherwise 409 `guest_lost`.
+        """
 
     async def suspend(self, uid: str) -> None:
         """Pause the guest's CPUs; no effect if none runs."""

@@ -26,6 +26,7 @@ from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
+from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
 from virtbus.nodeagent.edge.qemu_monitor import set_link
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -64,6 +65,7 @@ class LibvirtHypervisor:
         self._threads = calls or Threads("libvirt")
         self._queue: asyncio.Queue[DomainEvent | None] = asyncio.Queue(EVENT_BACKLOG)
         self._starting: set[str] = set()
+        self._lost = LostGuests()
         self._make_links(MAX_WORKERS)
 
     def _make_links(self, max_workers: int) -> None:
@@ -109,14 +111,21 @@ class LibvirtHypervisor:
 
     # --- domains --------------------------------------------------------------------------
     async def list_domains(self) -> list[DomainFacts]:
-        def run(connection: libvirt.virConnect) -> list[DomainFacts]:
+        def read(connection: libvirt.virConnect) -> list[DomainFacts]:
             ours = (domain for domain in connection.listAllDomains() if is_ours(domain))
             return [facts for domain in ours if (facts := facts_of(domain)) is not None]
+
+        def run(connection: libvirt.virConnect) -> list[DomainFacts]:
+            if self._in_process:
+                return read(connection)
+            return self._lost.compare(partial(read, connection))
 
         return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
 
     async def uses(self, uid: str, folder: Path) -> bool:
         """Return True if the domain is this agent's and uses files below `folder`."""
+        if (lost := self._lost.of(uid)) is not None:
+            return lost.uses(folder)
         found = await on_ours(
             self._reads,
             uid,
@@ -127,9 +136,13 @@ class LibvirtHypervisor:
         return bool(found)
 
     async def facts(self, uid: str) -> DomainFacts | None:
-        return await on_ours(
+        found = await on_ours(
             self._reads, uid, facts_of, "read the domain", timeout_s=READ_TIMEOUT_S
         )
+        if found is not None and found.active:
+            return found
+        lost = self._lost.of(uid)
+        return found if lost is None else lost_facts(lost)
 
     async def define(self, xml: str) -> None:
         await self._changes.run(
@@ -140,6 +153,7 @@ class LibvirtHypervisor:
 
     async def start(self, uid: str, *, paused: bool = False) -> None:
         """Return when the guest runs, or is paused (`paused`); at once if it is already up."""
+        self._lost.refuse(uid)
         flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
 
         def run(domain: libvirt.virDomain) -> bool:
@@ -169,6 +183,8 @@ class LibvirtHypervisor:
             raise VirtbusError(Code.NOT_FOUND, "no_domain", message)
 
     async def shutdown(self, uid: str) -> bool:
+        self._lost.refuse(uid)
+
         def power_off(domain: libvirt.virDomain) -> object:
             if self._in_process:
                 return domain.shutdown()  # the test driver supports no flags
@@ -211,7 +227,9 @@ class LibvirtHypervisor:
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
         await self._ask(uid, partial(set_drives, wanted), "change the medium")
 
-    async def destroy(self, uid: str) -> None:
+    async def destroy(self, uid: str, *, forced: bool = False) -> None:
+        await self._lost.end(uid, forced=forced)
+
         def run(domain: libvirt.virDomain) -> None:
             try:
                 domain.destroy()

@@ -16,7 +16,7 @@ from virtbus.nodeagent.vm.observation import missed
 from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, backoff_s
 from virtbus.nodeagent.vm.operations.pause import pause
 from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
-from virtbus.nodeagent.vm.operations.release import release
+from virtbus.nodeagent.vm.operations.release import Leaving, release
 from virtbus.nodeagent.vm.operations.start import (
     Machine,
     await_ready,
@@ -355,7 +355,7 @@ class Actions:
         uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
         self._until_done(
             "destroy",
-            lambda: destroy(uid, hypervisor, self.tasks.running("start")),
+            lambda: destroy(uid, hypervisor, self.tasks.running("start"), forced=self._vm.forced),
             self._ended,
         )
 
@@ -370,7 +370,7 @@ class Actions:
                 starting=self.tasks.running("start"),
                 written=self.tasks.written,
                 keep_reason=lambda: self._vm.keep_reason,
-                refused=bool(self._vm.reasons.refused),
+                leaving=Leaving(bool(self._vm.reasons.refused), self._vm.forced),
             ),
         )
 

@@ -197,6 +197,14 @@ def grace_s(record: VmRecord) -> int:
     return record.spec.termination_grace_s if asked is None else asked
 
 
+def forced(record: VmRecord) -> bool:
+    """Return True if a person asked to end the guest at once, however it is.
+
+    The grace of the spec is no such request.
+    """
+    return (record.delete_grace_s if record.deleting else record.stop_grace_s) == 0
+
+
 def due_links(
     record: VmRecord, nics: Mapping[str, GuestNic], seen: Mapping[str, LinkState]
 ) -> list[tuple[str, str, LinkState]]:

@@ -41,6 +41,7 @@ FOUND: dict[DomainState, MachineEvent] = {
     DomainState.SHUTTING_DOWN: "started",
     DomainState.STARTING: "found starting",
     DomainState.PAUSED: "paused",
+    DomainState.LOST: "started",
 }
 ENDED: dict[Ending, MachineEvent] = {
     Ending.SHUT_DOWN: "shut down",
@@ -95,6 +96,8 @@ class Observed:
     """The error of the last change of the NICs; it is tried again."""
     links: dict[str, LinkState] = field(default_factory=dict)
     """The links of the running guest's NICs, by name. A missing NIC has an unknown link."""
+    lost_pid: int = 0
+    """The process of a running guest that libvirt has lost."""
     disk_waits: str = ""
     """The reason why the guest is paused, if its disk was full."""
     disk_limits: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.intent import Applied
+from virtbus.nodeagent.vm.intent import Applied, forced
 from virtbus.nodeagent.vm.machine import Control, VmPhase
 from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas.node_rpc import ImageReady, NetReady
@@ -56,6 +56,11 @@ class ActorState:
     def ends(self) -> bool:
         """Return True if nothing of the VM should stay."""
         return bool(self.reasons.terminated or self.reasons.refused) or self.record.ending
+
+    @property
+    def forced(self) -> bool:
+        """Return True if the guest must end even if libvirt has lost it."""
+        return self.reasons.at_once or forced(self.record)
 
     @property
     def keep_reason(self) -> str:

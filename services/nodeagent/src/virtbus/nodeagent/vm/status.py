@@ -9,6 +9,7 @@ from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.backoff import delays
 from virtbus.nodeagent.core.freezes import Frozen
+from virtbus.nodeagent.core.lost_guests import lost_message
 from virtbus.nodeagent.vm.machine import UP, VmPhase
 from virtbus.nodeagent.vm.observation import READY, WAS_UP, Observed
 from virtbus.nodeagent.vm.state import ActorState
@@ -37,6 +38,7 @@ NICS_PENDING = "NicChangePending"
 NIC_REASONS = {"nic_held": "NotReleased", "no_port": "NoSlot", "nic_waits": "Waiting"}
 """Reasons of NICS_PENDING, by the error's."""
 DISKS_PENDING = "DisksPending"
+GUEST_LOST = "GuestLost"
 OFF = frozenset[VmPhase]({"stopped", "succeeded", "failed"})
 """Phases in which no guest runs or starts."""
 VISIBLE: dict[VmPhase, VmState] = {
@@ -125,6 +127,8 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
 
 def _of_guest(observed: Observed) -> Iterator[Condition]:
     """Yield the conditions of a guest that is up."""
+    if observed.lost_pid:
+        yield Condition(type=GUEST_LOST, status=True, message=lost_message(observed.lost_pid))
     if observed.frozen is not None:
         yield _frozen(observed.frozen)
     if observed.disks.pending:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.ports import Bus
@@ -24,6 +25,15 @@ log = logging.getLogger(__name__)
 RELEASE_TIMEOUT_S = 5.0
 
 
+class Leaving(NamedTuple):
+    """The conditions under which a VM leaves this node."""
+
+    refused: bool
+    """The node never accepted it."""
+    forced: bool
+    """End also a guest that libvirt has lost. Otherwise it keeps all its resources."""
+
+
 async def release(
     record: VmRecord,
     tools: AgentPorts,
@@ -31,7 +41,7 @@ async def release(
     starting: asyncio.Task[None] | None,
     written: Callable[[], Awaitable[None]],
     keep_reason: Callable[[], str],
-    refused: bool,
+    leaving: Leaving,
 ) -> MachineEvent:
     """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
 
@@ -39,7 +49,7 @@ async def release(
     written. `keep_reason` returns why its disks go to the quarantine, or "" if they are removed.
     """
     with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
-        await end(record.uid, tools.hypervisor, starting)
+        await end(record.uid, tools.hypervisor, starting, forced=leaving.forced)
         await tools.hypervisor.undefine(record.uid)
         why = keep_reason()
         keep = QuarantineRequest(why=why, record=record) if why else None
@@ -52,7 +62,7 @@ async def release(
         await tools.files.remove_work(record.uid)
         # Done before "released" is posted: an agent that is killed after the purge must not find
         # the record of a deleted VM on disk and start it again (I3).
-        await tools.files.forget(record.uid, refused_epoch=record.epoch if refused else 0)
+        await tools.files.forget(record.uid, refused_epoch=record.epoch if leaving.refused else 0)
     return "released"
 
 

@@ -36,17 +36,22 @@ async def shutdown(uid: str, hypervisor: Hypervisor, freezes: Freezes) -> Machin
 
 
 async def destroy(
-    uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None
+    uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None, *, forced: bool
 ) -> MachineEvent:
     """End the guest, also one that `starting` creates; return "ended". Raises VirtbusError."""
     with tracing.span("virtbus end guest", uid=uid):
-        await end(uid, hypervisor, starting)
+        await end(uid, hypervisor, starting, forced=forced)
     return "ended"
 
 
-async def end(uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None) -> None:
-    """Destroy the guest now, and again after a start that is in flight."""
-    await hypervisor.destroy(uid)
+async def end(
+    uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None, *, forced: bool
+) -> None:
+    """Destroy the guest now, and again after a start that is in flight.
+
+    `forced`: also one that libvirt has lost.
+    """
+    await hypervisor.destroy(uid, forced=forced)
     if starting is not None:
         await asyncio.wait({starting})
-        await hypervisor.destroy(uid)
+        await hypervisor.destroy(uid, forced=forced)
