@@ -14,10 +14,11 @@ from virtbus.bus.client.memory_bus import MemoryBus
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.controller.core.quotas import Quota
 from virtbus.schemas import subjects
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node_rpc import KnownRecords
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import AddressClaim, VmRecord
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
 POOL = {

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Interface
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class Host:
             "netns": sorted(self.namespaces.names()),
             "tables": tables,
             "ip_forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+            "forwarding6": Path("/proc/sys/net/ipv6/conf/all/forwarding").read_text(),
             "fds": len(os.listdir("/proc/self/fd")),
         }
 
@@ -324,8 +325,10 @@ class Node:
         *,
         bridge: str = "virtbus0",
         state: str = "state",
+        subnet6: str = "",
     ) -> None:
         self.host = host
+        self.gateway6 = IPv6Interface(subnet6) if subnet6 else None
         self.bridge = bridge
         self.state_dir = host.tmp / state
         self.gateway = IPv4Interface(subnet)
@@ -349,7 +352,9 @@ class Node:
     def wire(self) -> None:
         """Make the objects of a new process."""
         state = self.state_dir / "netd"
-        bridge = HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir)
+        bridge = HostBridge(
+            self.bridge, (self.gateway, self.gateway6), state / "host.json", self.state_dir
+        )
         cni = Cni(
             self.conf_dir,
             self.bin_dirs,
@@ -367,7 +372,10 @@ class Node:
             dhcp=DhcpServer(),
             emulators=QemuProcesses(Path(sys.executable)),
             resolver=Resolver(
-                self.gateway, "vm.internal", HostServers(self.site.dns, self.gateway.ip), "n1"
+                (self.gateway, self.gateway6),
+                "vm.internal",
+                HostServers(self.site.dns, self.gateway.ip),
+                "n1",
             ),
         )
         self.attachments = Attachments(self.doors, self.site)

@@ -18,11 +18,12 @@ from virtbus.netd.core.subnet import choose_address
 from virtbus.netd.core.token_bucket import TokenBucket
 from virtbus.netd.edge.host_servers import host_dns
 from virtbus.netd.settings import Settings
+from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.address_pool import pool_of
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import check_mac
 from virtbus.schemas.network_object import NetworkKind, NetworkSpec, NetworkTarget, PoolScope
-from virtbus.schemas.vm import ClaimedAddresses, VmRecord
+from virtbus.schemas.vm import VmRecord
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"

@@ -98,6 +98,13 @@ class AddressPool(NamedTuple):
         raise IndexError(index)
 
 
+def overlapping(one: Net, other: Net) -> bool:
+    """Return True if two subnets have a common address; those of different versions have none."""
+    if isinstance(one, IPv4Network):
+        return isinstance(other, IPv4Network) and one.overlaps(other)
+    return isinstance(other, IPv6Network) and one.overlaps(other)
+
+
 def pool_of(
     subnet: Net, gateway: Address | None, ranges: Iterable[str] = (), excluded: Iterable[str] = ()
 ) -> AddressPool:

@@ -5,6 +5,7 @@ it.
 """
 
 from virtbus.schemas import (
+    address_claim,
     api,
     counters,
     events,
@@ -145,7 +146,7 @@ CHANNELS: tuple[Channel, ...] = (
     _said(
         subjects.address_claim,
         Plane.RECORD,
-        vm.AddressClaim,
+        address_claim.AddressClaim,
         "controller → controller",
         "The VM that has an address of a network; claimed before its record.",
     ),

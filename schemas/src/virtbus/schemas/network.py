@@ -51,6 +51,7 @@ class InterfaceStatus(LenientModel):
     mac: str
     addresses: tuple[str, ...] = ()
     gateway: str = ""
+    gateway6: str = Field("", exclude_if=lambda gateway: not gateway)
     mtu: int = 1500
     queues: int = 1
     state: LinkState = LinkState.UP

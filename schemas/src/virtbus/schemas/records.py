@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
@@ -22,7 +23,7 @@ from virtbus.schemas.subjects import (
     volume_record,
 )
 from virtbus.schemas.version import check_version
-from virtbus.schemas.vm import AddressClaim, Tombstone, VmRecord
+from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import decode, validate
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
 from virtbus.schemas.disk import DISKS_MAX as DISKS_MAX
@@ -276,16 +277,6 @@ class VmSpec(StrictModel):
         )
 
 
-class ClaimedAddresses(LenientModel):
-    """The addresses of an interface that are claimed on the bus for its VM (ADR 0064)."""
-
-    network: Uid
-    addresses: tuple[str, ...] = ()
-    """IPv4 and IPv6 addresses without a prefix, those of the spec first."""
-    mac: str = ""
-    """The MAC, if the spec has one."""
-
-
 class VmRecord(LenientModel):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
@@ -390,16 +381,6 @@ class NameClaim(LenientModel):
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
-
-
-class AddressClaim(LenientModel):
-    """`$KV.vm._addr.<network>.<address>`: the VM that has the address.
-
-    The field is not `uid`, so that an older controller does not take it for a name claim.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    vm: Uid
 
 
 class JoinNonce(LenientModel):

@@ -28,7 +28,11 @@ def host_ports(settings: Settings) -> HostPorts:
     """Return the objects through which netd acts on this host."""
     state = settings.state_dir / "netd"
     bridge = HostBridge(
-        settings.bridge, settings.subnet, state / "host.json", settings.state_dir, settings.reach()
+        settings.bridge,
+        (settings.subnet, settings.subnet6),
+        state / "host.json",
+        settings.state_dir,
+        settings.reach(),
     )
     cni = Cni(
         settings.cni_conf_dir,
@@ -47,7 +51,7 @@ def host_ports(settings: Settings) -> HostPorts:
         dhcp=DhcpServer(),
         emulators=QemuProcesses(settings.emulator),
         resolver=Resolver(
-            settings.subnet,
+            (settings.subnet, settings.subnet6),
             settings.zone,
             HostServers(settings.dns, settings.subnet.ip),
             settings.node,

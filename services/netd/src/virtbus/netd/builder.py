@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from virtbus.netd.core import cni as cni_values
 from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_mac, replaced
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
-from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
+from virtbus.netd.core.dhcp_offer import DhcpSettings, all_offers
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
@@ -239,7 +239,7 @@ class Builder:
         return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
-        offers = offers_of(attachment, self._site, self._doors.resolver.domain)
+        offers = all_offers(attachment, self._site, self._doors.resolver.domain)
         self._doors.dhcp.serve(attachment.uid, sockets, offers)
         self._doors.resolver.serve(attachment)
 

@@ -7,7 +7,7 @@ own namespace, and of those that controllers open to it.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface, ip_address
+from ipaddress import IPv4Address, IPv4Interface, IPv6Interface, ip_address
 
 from virtbus.netd.core import dns_message
 from virtbus.netd.core.attachment import Attachment
@@ -29,11 +29,17 @@ class Resolver:
     """Serves each VM from `serve` to `stop`, within `running`; outside of it, does nothing."""
 
     def __init__(
-        self, gateway: IPv4Interface, domain: str, servers: HostServers, node: str
+        self,
+        gateways: tuple[IPv4Interface, IPv6Interface | None],
+        domain: str,
+        servers: HostServers,
+        node: str,
     ) -> None:
         """`domain` is the domain of VMs' names; if it is empty, guests get no resolver."""
+        gateway, gateway6 = gateways
         self._gateway = gateway.ip
-        self._zone = Zone(domain, gateway.network)
+        network6 = gateway6.network if gateway6 is not None else None
+        self._zone = Zone(domain, gateway.network, network6)
         self._node = node
         self._forwarder = Forwarder(servers.addresses)
         self._server = DnsServer(gateway.ip, self._resolve)
@@ -169,7 +175,7 @@ class Resolver:
                 address = ip_address(text)
             except ValueError:
                 continue
-            elsewhere = found.node != self._node and address in self._zone.network
+            elsewhere = found.node != self._node and self._zone.has(address)
             if is_host(address) and not elsewhere:
                 addresses.append(address)
         return addresses

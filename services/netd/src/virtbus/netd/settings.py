@@ -1,6 +1,6 @@
 """Defines netd's settings."""
 
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.domain_names import is_domain
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.host_servers import RESOLV_CONF, host_dns
+from virtbus.schemas.address_pool import pool_of
 
 
 class Settings(ServiceSettings):
@@ -21,6 +22,10 @@ class Settings(ServiceSettings):
     subnet: IPv4Interface = Field(
         IPv4Interface("10.127.0.1/16"),
         description="gateway address and prefix of the built-in network `default`",
+    )
+    subnet6: IPv6Interface | None = Field(
+        None,
+        description="as subnet, for IPv6, such as fd00:127::1/64; empty: its guests have no IPv6",
     )
     bridge: str = Field(
         "virtbus0",
@@ -105,6 +110,14 @@ class Settings(ServiceSettings):
         Path("/usr/local/libexec/virtbus"),
         description="install folder of vmwrapper; QEMU's user must reach it",
     )
+
+    @field_validator("subnet6")
+    @classmethod
+    def _gateway6(cls, value: IPv6Interface | None) -> IPv6Interface | None:
+        if value is not None and not pool_of(value.network, None).has(value.ip):
+            msg = f"must name the gateway's own address, such as {value.network[1]}/64"
+            raise ValueError(msg)
+        return value
 
     @field_validator("subnet")
     @classmethod

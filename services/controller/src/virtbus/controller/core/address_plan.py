@@ -5,11 +5,12 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from virtbus.controller.core.network_demand import Targets
+from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.address_pool import AddressPool
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network_object import BUILT_IN, NetworkKind, NetworkTarget
-from virtbus.schemas.vm import ClaimedAddresses, Interface, VmRecord, VmSpec
+from virtbus.schemas.vm import Interface, VmRecord, VmSpec
 from virtbus.schemas.vm_status import VmStatus
 
 _NICS = "spec.domain.devices.interfaces"

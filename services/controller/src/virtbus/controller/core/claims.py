@@ -10,8 +10,9 @@ from enum import StrEnum
 from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.secret_inputs import secret_paths
 from virtbus.schemas import subjects
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.vm import AddressClaim, NameClaim, Tombstone, VmRecord
+from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
 
 SECRETS_DIFFER = "its secret inputs differ"
 

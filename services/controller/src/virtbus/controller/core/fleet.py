@@ -32,11 +32,12 @@ from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key
 from virtbus.controller.core.volume_placement import Wait, place_waiting, wait_of
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.records import as_stored, plain_stored, read_stored, refuse_foreign
-from virtbus.schemas.subjects import ADDRESS_KEYS, HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
-from virtbus.schemas.vm import AddressClaim, NameClaim, VmRecord
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, NODE_SPEC_KEY
+from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
@@ -112,11 +113,8 @@ class Fleet:
         if held is not None and held.revision >= revision:
             return None  # our own write, already applied: needs no decoding
         message = read_vm_key(key, value)
-        if isinstance(message, NameClaim):
+        if isinstance(message, NameClaim | AddressClaim):
             self.claims[key] = StoredClaim(message.uid, revision, time_ns)
-            return None
-        if isinstance(message, AddressClaim):
-            self.claims[key] = StoredClaim(message.vm, revision, time_ns)
             self.addresses.put(key)
             return None
         if isinstance(message, NodeSpec):
@@ -162,8 +160,7 @@ class Fleet:
                 # the node was forgotten; if it is online, its next heartbeat adds it again
                 self.nodes.pop(tokens[2], None)
             return None
-        if key.startswith(ADDRESS_KEYS):
-            self.addresses.purge(key, revision)
+        self.addresses.purge(key, revision)
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
             return None
         uid = tokens[3]
@@ -174,11 +171,6 @@ class Fleet:
             self.moving[uid] = revision  # the put of this move will follow
             return None
         return self.drop_vm(uid, revision)
-
-    def forget_claim(self, key: str) -> None:
-        """Drop the claim of an address that a complete list does not contain."""
-        if self.claims.pop(key, None) is not None:
-            self.addresses.forget(key)
 
     def drop_moved(self, uid: str, revision: int) -> str | None:
         """Forget a VM whose record was purged at `revision` and was not put again."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from virtbus.schemas.subjects import claimed_address
+from virtbus.schemas.subjects import ADDRESS_KEYS, claimed_address
 
 FREED_KEPT = 20_000
 """Number of released addresses of a network whose order is known; older ones are as unused ones."""
@@ -23,13 +23,17 @@ class GivenAddresses:
 
     # --- input ----------------------------------------------------------------------------
     def put(self, key: str) -> None:
-        """Process a claim."""
+        """Process a claim. Claims of names change nothing, here and below."""
+        if not key.startswith(ADDRESS_KEYS):
+            return
         network, address = claimed_address(key)
         self._freed.get(network, {}).pop(address, None)
         self._taken.setdefault(network, set()).add(address)
 
     def purge(self, key: str, revision: int) -> None:
         """Process the purge marker of a claim."""
+        if not key.startswith(ADDRESS_KEYS):
+            return
         self.forget(key)
         network, address = claimed_address(key)
         freed = self._freed.setdefault(network, {})

@@ -7,10 +7,10 @@ from virtbus.controller.core import named_creates
 from virtbus.controller.core.image_name_changes import ADMINS
 from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.named_creates import CreateStep, refuse_deleting
-from virtbus.controller.core.network_pools import overlapping, overlaps, pool_problems, within
+from virtbus.controller.core.network_pools import overlaps, pool_problems, within
 from virtbus.controller.core.networks import Networks, subnets_of
 from virtbus.controller.core.vm_keys import StoredNetwork
-from virtbus.schemas.address_pool import Net, pool_of
+from virtbus.schemas.address_pool import Net, overlapping, pool_of
 from virtbus.schemas.cni_config import plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network_api import NeededRoute, NetworkObjectView, NetworkRef, NetworkUpdate

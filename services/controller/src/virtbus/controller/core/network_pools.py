@@ -1,19 +1,11 @@
 """Checks the subnets and pools of a network: overlaps, ranges and exclusions (ADR 0064)."""
 
 from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network
 
 from virtbus.controller.core.networks import every_subnet
-from virtbus.schemas.address_pool import Address, Net, span_of
+from virtbus.schemas.address_pool import Address, Net, overlapping, span_of
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.network_object import NetworkSpec
-
-
-def overlapping(one: Net, other: Net) -> bool:
-    """Return True if two subnets have a common address; those of different versions have none."""
-    if isinstance(one, IPv4Network):
-        return isinstance(other, IPv4Network) and one.overlaps(other)
-    return isinstance(other, IPv6Network) and one.overlaps(other)
 
 
 def within(one: Net, other: Net) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeSpec
@@ -29,7 +30,7 @@ from virtbus.schemas.subjects import (
     SNAPSHOT_KEYS,
     VOLUME_KEYS,
 )
-from virtbus.schemas.vm import AddressClaim, JoinNonce, NameClaim, Tombstone, VmRecord
+from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
 NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord

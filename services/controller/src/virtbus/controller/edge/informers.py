@@ -154,7 +154,8 @@ class Informers:
         elif key.startswith(_NAMED):
             _named(fleet, key).forget(key)
         elif key.startswith(subjects.ADDRESS_KEYS):
-            fleet.forget_claim(key)
+            fleet.claims.pop(key, None)
+            fleet.addresses.forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 

@@ -8,9 +8,10 @@ from virtbus.controller.core.claims import UidState, standing
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError
 from virtbus.controller.core.vm_keys import NamedT, Stored, read_vm_key
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.records import DELETED
-from virtbus.schemas.vm import AddressClaim, NameClaim, Tombstone, VmRecord
+from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
 
 T = TypeVar("T")
 
@@ -77,6 +78,4 @@ def known_of(entry: Entry | None) -> Known:
 def holder_of(claim: Entry | None) -> str | None:
     """Return the uid in a claim, None if it is purged; raises UnreadableValueError."""
     there = value_of(claim, read_vm_key)
-    if isinstance(there, AddressClaim):
-        return there.vm
-    return there.uid if isinstance(there, NameClaim) else None
+    return there.uid if isinstance(there, NameClaim | AddressClaim) else None

@@ -67,10 +67,15 @@ def addressed(nic: Nic, uid: str, gateways: Sequence[Gateway], taken: Collection
         update={
             "addresses": tuple(given),
             "gateway": "" if nic.kind is NicKind.ISOLATED else str(gateways[0].ip),
+            "gateway6": "" if nic.kind is NicKind.ISOLATED else "".join(_ips(gateways[1:])),
             "mtu": mtu_within(nic, (spec.mtu if spec is not None else None) or BRIDGE_MTU),
             "dns": spec.dns if spec is not None else (),
         }
     )
+
+
+def _ips(gateways: Sequence[Gateway]) -> list[str]:
+    return [str(gateway.ip) for gateway in gateways]
 
 
 def _pool(nic: Nic, gateway: Gateway) -> AddressPool:

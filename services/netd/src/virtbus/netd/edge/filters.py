@@ -1,15 +1,15 @@
 """Installs and checks the anti-spoofing filters of taps, in the calling thread's namespace."""
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Interface
 
 from virtbus.netd.core.antispoof import (
-    REFUSALS,
     Tap,
     guest_filters,
     has_chain,
     has_table,
     list_rules,
+    refusals,
 )
 from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.core.nft_counters import counted_packets
@@ -21,8 +21,9 @@ def _taps(nics: Sequence[Nic]) -> list[Tap]:
         Tap(
             nic.tap,
             nic.mac,
-            tuple(IPv4Interface(address).ip for address in nic.addresses),
+            tuple(IPv4Interface(address).ip for address in nic.addresses4),
             IPv4Address(nic.gateway) if nic.kind is NicKind.BRIDGE and nic.gateway else None,
+            tuple(IPv6Interface(address).ip for address in nic.addresses6),
         )
         for nic in nics
     ]
@@ -48,7 +49,7 @@ def refused(nics: Sequence[Nic]) -> list[dict[str, int]]:
         for tap in _taps(nics):
             rules = (counted_packets(one.message) for one in filters.dump(list_rules(tap)))
             counts = [count for count in rules if count is not None]
-            found.append(dict(zip(REFUSALS, counts, strict=True)))
+            found.append(dict(zip(refusals(tap), counts, strict=True)))
     return found
 
 

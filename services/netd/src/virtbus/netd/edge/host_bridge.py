@@ -9,23 +9,21 @@ import logging
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv6Interface, ip_network
 from pathlib import Path
-from socket import AF_INET
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import NicKind
-from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
+from virtbus.netd.core.host_table import ROUTER, has_host_table, host_table, no_host_table, table_of
 from virtbus.netd.core.reach import ReachRules, is_host
-from virtbus.netd.edge import links
+from virtbus.netd.edge import forwarding, links
 from virtbus.netd.edge.bridge_memo import BridgeMemo
-from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.schemas.address_pool import Net, overlapping
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
-_FORWARD = "net/ipv4/ip_forward"
 
 
 class HostBridge:
@@ -37,7 +35,7 @@ class HostBridge:
     def __init__(
         self,
         name: str,
-        gateway: IPv4Interface,
+        gateways: tuple[IPv4Interface, IPv6Interface | None],
         memo: Path,
         owner: Path,
         reach: ReachRules = ReachRules(),  # noqa: B008  frozen
@@ -53,7 +51,7 @@ class HostBridge:
         self.reach = reach
         self._applied: ReachRules | None = None
         self.name = name
-        self.gateway = gateway
+        self.gateway, self.gateway6 = gateways
         self.memo = BridgeMemo(memo)
         self.owner = owner
         self.mark = names.owner_mark(str(owner.resolve()))
@@ -77,6 +75,16 @@ class HostBridge:
                 self.index = self._make(host)
                 self.times_made += 1
             return self.index
+
+    @property
+    def gateways(self) -> list[links.Interface]:
+        """Return the gateways of IPv4 and, if the network has it, IPv6."""
+        return [self.gateway] if self.gateway6 is None else [self.gateway, self.gateway6]
+
+    @property
+    def subnets(self) -> list[Net]:
+        """Return the guests' subnets."""
+        return [one.network for one in self.gateways]
 
     def check_owner(self) -> None:
         """Raise 409 `bridge_in_use` if the bridge belongs to another netd."""
@@ -115,7 +123,10 @@ class HostBridge:
 
     def _forwards(self) -> bool:
         """Return True if the host forwards packets, or this network does not need it."""
-        return self._kind is NicKind.ISOLATED or read_sysctl(_FORWARD) == "1"
+        if self._kind is NicKind.ISOLATED:
+            return True
+        six = self.gateway6 is None or forwarding.forwards6()
+        return six and forwarding.forwards4()
 
     def _owned(self, host: Netlink) -> links.KernelLink | None:
         """Return the bridge if it exists. A bridge without a mark is adopted.
@@ -140,10 +151,11 @@ class HostBridge:
 
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
-        self.memo.write(read_sysctl(_FORWARD), self._target)
+        self.memo.write(forwarding.current(), self._target)
         isolated = self._kind is NicKind.ISOLATED
         mac = names.bridge_mac(str(self.gateway.network))
         host.do([links.new_bridge(self.name, mac=mac), host_end.no_ipv6(self.name)])
+        routes6 = self.gateway6 is not None and not isolated
         link = self._owned(host)
         if link is None:
             raise VirtbusError(
@@ -151,9 +163,12 @@ class HostBridge:
             )
         up = links.set_link(self.name, up=True, alias=self.mark)
         host.do([up] if isolated else [up, links.add_address(link.index, self.gateway)])
+        if routes6:
+            forwarding.silence_autoconfiguration(self.name)
+            host.do([links.add_address(link.index, one) for one in (ROUTER, self.gateway6) if one])
         self._apply()
         if not isolated:
-            write_sysctl(_FORWARD, "1")
+            forwarding.begin(six=routes6)
         log.info("host bridge is up", extra={"code": "bridge_up", "bridge": self.name})
         return link.index
 
@@ -169,7 +184,7 @@ class HostBridge:
                 self._apply()
         if gone or not self._forwards():
             if not self._forwards():
-                write_sysctl(_FORWARD, "1")
+                forwarding.begin(six=self.gateway6 is not None)
             what = "the nftables table" if gone else "ip_forward"
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
@@ -189,7 +204,7 @@ class HostBridge:
 
     def _apply(self) -> None:
         with Netlink(NETLINK_NETFILTER) as filters:
-            filters.do(host_table(self.name, self.gateway, self.reach, self._kind))
+            filters.do(host_table(self.name, self.gateway, self.reach, self._kind, self.gateway6))
         self._applied = self.reach
 
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
@@ -208,21 +223,25 @@ class HostBridge:
         if self._kind is NicKind.ISOLATED:
             return  # the host has no address in it
         ours = links.find(host, self.name)
-        for found in links.list_addresses(host, AF_INET):
-            if not found.interface.network.overlaps(self.gateway.network):
-                continue
-            if found.interface != self.gateway or ours is None or found.index != ours.index:
-                raise self._taken(f"the host has the address {found.interface}")
-        if self._target is not None:
-            for address in sorted(self.reach.hosts):
-                if address in self.gateway.network:
-                    raise self._taken(f"a host of the fleet or of the bus has {address}")
+        own = {(ours.index, one) for one in self.gateways} if ours is not None else set()
+        for found in links.list_addresses(host):
+            subnet = self._overlapped(found.interface.network)
+            if subnet is not None and (found.index, found.interface) not in own:
+                raise self._taken(f"the host has the address {found.interface}", subnet)
+        for address in sorted(self.reach.hosts, key=str) if self._target is not None else ():
+            subnet = self._overlapped(ip_network(address))
+            if subnet is not None:
+                raise self._taken(f"a host of the fleet or of the bus has {address}", subnet)
 
-    def _taken(self, who: str) -> VirtbusError:
+    def _overlapped(self, other: Net) -> Net | None:
+        """Return the guests' subnet that has a common address with another one."""
+        return next((one for one in self.subnets if overlapping(one, other)), None)
+
+    def _taken(self, who: str, subnet: Net) -> VirtbusError:
         way_out = "set another `subnet` for netd (VIRTBUS_SUBNET)"
         if self._target is not None:
             way_out = f"make the network {self._target.name} again with another subnet"
-        message = f"{who} in {self.gateway.network} already; {way_out}"
+        message = f"{who} in {subnet} already; {way_out}"
         return VirtbusError(Code.CONFLICT, "subnet_taken", message)
 
     def remove(self) -> None:
@@ -240,7 +259,7 @@ class HostBridge:
             if self.made:
                 # guests of another bridge, or of another netd, still need forwarding
                 if not any(each.alias.startswith(names.OWNER_PREFIX) for each in found):
-                    write_sysctl(_FORWARD, self.memo.ip_forward())
+                    forwarding.restore(self.memo.forwarding())
                 self.memo.forget()
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
 

@@ -56,7 +56,8 @@ class HostBridges:
                     raise _not_here(target, self._node, index)
                 name = core_names.network_bridge(target.uid)
                 memo = self.built_in.memo.beside(name)
-                known = HostBridge(name, gateway, memo, self.built_in.owner, target=target)
+                gateways = (gateway, target.spec.gateway6_on(self._node))
+                known = HostBridge(name, gateways, memo, self.built_in.owner, target=target)
                 known.reach = self._reach(self.built_in.reach)
                 self._named[target.uid] = known
             return known
