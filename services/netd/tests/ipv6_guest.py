@@ -93,10 +93,22 @@ class Guest6:
         )
 
     async def ask(self, kind: int, *options: bytes) -> tuple[int, bytes]:
-        """Send a DHCPv6 message; return the type and the options of the answer."""
+        """Send a DHCPv6 message until it is answered; return the type and options of the answer.
+
+        The kernel sends nothing to a tap in the first moments after a guest opened it.
+        """
         message = bytes((kind,)) + b"abc" + option(Option6.CLIENT_ID, CLIENT_ID) + b"".join(options)
-        self.guest.send(self.udp((546, 547), message))
-        reply = await self.guest.receive(lambda f: f[20] == UDP and f[54:58] == b"\x02\x23\x02\x22")
+        for _attempt in range(20):
+            self.guest.send(self.udp((546, 547), message))
+            try:
+                reply = await self.guest.receive(
+                    lambda f: f[20] == UDP and f[54:58] == b"\x02\x23\x02\x22", 0.5
+                )
+            except TimeoutError:
+                continue
+            break
+        else:
+            raise TimeoutError(f"no answer to {kind}")
         assert reply[63:66] == b"abc"
         pseudo = reply[22:54] + struct.pack("!II", len(reply) - 54, UDP)
         assert checksum(pseudo + reply[54:]) == 0

@@ -48,16 +48,11 @@ async def test_a_router_solicitation_is_answered_and_says_to_ask_dhcp(node6: Nod
     await node6.attach(A)
     async with node6.guest(A) as plain:
         guest = six(node6, A, plain)
+        await guest.ping(GATEWAY)
         while not plain.frames.empty():
             plain.frames.get_nowait()
-        solicitation = guest.frame(
-            b"\x33\x33\0\0\0\2",
-            ALL_ROUTERS,
-            ICMP6,
-            bytes((133, *bytes(7))),
-            source=guest.link_local,
-        )
-        plain.send(solicitation)
+        asked, own = bytes((133, *bytes(7))), guest.link_local
+        plain.send(guest.frame(b"\x33\x33\0\0\0\2", ALL_ROUTERS, ICMP6, asked, source=own))
         frame = await plain.receive(lambda f: f[20] == ICMP6 and f[54] == 134)
         assert frame[22:38] == ROUTER.packed
         assert frame[59] & 0xC0 == 0xC0  # managed and other
