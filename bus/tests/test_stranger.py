@@ -109,13 +109,17 @@ async def test_clients_reach_the_api_and_no_record(
         assert verbs == {"get", "list", "offers", "watch", "events", "status"}
         assert not rest
     else:
-        uploads = {f"virtbus.node.{node}.rpc.imaged.upload" for node in ("n1", "n2")}
-        assert uploads <= rest
+        of_imaged = {
+            f"virtbus.node.{node}.rpc.imaged.{verb}"
+            for node in ("n1", "n2")
+            for verb in ("upload", "export-link")
+        }
+        assert of_imaged <= rest
         streams = tuple(f"virtbus.node.{node}.rpc.agent." for node in ("n1", "n2"))
         assert all(
             one.startswith((*streams, "virtbus.report.client.span"))
             and (one.split(".") + [""] * 5)[5] in FOR_CLIENTS
-            for one in rest - uploads
+            for one in rest - of_imaged
         )
     assert not {one for one in heard if one.startswith(("$", "_R_", "virtbus.api"))}
     assert await sequences(admin) == before

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from cli.tests.fakes import UID, Cli, Script
 
-from virtbus.bus.client.ports import Request
+from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.operation import ExportResult, OperationPhase
 from virtbus.schemas.operation_api import OperationPage, OperationView
+from virtbus.schemas.subjects import rpc
+from virtbus.schemas.wire import validate
 
 pytestmark = pytest.mark.integration
 
@@ -91,3 +94,23 @@ async def test_a_download_of_an_agent_that_is_away_leaves_no_file(
     ended = await cli("export", "download", ID, "-f", str(path))
     assert ended.code == 5
     assert not path.exists()
+
+
+async def test_a_link_is_printed_alone(script: Script, cli: Cli) -> None:
+    asked: list[ExportLinkAsk] = []
+
+    async def make(request: Request) -> ExportLink:
+        asked.append(validate(ExportLinkAsk, request.data))
+        return ExportLink(url="http://n1/x?token=t", expires_ns=1, size_bytes=9, digest=DIGEST)
+
+    script.answer("operation", "get", view())
+    endpoint = Endpoint("link", rpc("n1", "imaged", "export-link"), make)
+    async with script.node.serve(ServiceInfo("virtbus-imaged", "0", "fake"), [endpoint]):
+        ended = await cli("export", "link", ID, "--expires", "2h")
+        assert (ended.code, ended.out.strip()) == (0, "http://n1/x?token=t"), ended.err
+        assert DIGEST in ended.err
+        assert (await cli("export", "link", ID, "-o", "json")).json["size_bytes"] == 9
+        assert (await cli("export", "link", ID, "--expires", "soon")).code == 2
+    assert [one.valid_s for one in asked] == [7200, 3600]
+    script.answer("operation", "get", view(OperationPhase.RUNNING))
+    assert (await cli("export", "link", ID)).code == 1

@@ -4,9 +4,12 @@ import pytest
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
 from virtbus.schemas.api import WatchReply
+from virtbus.schemas.disk import Tray
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.image_api import PulledImages
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, VmSpec
+from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, ImageVolume, VmSpec, Volume
 
 pytestmark = pytest.mark.integration
 
@@ -123,7 +126,7 @@ async def test_a_freeze_has_a_time_limit_with_a_unit(script: Script, cli: Cli) -
     assert script.data("vm.freeze") == [query]
     wrong = await cli("vm", "freeze", "web", "--timeout", "soon")
     assert wrong.code == 2
-    assert "'soon' is no time; write 30s or 5m" in wrong.err
+    assert "'soon' is no time; write 30s, 5m or 2h" in wrong.err
 
 
 async def test_a_medium_is_ejected_by_an_update_of_the_spec(script: Script, cli: Cli) -> None:
@@ -145,3 +148,25 @@ async def test_a_medium_is_ejected_by_an_update_of_the_spec(script: Script, cli:
     wrong = await cli("vm", "eject", "web", "root")
     assert wrong.code == 2
     assert "its drives: cd" in wrong.err
+
+
+async def test_another_medium_is_fetched_to_the_node_and_pinned(script: Script, cli: Cli) -> None:
+    drive = Disk(name="cd", bus=DiskBus.SATA, device="cdrom", tray=Tray.OPEN)
+    volume = Volume(name="cd", image=ImageVolume(ref="installer"))
+    spec = VmSpec(domain=Domain(devices=Devices(disks=(drive,))), volumes=(volume,))
+    digest = "sha256:" + "5e" * 32
+    image = ImageInfo(digest=digest, format=ImageFormat.RAW, size_bytes=1, virtual_size_bytes=1)
+    script.answer("vm", "get", vm_view(spec=spec))
+    script.answer("vm", "update", vm_view(spec=spec))
+    script.answer("image", "pull", PulledImages(images={"n1": image}))
+    for ref in ("drivers", f"drivers@sha256:{'1' * 64}"):
+        ended = await cli("vm", "insert", "web", "cd", ref)
+        assert ended.code == 0, ended.err
+        asked = script.data("image.pull")[-1]
+        assert (asked["ref"], asked["node"], asked["namespace"]) == (ref, "n1", "default")
+        sent = script.data("vm.update")[-1]["spec"]
+        assert sent["volumes"][0]["image"]["ref"] == f"drivers@{digest}"
+        assert sent["domain"]["devices"]["disks"][0]["tray"] is None
+    script.answer("image", "pull", PulledImages(errors={"n1": "no such image"}))
+    assert (await cli("vm", "insert", "web", "cd", "drivers")).code == 1
+    assert len(script.data("vm.update")) == 2

@@ -39,7 +39,7 @@ def test_a_volume_of_an_older_schema_is_refused() -> None:
         {},
         {"size": DISK_MIN - 1},
         {"size": DISK_MAX + 1},
-        {"size": "1GiB", "pool": "elsewhere"},
+        {"size": "1GiB", "pool": "No such pool"},
         {"size": "1GiB", "source": {"image": "https://example.org/a.img?signature=x"}},
         {"size": "1GiB", "source": {"image": "../etc/shadow"}},
         {"size": "1GiB", "source": {"upload": "x"}},

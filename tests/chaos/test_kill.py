@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.chaos.lives import insist
 from tests.e2e import host
 from tests.e2e.platform import HALT, Json, Platform, address, until
 
@@ -100,7 +101,7 @@ def _kill_at(patient: Platform, service: str, uid: str, step: str, begin: Json, 
             asked = asyncio.Event()
 
             async def ask() -> None:
-                await bus.request(f"virtbus.api.v1.vm.{verb}", begin, timeout_s=30)
+                await insist(bus, verb, begin)
                 asked.set()
 
             async with asyncio.TaskGroup() as group:

@@ -22,7 +22,7 @@ from tests.e2e import host
 from virtbus.bus.client.connection import connect
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.ports import Entry, EntryKind, WatchMark
-from virtbus.bus.errors import BusError
+from virtbus.bus.errors import BusError, OutcomeUnknownError
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.nodeagent.edge.kvm_probe import usable
@@ -37,6 +37,7 @@ from virtbus.schemas.subjects import (
     INSTANCE_KEY,
     JOIN_KEY,
     NODE_SPEC_KEY,
+    POOLS_KEY,
     RIVAL_KEY,
     SIGNING,
 )
@@ -45,6 +46,12 @@ from virtbus.schemas.wire import read
 
 NODE = "e2e"
 HALT = "halt"
+POOL = "second"
+POOLS = f"""[pools.{POOL}]
+kind = "local"
+mount = false
+"""
+"""A pool next to `local`, on the same disk."""
 """A guest that is running at once and costs no CPU, for tests that never talk to it."""
 _HALTS = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
 """A boot sector: cli; hlt; jmp."""
@@ -116,10 +123,13 @@ class Platform:
             "VIRTBUS_NODE": NODE,
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
+            "VIRTBUS_DOWNLOAD_ADDRESS": "127.0.0.1:8480",
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
+            "VIRTBUS_POOLS_FILE": str(self.base / "pools.toml"),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),
         }
+        (self.base / "pools.toml").write_text(POOLS, encoding="utf-8")
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()
@@ -262,7 +272,7 @@ class Platform:
 
     def vms(self) -> list[Json]:
         """Return all VMs, by a request of this process: the CLI takes ten times the CPU."""
-        page = VmPage.model_validate(self.ask("vm.list", {"limit": 500}))
+        page = VmPage.model_validate(self._read("vm.list", {"limit": 500}))
         assert page.continue_ is None, "more than one page"
         return [view.model_dump(mode="json") for view in page.items]
 
@@ -272,6 +282,17 @@ class Platform:
         async def asked() -> Any:
             async with self.bus() as bus:
                 return await bus.request(f"virtbus.api.v1.{verb}", data or {}, timeout_s=timeout_s)
+
+        return asyncio.run(asked())
+
+    def _read(self, verb: str, data: Json) -> Any:
+        """Ask again after 3 s without an answer: a controller may have died with the request."""
+
+        async def asked() -> Any:
+            async with self.bus() as bus, asyncio.timeout(30):
+                while True:
+                    with suppress(OutcomeUnknownError):
+                        return await bus.request(f"virtbus.api.v1.{verb}", data, timeout_s=3)
 
         return asyncio.run(asked())
 
@@ -306,7 +327,7 @@ class Platform:
 
     def _look(self, name: str) -> Json:
         """The VM, by a request of this process."""
-        return VmView.model_validate(self.ask("vm.get", {"name": name})).model_dump(mode="json")
+        return VmView.model_validate(self._read("vm.get", {"name": name})).model_dump(mode="json")
 
     def console_log(self, name: str) -> str:
         """Return the output of the guest's console."""
@@ -440,7 +461,8 @@ def lasts(key: str, value: bytes) -> bool:
     last = key.rpartition(".")[2]
     if last == NODE_SPEC_KEY:
         return read(NodeSpec, value).idle
-    of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, INSTANCE_KEY, RIVAL_KEY}
+    nodes = {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, POOLS_KEY, INSTANCE_KEY, RIVAL_KEY}
+    of_nodes = last in nodes
     return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 

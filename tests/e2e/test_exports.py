@@ -16,6 +16,11 @@ echo ALL-WRITTEN > /dev/ttyS0
 """
 
 
+def _latest(platform: Platform) -> str:
+    items = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    return str(items[-1]["id"])
+
+
 def test_a_disk_and_a_volume_are_exported_and_downloaded(
     platform: Platform, tmp_path: Path
 ) -> None:
@@ -46,6 +51,12 @@ def test_a_disk_and_a_volume_are_exported_and_downloaded(
     again = tmp_path / "again.raw"
     platform.cli("volume", "export", "data-1", "--format", "raw", "-f", str(again))
     assert again.read_bytes() == data.read_bytes()
+
+    link = platform.cli("export", "link", _latest(platform), "--expires", "10m").strip()
+    fetched = tmp_path / "fetched.raw"
+    fetched.write_bytes(data.read_bytes()[:1000])  # a download that broke
+    subprocess.run(["curl", "-sSf", "-C", "-", "-o", str(fetched), link], check=True)
+    assert fetched.read_bytes() == data.read_bytes()
 
     items = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
     assert [item["phase"] for item in items] == ["Succeeded"] * 3

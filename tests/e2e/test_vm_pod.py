@@ -1,5 +1,6 @@
 """A pod that is a VM: kubelet's calls over the socket, a real guest behind them."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from cri_api.v1 import api_pb2
+from services.cri.tests.stream_clients import SpdyClient
 from tests.e2e import host
 from tests.e2e.platform import NODE, Platform, until
 
@@ -86,6 +88,25 @@ class Runtime:
         return path.read_bytes() if path.exists() else b""
 
 
+async def attach_and_forward(runtime: Runtime, sandbox_id: str, container_id: str) -> None:
+    """Type into the guest's console, and read what its SSH server says."""
+    wanted = {"stdin": True, "stdout": True, "tty": True}
+    url = runtime.call("Attach", container_id=container_id, **wanted).url
+    async with SpdyClient(url, "v4.channel.k8s.io") as client:
+        error, stdin, stdout, _ = (
+            client.open(streamtype=name) for name in ("error", "stdin", "stdout", "resize")
+        )
+        client.send(stdin, b"echo at$((1+1))ached\n")
+        await client.until(stdout, b"at2ached")
+        client.send(stdin, b"\x1d")
+        assert (await client.status(error))["status"] == "Success"
+    url = runtime.call("PortForward", pod_sandbox_id=sandbox_id).url
+    async with SpdyClient(url, "portforward.k8s.io") as client:
+        named = {"port": "22", "requestid": "0"}
+        client.open(streamtype="error", **named)
+        await client.until(client.open(streamtype="data", **named), b"SSH-2.0-dropbear")
+
+
 def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> None:
     runtime = Runtime(platform)
     identity = {"name": "web", "uid": "0c5f", "namespace": "default"}
@@ -102,6 +123,7 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> No
         platform.wait_ready(vm["name"])
         until(lambda: b"GUEST-READY" in runtime.log(0), "the guest's lines are in the log")
         assert host.ping(runtime.address(sandbox_id))
+        asyncio.run(attach_and_forward(runtime, sandbox_id, first))
     with runtime.running(killed=False):  # the guest ran on, and the lists are the same
         (listed,) = runtime.call("ListContainers").containers
         assert (listed.id, listed.state) == (first, api_pb2.CONTAINER_RUNNING)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.e2e.platform import Platform, Refused, until
+from tests.e2e.platform import POOL, Platform, Refused, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -68,15 +68,32 @@ def test_a_guest_finds_what_the_guest_of_a_deleted_vm_wrote(
 
 def test_a_guest_boots_from_a_volume_of_an_image(platform: Platform, tmp_path: Path) -> None:
     platform.cli("volume", "create", "root-1", "--size", "256MiB", "--from-image", "tiny")
+    pool = platform.state_dir / "disks" / "pools" / POOL
+    pool.mkdir(parents=True)
+    pool.chmod(0o711)
+    state = ("pool", "get", POOL, "-o", "json")
+    until(lambda: json.loads(platform.cli(*state))["items"][0]["state"] == "Ready", "the pool")
+    platform.cli("volume", "create", "copy", "--from-image", "tiny", "--pool", POOL)
     file = tmp_path / "vm.json"
-    memory = {"memory": {"guest": "128MiB"}}
-    file.write_text(
-        json.dumps({"spec": {"domain": memory, "volumes": [_root("root-1")]}}), encoding="utf-8"
-    )
+    spec = {
+        "domain": {"memory": {"guest": "128MiB"}},
+        "volumes": [_root("root-1"), _named("copy")],
+    }
+    file.write_text(json.dumps({"spec": spec}), encoding="utf-8")
     platform.create("boots", "-f", str(file), wait="ready")
+    assert [path.name for path in pool.glob("default.copy.*/*.qcow2")] == ["disk.qcow2"]
     platform.delete("boots")
-    platform.cli("volume", "delete", "root-1")
+    platform.cli("volume", "delete", "root-1", "copy")
+    assert list(pool.iterdir()) == []
+    pool.rmdir()
+    pool.parent.rmdir()
+    done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()
+
+
+def _named(volume: str) -> dict[str, object]:
+    return {"name": volume, "volume": {"name": volume}}
 
 
 def _root(volume: str) -> dict[str, object]:

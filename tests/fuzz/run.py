@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from tests.fuzz.watching import Tenants, Watching
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.errors import BusError
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot, HeldVolume
+from virtbus.schemas.wire import validate
 
 WARM_S = 3.0
 QUIET_SHARE, QUIET_LEAST_S, QUIET_MOST_S = 0.25, 14.0, 90.0
@@ -166,6 +169,8 @@ class Run:
                     subject = f"virtbus.node.{NODE}.rpc.{service}.release"
                     with suppress(VirtbusError, BusError):
                         await admin.request(subject, {"uid": uid}, timeout_s=5)
+            with suppress(VirtbusError, BusError):  # the census shows what is left
+                await _release_data(admin)
         return [f"deleted: {line}" for line in left]
 
     def _census(self, ground: Ground) -> None:
@@ -182,6 +187,21 @@ class Run:
 
 def _limit_s(changed: list[str]) -> float:
     return PULLS_S if all("/images/part/" in line for line in changed) else GONE_S
+
+
+async def _release_data(admin: NatsBus) -> None:
+    """Release volumes and snapshots that the node's own credentials made, without records."""
+    for kind in ("volume", "snapshot"):
+        ask = {f"{kind}s_after": ""}
+        page = validate(HeldResources, await admin.request(_imaged("inspect"), ask, timeout_s=5))
+        held: Sequence[HeldVolume | HeldSnapshot] = getattr(page, f"{kind}s")
+        for ref in [one.ref for one in held if one.ref is not None]:
+            body = {"ref": ref.model_dump(mode="json")}
+            await admin.request(_imaged(f"{kind}-release"), body, timeout_s=5)
+
+
+def _imaged(verb: str) -> str:
+    return f"virtbus.node.{NODE}.rpc.imaged.{verb}"
 
 
 async def _deleted(bus: NatsBus, uid: str) -> str:

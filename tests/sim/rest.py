@@ -137,7 +137,7 @@ def _leaks(observer: Observer) -> Iterator[tuple[str, str]]:
         for key in [key for key in observer.entries(prefix) if "._" not in key]:
             node, uid = key.split(".")[2:4]
             record = live.get(uid)
-            of_vm = uid != subjects.IMAGES_KEY
+            of_vm = uid not in {subjects.IMAGES_KEY, subjects.POOLS_KEY}
             if of_vm and (record is None or record.node != node):
                 yield "I5", f"{key} is left on the bus"
     yield from _claims(observer, live)

@@ -346,3 +346,42 @@ async def test_a_name_that_is_dropped_twice_is_counted_once(made: World) -> None
     names.forget(KEY)
     names.forget(KEY)
     assert (names.count(), names.count("default")) == (0, 0)
+
+
+@played()
+async def test_the_medium_of_a_drive_changes_to_a_pinned_image(made: World) -> None:
+    drive = {"name": "cd", "bus": "sata", "device": "cdrom"}
+    disks = [{"name": "root"}, drive]
+    volumes = [{"name": one, "image": {"ref": NAME}} for one in ("root", "cd")]
+    spec = {"domain": {"devices": {"disks": disks}}, "volumes": volumes}
+    first = await name(made)
+    view = await made.ask("create", name="vm-1", uid=uid(1), spec=spec)
+    assert view["vm"]["image_targets"][NAME]["url"] == URL
+    other = {"name": "drivers", "spec": {"url": OTHER}}
+    await made.ask("set", "imagename", **other)
+
+    async def update(**refs: str) -> dict[str, Any]:
+        now = await made.ask("get", uid=uid(1))
+        for volume in now["spec"]["volumes"]:
+            if volume["name"] in refs:
+                volume["image"] = {"ref": refs[volume["name"]]}
+        asked = {"uid": uid(1), "revision": now["revision"], "spec": now["spec"]}
+        return dict(await made.ask("update", **asked))
+
+    error = await refused(update(cd="drivers"))
+    assert (error.code, error.reason) == (422, "medium_unpinned")
+    assert error.body.details[0].path == "spec.volumes[1].image.ref"
+    assert (await refused(update(root=f"drivers@{DIGEST}"))).reason == "immutable"
+    assert (await refused(update(cd=f"docker://quay.io/x@{DIGEST}"))).reason == "medium_unpinned"
+    assert (await refused(update(cd=f"{URL}?x=1@{DIGEST}"))).reason == "immutable"
+    changed = await update(cd=f"drivers@{DIGEST}")
+    assert changed["generation"] == view["vm"]["generation"] + 1
+    assert {key: one["url"] for key, one in changed["image_targets"].items()} == {
+        NAME: URL, "drivers": OTHER
+    }  # fmt: skip
+    await name(made, OTHER)
+    changed = await update(cd=f"{NAME}@{DIGEST}")
+    assert {key: one["url"] for key, one in changed["image_targets"].items()} == {NAME: URL}, (
+        "the root disk keeps the meaning"
+    )
+    assert first.generation == 1

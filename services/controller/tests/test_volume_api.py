@@ -172,7 +172,7 @@ async def test_volumes_are_listed_in_pages_by_namespace_and_labels(made: World) 
 async def test_a_node_may_be_chosen_if_it_is_known(made: World) -> None:
     assert (await make(made, node="n1")).node == "n1"
     assert (await refused(make(made, "logs", 2, node="n9"))).code == 404
-    assert (await refused(make(made, "logs", 2, spec={"size": "1GiB", "pool": "x"}))).code == 400
+    assert (await refused(make(made, "logs", 2, spec={"size": "1GiB", "pool": "x"}))).code == 422
 
 
 @played()

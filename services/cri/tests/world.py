@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from cri_api.v1 import api_pb2
+from services.cri.tests.agent import Agent
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
@@ -42,6 +43,7 @@ class Fleet:
     def __init__(self) -> None:
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server)
+        self.agent = Agent(self.bus, NODE)
         self.vms: dict[str, VmView] = {}
         self.images = {"tiny": DIGEST, "other": OTHER_DIGEST}
         self.requests: list[tuple[str, Any]] = []
@@ -145,7 +147,8 @@ class Fleet:
         }
         endpoints = [self._endpoint(name, handler) for name, handler in handlers.items()]
         watch = Endpoint("vm-watch", subjects.api("vm", "watch"), self._watch)
-        async with self.bus.serve(ServiceInfo("controller", "1.0.0"), [*endpoints, watch]):
+        endpoints += [watch, *self.agent.endpoints()]
+        async with self.bus.serve(ServiceInfo("controller", "1.0.0"), endpoints):
             try:
                 yield self
             finally:

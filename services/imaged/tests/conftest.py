@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from services.imaged.tests.site_under_test import FAST, Node, NodeMaker, Web
 
+from virtbus.bus.runtime.pool_settings import PoolSettings
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
@@ -26,6 +27,7 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.local_files import LocalFiles
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
 
@@ -61,7 +63,8 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
     async def make(
         *, state: Path | None = None, min_free_bytes: int = 0, checkpoint_bytes: int = 64 * 1024,
         registries: Registries | None = None, quota_bytes: int = 0,
-        wanted: Callable[[], frozenset[str] | None] = frozenset, **limits: Any,
+        wanted: Callable[[], frozenset[str] | None] = frozenset,
+        pool_settings: Mapping[str, PoolSettings] | None = None, **limits: Any,
     ) -> AsyncIterator[Node]:  # fmt: skip
         bounds = replace(FAST, **limits)
         state = state or tmp_path / "state"
@@ -90,7 +93,8 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                     containers=Containers(store, threads, downloads, bounds, known),
                     limits=bounds,
                 )
-                disks = Disks(images, store, files, threads, bounds.max_virtual_bytes, time.time_ns)
+                pools = Pools(files, pool_settings, SpaceLimits(min_free_bytes, 0.0))
+                disks = Disks(images, store, pools, threads, bounds.max_virtual_bytes, time.time_ns)
                 store.space.make_room_by(Eviction(store, disks, names, wanted).make_room)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)
                 images.stop()

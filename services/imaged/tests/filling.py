@@ -14,10 +14,9 @@ from services.imaged.tests.site_under_test import FAST, Node
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.edge.disk_places import DiskPlaces
-from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
-from virtbus.imaged.edge.volume_files import VolumeFolders
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.exports import Converter
 from virtbus.imaged.fills import FillParts, Fills
 from virtbus.schemas.errors import VirtbusError
@@ -82,12 +81,12 @@ async def filling(
     converter: Converter = convert,
     space: SpaceLimits | None = None,
     filled: Callable[[], None] = Filled(),  # noqa: B008  nobody counts the default's calls
+    pools: Pools | None = None,
 ) -> AsyncIterator[Fills]:
     """Fills that end with the context, as the process does."""
-    volumes = VolumeFolders(node.files.root)
-    room = DiskSpace(node.files.root, space or SpaceLimits(0, 0.0))
-    places = DiskPlaces(node.files, node.store)
-    parts = FillParts(node.disks, node.images, node.store, places, volumes, room, threads, FAST)
+    pools = pools or Pools(node.files, limits=space)
+    places = DiskPlaces(pools, node.store)
+    parts = FillParts(node.disks, node.images, node.store, places, pools, threads, FAST)
     async with asyncio.TaskGroup() as group:
         jobs = DiskJobs(group)
         yield Fills(jobs, parts, filled, converter)

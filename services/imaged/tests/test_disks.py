@@ -24,7 +24,7 @@ from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
 from virtbus.schemas.node_rpc import ANY_EPOCH
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, VmRecord
 
 
 def disk_path(node: Node, volume: str = "root") -> Path:
@@ -103,6 +103,38 @@ async def test_a_moved_name_leaves_existing_disks_on_their_image(make_node: Node
         await node.disks.release(UID, 1)
         assert await node.disks.collect_garbage(0) == (first.ready.digest,)
         assert len(node.data()) == 1
+
+
+async def test_a_drive_gets_the_medium_that_its_record_pins(
+    make_node: NodeMaker, server: Web
+) -> None:
+    server.files["a"], server.files["b"] = qcow2_image(), qcow2_image()
+    url, other = server.url("a"), server.url("b")
+    drive = Disk(name="cd", bus=DiskBus.SATA, device="cdrom")
+
+    def wanted(ref: str, disk: Disk = drive) -> VmRecord:
+        made = record(volume(ref, name="cd"))
+        domain = Domain(devices=Devices(disks=(disk,)))
+        return made.model_copy(update={"spec": made.spec.model_copy(update={"domain": domain})})
+
+    async with make_node() as node:
+        first = await node.disks.ensure(wanted(url))
+        before = disk_path(node, "cd").stat().st_ino
+        digest = (await node.images.ensure(parse_image_ref(other))).digest
+        same = await node.disks.ensure(wanted(url))
+        assert (same.ready, same.made) == (first.ready, False)
+        kept = await refused(node.disks, wanted(f"{other}@{digest}", Disk(name="cd")))
+        assert kept.reason == "disk_mismatch", "a disk may have writes"
+        changed = await node.disks.ensure(wanted(f"{other}@{digest}"))
+        assert changed.ready.disks["cd"].digest == digest != first.ready.disks["cd"].digest
+        assert disk_path(node, "cd").stat().st_ino != before
+        again = await node.disks.ensure(wanted(f"{other}@{digest}"))
+        assert (again.ready, again.made) == (changed.ready, False)
+        assert sorted(file.name for file in disk_path(node).parent.iterdir()) == ["cd.qcow2"]
+        lost = "sha256:" + "1" * 64
+        with pytest.raises(VirtbusError):
+            await node.disks.ensure(wanted(f"{other}@{lost}"))
+        assert (await node.disks.ensure(wanted(url))).ready.disks["cd"].digest == digest
 
 
 async def test_a_lost_base_image_is_fetched_again_with_the_same_bytes(

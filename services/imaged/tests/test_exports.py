@@ -22,6 +22,7 @@ from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, convert
 from virtbus.imaged.edge.export_files import ExportFiles
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.exports import Converter, ExportParts, Exports
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import ExportWork, WorkState
@@ -66,7 +67,7 @@ async def exporting(
 ) -> AsyncIterator[Exports]:
     root = node.files.root
     files = ExportFiles(root, DiskSpace(root, space or SpaceLimits(0, 0.0)))
-    places = DiskPlaces(node.files, node.store)
+    places = DiskPlaces(Pools(node.files), node.store)
     parts = ExportParts(node.disks.locks, places, files, threads, FAST)
     async with asyncio.TaskGroup() as group:
         exports = Exports(DiskJobs(group), parts, converter)

@@ -33,7 +33,7 @@ from services.imaged.tests.site_under_test import (
 
 from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.volume_files import VolumeFolders
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.volume_ref import VolumeRef
@@ -100,7 +100,7 @@ async def test_a_vm_continues_when_its_volumes_are_filled(
     of, copies = copied(), Copies()
     copies.may.clear()
     async with make_node() as node:
-        waits = FillWaits(VolumeFolders(node.files.root), threads)
+        waits = FillWaits(Pools(node.files), threads)
         filled = waits.tell
         async with filling(node, threads, copies, filled=filled) as fills, asyncio.TaskGroup() as g:
             await fills.do(work(of, image=server.url("a")))

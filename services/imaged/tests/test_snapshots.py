@@ -19,6 +19,7 @@ from virtbus.imaged.disk_jobs import DiskJobs
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.snapshots import SnapshotParts, Snapshots
 from virtbus.schemas.errors import VirtbusError
@@ -60,7 +61,7 @@ async def snapshots(
     """Start the snapshots of a node, as a new imaged does."""
     parts = SnapshotParts(
         node.disks.locks,
-        DiskPlaces(node.files, node.store),
+        DiskPlaces(Pools(node.files), node.store),
         SnapshotFolders(node.files.root),
         DiskSpace(node.files.root, space or SpaceLimits(0, 0.0)),
         threads,

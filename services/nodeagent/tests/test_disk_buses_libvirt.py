@@ -153,6 +153,14 @@ async def test_media_of_a_running_guest_are_ejected_and_inserted(host: Host) -> 
             assert {at: found[at] for at in inside} == {
                 at: "" if empty else path for at, path in inside.items()
             }
+        for old in inside.values():
+            shutil.copy(old, f"{old}.other")
+        others = {bus: DiskSource(f"{one.path}.other", one.format) for bus, one in files.items()}
+        await host.hypervisor.set_drives(
+            record.uid, wanted_drives(with_tray(None).domain, others, {})
+        )
+        found = media(domain.XMLDesc())
+        assert [found[at] for at in inside] == [f"{one}.other" for one in inside.values()]
     finally:
         connection.close()
 

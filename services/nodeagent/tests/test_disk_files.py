@@ -13,7 +13,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import record
 
 from virtbus.nodeagent.core.disk_sources import disk_sources
-from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles, drop_pins
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import ImageReady, MadeDisk
@@ -214,3 +214,28 @@ def test_no_path_from_imaged_is_used() -> None:
 def test_a_disk_that_imaged_omitted_is_named() -> None:
     with pytest.raises(VirtbusError, match="volume root is refused: imaged did not make it"):
         disk_sources(Path("/s"), WANTED, {})
+
+
+async def test_another_medium_of_a_drive_has_another_name_until_the_drive_has_it(
+    host: Host,
+) -> None:
+    drive = {"name": "root", "bus": "sata", "device": "cdrom"}
+    spec = {"domain": {"devices": {"disks": [drive]}}}
+    of = record(spec=spec | {"volumes": [{"name": "root", "image": {"ref": "tiny"}}]})
+    first = await host.path(of=of)
+    assert Path(first).name == "disk-root.5e5e5e5e5e5e.qcow2"
+    digest = "sha256:" + "6f" * 32
+    image = host.image.with_name(digest.removeprefix("sha256:"))
+    image.write_bytes(qcow2())
+    replaced = host.disk.with_name("replaced")
+    replaced.write_bytes(qcow2(str(image)))
+    replaced.rename(host.disk)
+    made = MadeDisk(virtual_size_bytes=2**20, digest=digest, image_format=ImageFormat.QCOW2)
+    sources = await host.files.sources(of, {"root": made})
+    assert Path(sources["root"].path).name == "disk-root.6f6f6f6f6f6f.qcow2"
+    assert Path(first).exists(), "the guest may lock the tray"
+    await host.files.drop_media(of.uid, sources)
+    assert not Path(first).exists()
+    assert Path(sources["root"].path).samefile(host.disk)
+    drop_pins(host.state, of)
+    assert Path(sources["root"].path).exists()

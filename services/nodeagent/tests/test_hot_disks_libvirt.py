@@ -73,6 +73,8 @@ class Guest:
         with self.path(ref.name).open("rb") as file:
             return locked(file.fileno())
 
+    async def drop_media(self, uid: str, sources: object) -> None: ...
+
     async def sources(self, record: VmRecord, _made: object) -> dict[str, DiskSource]:
         return {
             name: DiskSource(str(self.path(name)), ImageFormat.QCOW2, volume=True)

@@ -11,6 +11,7 @@ from services.nodeagent.tests.test_guests import Refusal
 from virtbus.nodeagent.core.disks import DriveState, drives
 from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.edge.libvirt_disks import set_drives
+from virtbus.nodeagent.vm.intent import Applied, next_update
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import Condition
@@ -59,6 +60,23 @@ async def test_a_medium_is_ejected_and_inserted_while_the_guest_runs(node: Node)
         assert node.domains.media[A]["sdb"] == "", "the other drive is empty"
         assert node.domains.done.count(("start", A)) == 1
         assert await pending(node) is None
+
+
+def test_another_image_of_a_drive_is_a_change_of_its_medium() -> None:
+    def image(ref: str, tray: str | None = None) -> VmRecord:
+        disk = {"name": "cd", "bus": "scsi", "device": "cdrom", "tray": tray}
+        spec = {"domain": {"devices": {"disks": [disk]}}, "networks": []}
+        return record(spec=spec | {"volumes": [{"name": "cd", "image": {"ref": ref}}]})
+
+    applied = Applied()
+    applied.started(image("a"))
+    assert next_update(image("a"), applied, "running") is None
+    assert next_update(image("b"), applied, "running") == "update"
+    assert next_update(image("b"), applied, "stopped") is None
+    assert "update" in applied.events(image("b"), "running")
+    assert next_update(image("b"), applied, "running") is None
+    assert next_update(image("b", "open"), applied, "running") == "update"
+    assert domain_hash(image("a")) == domain_hash(image("b"))
 
 
 async def test_a_locked_tray_is_shown_and_tried_again_until_it_is_forced(node: Node) -> None:

@@ -14,6 +14,7 @@ _HERE = "virtbus.cli"
         "status": (f"{_HERE}.status", "Show the health of services, bus and nodes."),
         "vm": (f"{_HERE}.vm.group", "Create, list, watch, enter and delete virtual machines."),
         "volume": (f"{_HERE}.volume", "Make, list, grow and delete volumes."),
+        "pool": (f"{_HERE}.pool", "List the pools that hold volumes."),
         "snapshot": (f"{_HERE}.snapshot", "Make, list and restore snapshots of disks."),
         "operation": (f"{_HERE}.operation", "List, watch and cancel long work, such as exports."),
         "export": (f"{_HERE}.export", "Download exported disks."),

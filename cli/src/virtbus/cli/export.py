@@ -9,6 +9,7 @@ import click
 
 from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import completion_sources, operation, output, units
+from virtbus.cli.durations import whole_seconds
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
@@ -25,7 +26,10 @@ ATTEMPTS = 5
 
 @click.group(
     cls=LazyGroup,
-    verbs={"download": (f"{_HERE}:download", "Copy the file of an export to this machine.")},
+    verbs={
+        "download": (f"{_HERE}:download", "Copy the file of an export to this machine."),
+        "link": (f"{_HERE}:link", "Make a link, by which anybody can fetch the file over HTTP."),
+    },
     epilog=examples("virtbus export download 0192f0c1-2d3e-7abc-8def-0123456789ab -f web.qcow2"),
 )
 def command() -> None:
@@ -40,6 +44,11 @@ def command() -> None:
 @verb
 def download(invocation: Invocation, *, id_: str, file: str | None) -> None:
     """Copy the file of the export ID from its node, and check its digest."""
+    _fetch(invocation, _ended(invocation, id_), file)
+
+
+def _ended(invocation: Invocation, id_: str) -> dict[str, Any]:
+    """Return an export that has succeeded; raises CliError for any other."""
     view = invocation.call("operation", "get", {"id": id_})
     if view.get("phase") not in operation.ENDED:
         raise CliError(
@@ -49,7 +58,33 @@ def download(invocation: Invocation, *, id_: str, file: str | None) -> None:
             hint=f"`virtbus operation watch {id_}` waits for it",
         )
     operation.refuse_failed(view)
-    _fetch(invocation, view, file)
+    return view
+
+
+@click.command(
+    epilog=examples("virtbus export link 0192f0c1-2d3e-7abc-8def-0123456789ab --expires 1h")
+)
+@click.argument("id_", metavar="ID")
+@click.option(
+    "--expires",
+    metavar="TIME",
+    default="1h",
+    show_default=True,
+    callback=whole_seconds,
+    help="Time until the link expires, such as 90s, 10m, 2h or 1d. At most 7d.",
+)
+@verb
+def link(invocation: Invocation, *, id_: str, expires: int) -> None:
+    """Print a link to the file of the export ID. With it, anybody can read the file.
+
+    The node serves it, if imaged's setting download_address says so. `operation delete` ends it.
+    """
+    view = _ended(invocation, id_)
+    subject = f"virtbus.node.{view.get('node')}.rpc.imaged.export-link"
+    made = invocation.session.request(subject, {"id": id_, "valid_s": expires})
+    invocation.show(made, lambda: output.safe(str(made.get("url"))))
+    size = units.size(made.get("size_bytes"))
+    invocation.note(f"{size}, {output.safe(str(made.get('digest')))}; the query is a secret")
 
 
 def _options(function: Any) -> Any:

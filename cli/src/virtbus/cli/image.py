@@ -81,21 +81,26 @@ def pull(
     A docker:// URL names a container image with a disk in its folder /disk. Append `#/path/in/it`
     for another file.
     """
-    job = uuid7()
-    steps = Steps(shown=invocation.for_eyes)
-    reports = _Reports(steps)
-    invocation.session.subscribe(f"virtbus.node.*.progress.{job}.*", reports.receive)
-    query: dict[str, Any] = {"ref": ref, "job": job} | ({"node": node} if node else {})
+    query: dict[str, Any] = {"ref": ref} | ({"node": node} if node else {})
     query |= {"namespace": namespace} if namespace else {}
-    try:
-        answer = invocation.call("image", "pull", query, timeout_s=timeout)
-    finally:
-        steps.close()
+    answer = fetched(invocation, query, timeout)
     images: Mapping[str, Mapping[str, Any]] = answer.get("images") or {}
     if images or not answer.get("errors"):
         by_digest = [row({**image, "nodes": [name]}) for name, image in images.items()]
         invocation.show(answer, lambda: output.table(HEADER, by_digest))
     raise_partial(answer, "pull_failed", f"{ref} could not be fetched by")
+
+
+def fetched(invocation: Invocation, query: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Return the answer to `image.pull`, with a progress bar meanwhile."""
+    job = uuid7()
+    steps = Steps(shown=invocation.for_eyes)
+    reports = _Reports(steps)
+    invocation.session.subscribe(f"virtbus.node.*.progress.{job}.*", reports.receive)
+    try:
+        return invocation.call("image", "pull", query | {"job": job}, timeout_s=timeout_s)
+    finally:
+        steps.close()
 
 
 @click.command(

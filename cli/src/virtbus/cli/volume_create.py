@@ -16,6 +16,7 @@ from virtbus.cli.progress import Steps
 from virtbus.cli.vm import request
 from virtbus.cli.vm.target import namespace_option
 from virtbus.cli.volume import table
+from virtbus.schemas.pool import LOCAL
 
 POLL_S = 0.5
 UPLOADS = "volumes"
@@ -77,6 +78,11 @@ _WAIT = click.option(
     shell_complete=completion_sources.nodes,
     help="The node of its data.  [default: the node of its first VM; a copy gets a node now]",
 )
+@click.option(
+    "--pool",
+    metavar="POOL",
+    help="The pool of its data, see `virtbus pool list`.  [default: local]",
+)
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @click.option(
@@ -103,7 +109,10 @@ def command(
     spec: dict[str, Any] = {"size": flags["size"] or 0}
     if source:
         spec["source"] = source
-    if not flags["size"] and not ({"full", "volume", "vm"} & source.keys()):
+    if flags["pool"]:
+        spec["pool"] = flags["pool"]
+    copied = {"full", "volume", "vm"} | ({"image"} if flags["pool"] not in {None, LOCAL} else set())
+    if not flags["size"] and not (copied & source.keys()):
         raise usage("an empty volume and one on an image need --size", "add --size 10GiB")
     if flags["protected"]:
         spec["protected"] = True

@@ -31,6 +31,7 @@ from virtbus.schemas import (
     vm,
     volume,
 )
+from virtbus.schemas import export_link as links
 from virtbus.schemas import image_upload as up
 from virtbus.schemas import network_path as path
 from virtbus.schemas import quarantine as qt
@@ -294,6 +295,7 @@ CHANNELS: tuple[Channel, ...] = (
         "Remove a snapshot's data.",
     ),
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
+    _rpc("imaged", "export-link", links.ExportLinkAsk, links.ExportLink, "Link to an export."),
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),

@@ -54,6 +54,7 @@ ASKERS = {
     "audit": "controller",
     "guest": "client",
     "upload": "client",
+    "export-link": "client",
     "counters": "client",
     "network": "client",
     "command": "controller",

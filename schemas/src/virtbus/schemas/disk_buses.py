@@ -70,7 +70,7 @@ def _no(why: str) -> Ability:
 
 
 WORKS = Ability(Verdict.WORKS)
-_OWN = Ability(Verdict.WORKS, "eject and insert; the medium is the drive's own volume")
+_OWN = Ability(Verdict.WORKS, "eject, insert, and insert another image")
 _ANY = dict.fromkeys(Verb, WORKS)
 _NO_THREAD = _no("QEMU serves this bus in its main loop; use virtio")
 _NO_NVME = _no(

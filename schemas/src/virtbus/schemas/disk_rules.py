@@ -93,6 +93,11 @@ def _device(disk: Disk) -> Iterator[Problem]:
         yield "dedicated_io_thread", abilities[Verb.IO_THREAD].why
 
 
+def is_drive(disk: Disk) -> bool:
+    """Return True for a CD-ROM drive whose medium can be changed."""
+    return disk.device == "cdrom" and not ABILITIES[disk.bus][Verb.MEDIA_CHANGE].refused
+
+
 def _tray(disk: Disk) -> Iterator[Problem]:
     if disk.tray is None:
         return

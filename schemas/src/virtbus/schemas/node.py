@@ -7,6 +7,7 @@ from pydantic import Field
 from virtbus.schemas.hosts import Approved, HostMarks, Instance
 from virtbus.schemas.image import ImageKeys
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+from virtbus.schemas.pool import PoolReport
 
 
 class NodeState(StrEnum):
@@ -173,6 +174,7 @@ class NodeView(NodeRecord):
     node_spec: NodeSpec | None = None
     images: int = 0
     """Number of its image keys: one for each name and each digest, at most 512."""
+    pools: tuple[PoolReport, ...] = ()
     vms: int = 0
     committed_vcpus: int = 0
     committed_memory_bytes: int = 0

@@ -12,6 +12,7 @@ from virtbus.schemas.model import LenientModel
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
 from virtbus.schemas.operation import ExportFormat, ExportResult
+from virtbus.schemas.pool import PoolReport
 from virtbus.schemas.quarantine import QuarantineRequest
 from virtbus.schemas.snapshot import SnapshotRef
 from virtbus.schemas.vm import VmRecord
@@ -254,6 +255,8 @@ class ServiceReport(LenientModel):
     image_quota_bytes: int = 0
     addresses: tuple[str, ...] = ()
     """The host's own addresses, as netd sees them."""
+    pools: tuple[PoolReport, ...] = ()
+    """The pools that imaged measures."""
 
 
 class ListImages(LenientModel):

@@ -1,12 +1,23 @@
-"""Lists the requests about objects that outlive their VMs: volumes, snapshots and others."""
+"""Lists the requests about objects that outlive their VMs: volumes, snapshots and others.
 
-from virtbus.schemas import image_name_api, network_api, volume_api
+The pools that hold volumes are among them.
+"""
+
+from virtbus.schemas import image_name_api, network_api, pool, subjects, volume_api
 from virtbus.schemas import operation_api as op
 from virtbus.schemas import snapshot_api as snap
-from virtbus.schemas.channel import Channel
+from virtbus.schemas.channel import Channel, Plane
+from virtbus.schemas.channel import core_or_stored as _said
 from virtbus.schemas.channel import of_api as _api
 
 OBJECTS: tuple[Channel, ...] = (
+    _said(
+        subjects.node_pools,
+        Plane.RECORD,
+        pool.NodePools,
+        "nodeagent → controller",
+        "The node's pools for volumes, with their sizes and states.",
+    ),
     _api(
         "volume",
         "create",

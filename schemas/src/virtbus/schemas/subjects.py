@@ -18,6 +18,7 @@ SIGNING = "_signing"
 INSTANCE_KEY = "_instance"
 RIVAL_KEY = "_rival"
 IMAGES_KEY = "_images"
+POOLS_KEY = "_pools"
 HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
 OPERATIONS = "_op"
@@ -188,6 +189,11 @@ def node_rival(node: str) -> str:
 def node_images(node: str) -> str:
     """`$KV.st.<node>._images`: the images that the node has."""
     return f"$KV.st.{check_id(node)}.{IMAGES_KEY}"
+
+
+def node_pools(node: str) -> str:
+    """`$KV.st.<node>._pools`: the pools that the node has."""
+    return f"$KV.st.{check_id(node)}.{POOLS_KEY}"
 
 
 def node_record(node: str) -> str:

@@ -1,13 +1,14 @@
 """Volumes: named disks that outlive the VMs that use them (ADR 0045)."""
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef, ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN
 from virtbus.schemas.volume_ref import FillSource
@@ -75,17 +76,27 @@ class VolumeSpec(StrictModel):
 
     size: Bytes = Field(le=DISK_MAX)
     source: VolumeSource = VolumeSource()
-    pool: Literal["local"] = "local"
+    pool: Id = LOCAL
+    """A pool that the node of the data must have."""
     retention: Retention = Retention.RETAIN
     protected: bool = False
     """True: a delete is refused until this is cleared."""
 
     @model_validator(mode="after")
     def _has_size(self) -> Self:
-        if self.size < DISK_MIN and (self.size or not self.source.is_copied):
+        if self.size < DISK_MIN and (self.size or not self.is_copied):
             msg = f"size must be at least {DISK_MIN} bytes; only the size of a copy may be 0"
             raise ValueError(msg)
         return self
+
+    @property
+    def is_copied(self) -> bool:
+        """Return True if an operation writes the content, before a VM uses it.
+
+        Only a disk in the pool `local` rests on an image: the image store is on the same disk.
+        """
+        of_image = self.source.image is not None and self.pool != LOCAL
+        return of_image or self.source.is_copied
 
 
 class FillState(StrEnum):

@@ -3,6 +3,7 @@
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
+from virtbus.schemas.pool import LOCAL
 
 
 class NamedVolume(StrictModel):
@@ -24,6 +25,8 @@ class VolumeRef(LenientModel):
     """The meaning of the name `image` at the volume's create, if the bus had that name."""
     copied: bool = False
     """True: an operation makes the disk, and a VM waits for its end."""
+    pool: Id = LOCAL
+    """The pool of the node that has the data."""
 
     @property
     def folder(self) -> str:

@@ -117,3 +117,6 @@ class NoDisks:
         """Return False."""
         del ref
         return False
+
+    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
+        """Do nothing."""

@@ -15,6 +15,7 @@ from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
@@ -91,6 +92,7 @@ class SimulatedNode:
             "inspect": (Inspect, self.inspect),
             "volume-release": (VolumeRelease, self.images.release_volume),
             "export": (ExportWork, self.images.export),
+            "export-link": (ExportLinkAsk, _no_link),
             "fill": (FillWork, self.images.fill),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
@@ -213,6 +215,11 @@ class SimulatedNode:
 
 async def _handle(model: type[Model], answer: Callable[[Any], Model], request: Request) -> Model:
     return answer(validate(model, request.data))
+
+
+def _no_link(_want: ExportLinkAsk) -> ExportLink:
+    message = "a simulated node serves no downloads"
+    raise VirtbusError(Code.UNSUPPORTED, "downloads_off", message)
 
 
 def _kept(entry: str, keep: QuarantineRequest) -> QuarantineEntry:

@@ -9,6 +9,7 @@ Clients reach nodes through the controllers' account. Only published messages go
 node's account to a client's, because the server does not forward imports of imports.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from virtbus.bus.provisioning.stream_setup import WATCHING_SERVICES
 QUIET = "24h"
 """Time after which the server drops the reply path of a silent stream, for example a console."""
 _DISCOVERY = "$SRV.>"
+_OF_A_NODE = re.compile(r"^virtbus\.node\.[^.]+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def _streamed(subject: str) -> bool:
     return (
         subject == _DISCOVERY
         or ".CONSUMER.MSG.NEXT." in subject
-        or permissions.streamed(subject.replace(".*.", ".{node}.", 1))
+        or permissions.streamed(_OF_A_NODE.sub("virtbus.node.{node}.", subject))
         or permissions.streamed(subject)
     )
 

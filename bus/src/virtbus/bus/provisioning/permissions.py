@@ -159,6 +159,8 @@ CRI_VERBS = {
     "node": ("get",),
 }
 """API verbs of a node's container runtime, whose pods are VMs that it created."""
+CRI_STREAMS = frozenset({"console", "port"})
+"""Streams of its own node that a container runtime opens."""
 
 
 def cri(node: str) -> Role:
@@ -172,6 +174,11 @@ def cri(node: str) -> Role:
         publish=(
             *(api(resource, verb) for resource, verbs in CRI_VERBS.items() for verb in verbs),
             RENEW,
+            *(
+                filled(subject, node)
+                for subject, _ in node_rpc(for_clients=True)
+                if subject.split(".")[5] in CRI_STREAMS
+            ),
         ),
         subscribe=(f"{inbox_prefix}.>",),
     )

@@ -1,22 +1,12 @@
 """Implements `virtbus vm freeze` and `virtbus vm thaw`."""
 
-import math
-
 import click
 
-from virtbus.cli import units
+from virtbus.cli.durations import whole_seconds
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm.power import press
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
-
-
-def _seconds(_context: click.Context, _option: click.Parameter, text: str) -> int:
-    try:
-        return math.ceil(units.seconds_of(text))
-    except ValueError:
-        message = f"{text!r} is no time; write 30s or 5m"
-        raise click.BadParameter(message) from None
 
 
 @click.command(
@@ -36,7 +26,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str) -> in
     default="5m",
     show_default=True,
     metavar="T",
-    callback=_seconds,
+    callback=whole_seconds,
     help="The guest is thawed after this time; 1h at most.",
 )
 @namespace_option

@@ -1,14 +1,18 @@
 """Implements `virtbus vm eject` and `virtbus vm insert`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from virtbus.cli import completion_sources
 from virtbus.cli.failures import usage
+from virtbus.cli.image import fetched, raise_partial
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.get import fetch
+from virtbus.cli.vm.serial import node_of
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 
@@ -54,14 +58,47 @@ def eject(invocation: Invocation, *, name: str, drive: str, force: bool, namespa
     "insert",
     epilog=examples(
         """
-        virtbus vm insert web installer
+        virtbus vm insert web installer                    the same medium again
+        virtbus vm insert web installer drivers            another one, by its image name
+        virtbus vm insert web installer https://images.example/drivers.iso
         """
     ),
 )
 @name_argument
 @click.argument("drive")
+@click.argument("image", required=False, shell_complete=completion_sources.images)
+@click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="Time to fetch it.")
 @namespace_option
 @verb
-def insert(invocation: Invocation, *, name: str, drive: str, namespace: str) -> None:
-    """Insert the medium of the CD-ROM drive DRIVE of the VM NAME again: its volume."""
-    _set_tray(invocation, fetch(invocation, name, namespace), drive, None)
+def insert(
+    invocation: Invocation,
+    *,
+    name: str,
+    drive: str,
+    image: str | None,
+    timeout: float,
+    namespace: str,
+) -> None:
+    """Insert a medium into the CD-ROM drive DRIVE of the VM NAME, now and for its next starts.
+
+    Without IMAGE it is the drive's present medium. IMAGE is fetched to the VM's node first. The VM
+    keeps its digest, so it has this very medium from now on.
+    """
+    view: dict[str, Any] = fetch(invocation, name, namespace)
+    if image is not None:
+        volumes = [one for one in view["spec"]["volumes"] if one["name"] == drive]
+        if not volumes or not volumes[0].get("image"):
+            raise usage(f"the drive {drive!r} of {name} has no image, so it cannot get another")
+        volumes[0]["image"]["ref"] = _pinned(invocation, view, image, timeout)
+    _set_tray(invocation, view, drive, None)
+
+
+def _pinned(invocation: Invocation, view: dict[str, Any], ref: str, timeout_s: float) -> str:
+    """Fetch an image to the VM's node; return its reference with the digest of its content."""
+    node = node_of(view)
+    query: dict[str, Any] = {"ref": ref, "node": node, "namespace": view["namespace"]}
+    answer: Mapping[str, Any] = fetched(invocation, query, timeout_s)
+    raise_partial(answer, "pull_failed", f"{ref} could not be fetched by")
+    bare, at, digest = ref.rpartition("@")
+    known = bare if at and digest.startswith("sha256:") else ref
+    return f"{known}@{answer['images'][node]['digest']}"

@@ -153,7 +153,12 @@ def owner() -> str:
 
 
 def node_subject(view: Mapping[str, Any], verb: str) -> str:
-    """Return `virtbus.node.<node>.rpc.agent.<verb>` for the VM's node.
+    """Return `virtbus.node.<node>.rpc.agent.<verb>` for the VM's node; raises as `node_of`."""
+    return f"virtbus.node.{node_of(view)}.rpc.agent.{verb}"
+
+
+def node_of(view: Mapping[str, Any]) -> str:
+    """Return the VM's node.
 
     Raises:
         CliError: the VM has no node.
@@ -167,4 +172,4 @@ def node_subject(view: Mapping[str, Any], verb: str) -> str:
             f"{name} has no node yet, so nothing of it runs",
             hint=f"`virtbus vm get {name}` says what it waits for",
         )
-    return f"virtbus.node.{node}.rpc.agent.{verb}"
+    return node

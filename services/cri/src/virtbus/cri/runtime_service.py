@@ -10,6 +10,7 @@ from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
 from virtbus.cri.statistics import Statistics
+from virtbus.cri.streaming import Streaming
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.wire import validate
 
@@ -23,8 +24,6 @@ _LATER = "is not available for VM pods in this version"
 REFUSED: Mapping[str, str] = {
     "ExecSync": _NO_AGENT,
     "Exec": _NO_AGENT,
-    "Attach": f"attach {_LATER}; `virtbus vm console` opens the console",
-    "PortForward": f"port-forward {_LATER}; connect to the pod's address",
     "UpdateContainerResources": f"a change of a running pod's resources {_LATER}; replace the pod",
     "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
     "ListMetricDescriptors": f"ListMetricDescriptors {_LATER}",
@@ -70,12 +69,14 @@ class RuntimeService:
         self,
         sandboxes: Sandboxes,
         containers: Containers,
+        streaming: Streaming,
         statistics: StatisticsCalls,
         node: NodeKeeper,
         settings: Settings,
     ) -> None:
         self._sandboxes = sandboxes
         self._containers = containers
+        self._streaming = streaming
         self._statistics = statistics
         self._node = node
         self._settings = settings
@@ -101,6 +102,8 @@ class RuntimeService:
                 "ContainerStatus": self._container_status,
                 "ListContainers": self._list_containers,
                 "ReopenContainerLog": self._reopen_log,
+                "Attach": self._attach,
+                "PortForward": self._port_forward,
                 **self._statistics.handlers,
             },
             REFUSED,
@@ -183,3 +186,10 @@ class RuntimeService:
     async def _reopen_log(self, call: Call) -> Plain:
         self._containers.reopen(call.request.get("container_id", ""))
         return {}
+
+    # --- streams --------------------------------------------------------------------------
+    async def _attach(self, call: Call) -> Plain:
+        return {"url": self._streaming.attach(call.request)}
+
+    async def _port_forward(self, call: Call) -> Plain:
+        return {"url": self._streaming.port_forward(call.request)}

@@ -23,6 +23,7 @@ from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls
 from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
 from virtbus.cri.statistics import Statistics
+from virtbus.cri.streaming import Streaming
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Cri:
         self._images = Images(self._store.images, self._link, settings.node)
         self._machines = Machines(self._pods, self._link, lambda: self._node.place)
         self._watcher = VmWatcher(self._link, self._pods)
+        self._streaming = Streaming(self._pods, self._link, settings.node)
 
     async def run(self) -> None:
         """Serve until cancelled. The bus may be away from the beginning.
@@ -58,7 +60,10 @@ class Cri:
             async with asyncio.TaskGroup() as group:
                 for loop in (self._link, self._watcher, self._node, self._machines, self._logs):
                     group.create_task(loop.run())
-                async with grpc_server.serving(self._settings.socket, self._offers()):
+                async with (
+                    self._streaming.server.serving(),
+                    grpc_server.serving(self._settings.socket, self._offers()),
+                ):
                     log.info("ready", extra={"code": "ready"})
                     notify("READY=1")
                     await asyncio.get_running_loop().create_future()
@@ -77,7 +82,12 @@ class Cri:
         folder, disks = settings.state_dir / "images", settings.state_dir / "disks"
         statistics = Statistics(self._pods, GuestUsage(settings.emulators_dir, disks), disks)
         runtime = RuntimeService(
-            sandboxes, containers, StatisticsCalls(statistics), self._node, settings
+            sandboxes,
+            containers,
+            self._streaming,
+            StatisticsCalls(statistics),
+            self._node,
+            settings,
         )
         streams = {"GetContainerEvents": lambda _call: self._events.stream()}
         return {

@@ -25,15 +25,17 @@ from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.edge.volume_files import DISK, VolumeFolders, VolumeNote
+from virtbus.imaged.edge.volume_files import DISK, VolumeNote
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
@@ -74,16 +76,16 @@ class Disks:
         self,
         images: Images,
         store: ImageStore,
-        files: DiskFolders,
+        pools: Pools,
         threads: DiskThreads,
         max_virtual_bytes: int,
         now_ns: Callable[[], int],
     ) -> None:
         self._images = images
         self._store = store
-        self._files = files
-        self._volumes = VolumeFolders(files.root)
-        self._quarantine = QuarantineFiles(files)
+        self._files = pools.files
+        self.pools = pools
+        self._quarantine = QuarantineFiles(pools.files)
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
@@ -179,6 +181,8 @@ class Disks:
         for disk in wanted:
             files, place = self._place(record, disk)
             found = files.read(*place)
+            if found is not None and self._other_medium(disk, found):
+                found = None
             image = images.get(disk.volume)
             missing = found is None and (image is not None or disk.source is None)
             if missing:
@@ -189,8 +193,12 @@ class Disks:
                 if disk.ref is not None and not missing:
                     path = found.backing_path
                     self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
-                if found.virtual_size_bytes < (disk.size_bytes or 0):
+                more_bytes = (disk.size_bytes or 0) - found.virtual_size_bytes
+                if more_bytes > 0:
+                    if disk.ref is not None:
+                        self.pools.check_room(disk.ref, more_bytes)
                     files.grow(*place, disk.size_bytes or 0)
+                    self.pools.read_again(disk.ref.pool if disk.ref is not None else LOCAL)
                     found = files.read(*place) or found
                 made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
         return made
@@ -198,17 +206,18 @@ class Disks:
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
         """Return the folders of a disk, and its place in them."""
         if disk.ref is not None:
-            return self._volumes, (disk.ref.folder, DISK)
+            return self.pools.of(disk.ref), (disk.ref.folder, DISK)
         return self._files, (record.uid, disk.volume)
 
     def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
         note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)
-        self._volumes.note(note)
+        self.pools.of(ref).note(note)
 
     def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
         if disk.ref is not None:
             self.refuse_released(disk.ref)
             refuse_unfilled(disk.ref)
+            self.pools.check_room(disk.ref, disk.size_bytes or 0)
         if image is None:
             made = Overlay(disk.size_bytes or 0)
         else:
@@ -220,7 +229,14 @@ class Disks:
         if disk.ref is not None:  # a volume with data and without its record would be nobody's
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
-        files.make(folder, name, layout, made)
+        (files.replace if disk.drive else files.make)(folder, name, layout, made)
+
+    def _other_medium(self, disk: DiskRequest, found: Overlay) -> bool:
+        """Return True if a drive has a medium that is not the pinned image of its volume."""
+        pin = disk.source.file_digest if disk.source is not None else None
+        if not disk.drive or pin is None:
+            return False
+        return not self._store.may_be(pin, f"sha256:{Path(found.backing_path).name}")
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
         """Return the digest of an existing disk's image, empty for an empty disk."""
@@ -266,9 +282,10 @@ class Disks:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
         """
         async with self.locks.of(ref.folder):
-            await self._threads.run(self._volumes.refuse_used, ref.folder)
+            folders = await self._threads.run(self.pools.of, ref)
+            await self._threads.run(folders.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image
-            return await self._threads.run(self._volumes.remove, ref.folder)
+            return await self._threads.run(folders.remove, ref.folder)
 
     def refuse_released(self, ref: VolumeRef) -> None:
         """Raise 409 `released` if the volume was removed since the start of imaged."""
@@ -277,7 +294,7 @@ class Disks:
 
     async def held_volumes(self, after: str) -> HeldResources:
         """Return a page of the volumes on the host, with folders greater than `after`."""
-        return await self._threads.run(self._volumes.page, after)
+        return await self._threads.run(self.pools.page, after)
 
     # --- quarantine --------------------------------------------------------------------------
     def _manifest(self, uid: str, epoch: int, keep: QuarantineRequest) -> QuarantineManifest:
@@ -373,9 +390,9 @@ class Disks:
         return frozenset(disk.digest for disk in disks if disk.digest)
 
     def _found(self) -> Iterator[FoundDisk]:
-        """Yield all disks, also those that move to or from the quarantine meanwhile."""
+        """Yield all disks that may rest on images, also those that move meanwhile."""
         frozen = SnapshotFolders(self._files.root).find()
-        volumes, quarantine = self._volumes.find(), self._quarantine.find()
+        volumes, quarantine = self.pools.local.find(), self._quarantine.find()
         return itertools.chain(self._files.find(), volumes, frozen, quarantine, self._files.find())
 
     def _fence(self, record: VmRecord) -> None:

@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
-from virtbus.imaged.core.limits import TransferLimits
+from virtbus.bus.runtime.sources import REAL, Sources
+from virtbus.imaged.core.download_requests import path
+from virtbus.imaged.core.limits import DownloadLimits, TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_places import DiskPlaces
@@ -17,7 +20,8 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
 from virtbus.imaged.edge.export_files import PACKED, PART, ExportFiles
 from virtbus.imaged.edge.export_part import ExportPart
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.node_rpc import ExportWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat, ExportResult
 
@@ -53,6 +57,9 @@ class ExportParts:
     exports: ExportFiles
     threads: DiskThreads
     limits: TransferLimits
+    downloads: DownloadLimits | None = None
+    """None: this node serves no downloads."""
+    sources: Sources = REAL
 
 
 class Exports:
@@ -62,6 +69,7 @@ class Exports:
         self._jobs = jobs
         self._parts = parts
         self._convert = converter
+        self._linking = asyncio.Lock()
 
     # --- requests ---------------------------------------------------------------------------
     async def do(self, want: ExportWork) -> WorkState:
@@ -89,6 +97,32 @@ class Exports:
 
     async def _published(self, export: str) -> ExportResult | None:
         return await self._parts.threads.run(self._parts.exports.published, export)
+
+    async def link(self, want: ExportLinkAsk) -> ExportLink:
+        """Return a link to the file of an export.
+
+        Raises:
+            VirtbusError: 404 `export_not_here`; 501 `downloads_off`; 503 `store_error`.
+        """
+        if self._parts.downloads is None:
+            message = "this node serves no downloads: set download_address in its imaged.toml"
+            raise VirtbusError(Code.UNSUPPORTED, "downloads_off", message)
+        async with self._linking:
+            result = await self._published(want.id)
+            if result is None:
+                message = f"this node has no file of export {want.id}; `virtbus operation get`"
+                raise VirtbusError(Code.NOT_FOUND, "export_not_here", f"{message} shows its state")
+            files = self._parts.exports
+            new = self._parts.sources.secret(32)
+            key = await self._parts.threads.run(files.link_key, want.id, new)
+        now_s = self._parts.sources.time_ns() // 10**9
+        expires, name = now_s + want.valid_s, Path(result.path).name
+        return ExportLink(
+            url=self._parts.downloads.url + path(key, want.id, name, expires),
+            expires_ns=expires * 10**9,
+            size_bytes=result.size_bytes,
+            digest=result.digest,
+        )
 
     async def expire_forever(self) -> None:
         """Remove old exports now and then; never returns."""

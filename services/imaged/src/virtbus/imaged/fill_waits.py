@@ -4,7 +4,8 @@ import asyncio
 
 from virtbus.imaged.core.disk_requests import refuse_unfilled
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
+from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.edge.volume_files import DISK
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -12,8 +13,8 @@ from virtbus.schemas.volume_ref import VolumeRef
 class FillWaits:
     """The VMs that wait. A wait is no failure: it ends with the copy, or with the VM's record."""
 
-    def __init__(self, volumes: VolumeFolders, threads: DiskThreads) -> None:
-        self._volumes = volumes
+    def __init__(self, pools: Pools, threads: DiskThreads) -> None:
+        self._pools = pools
         self._threads = threads
         self._filled = asyncio.Event()
         self._waiting: dict[str, VolumeRef] = {}
@@ -30,12 +31,15 @@ class FillWaits:
             for name, ref in record.volume_refs.items():
                 while ref.copied and name not in leaving:
                     filled = self._filled
-                    if await self._threads.run(self._volumes.read, ref.folder, DISK) is not None:
+                    if await self._threads.run(self._has_content, ref):
                         break
                     self._waiting[record.uid] = ref
                     await filled.wait()
         finally:
             self._waiting.pop(record.uid, None)
+
+    def _has_content(self, ref: VolumeRef) -> bool:
+        return self._pools.of(ref).read(ref.folder, DISK) is not None
 
     def refuse_waiting(self, uid: str) -> None:
         """Raise 503 `volume_not_filled` if the VM waits."""

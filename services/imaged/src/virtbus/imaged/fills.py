@@ -15,11 +15,11 @@ from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.disk_places import DiskPlaces
-from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import OpenedSource, convert
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
+from virtbus.imaged.edge.volume_files import DISK
 from virtbus.imaged.exports import Converter
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker
@@ -43,8 +43,7 @@ class FillParts:
     images: Images
     store: ImageStore
     places: DiskPlaces
-    volumes: VolumeFolders
-    space: DiskSpace
+    pools: Pools
     threads: DiskThreads
     limits: TransferLimits
 
@@ -73,21 +72,23 @@ class Fills:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 400 `disk_too_large`, `disk_too_small`; 404 `disk_missing`; 409
                 `disk_in_use`, `released`; 422 `copy_failed`; 503 `disk_full`; the errors of
-                `Images.ensure`, `DiskPlaces.of` and `DiskPlace.opened`.
+                `Images.ensure`, `Pools.of`, `DiskPlaces.of` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
             state = await self._state(want.ref)
             if state is None:
                 async with self._parts.disks.locks.of(want.ref.folder):
-                    await self._parts.threads.run(self._parts.volumes.drop_copy, want.ref.folder)
+                    folders = await self._parts.threads.run(self._parts.pools.of, want.ref)
+                    await self._parts.threads.run(folders.drop_copy, want.ref.folder)
             return state or WorkState(state="none")
         done, work = partial(self._state, want.ref), partial(self._run, want)
         return await self._jobs.ensure(want.id, want.ref.uid, done, work)
 
     async def _state(self, ref: VolumeRef) -> WorkState | None:
         """Return `done` if the volume has content, otherwise None."""
-        found = await self._parts.threads.run(self._parts.volumes.read, ref.folder, DISK)
+        folders = await self._parts.threads.run(self._parts.pools.of, ref)
+        found = await self._parts.threads.run(folders.read, ref.folder, DISK)
         if found is None:
             return None
         return WorkState(state="done", virtual_size_bytes=found.virtual_size_bytes)
@@ -118,20 +119,21 @@ class Fills:
         return await self._parts.images.ensure(source, asker, policy)
 
     async def _fill(self, want: FillWork, job: Job, image: ImageInfo | None) -> None:
-        threads, volumes, ref = self._parts.threads, self._parts.volumes, want.ref
+        threads, pools, ref = self._parts.threads, self._parts.pools, want.ref
+        volumes = await threads.run(pools.of, ref)
         published = False
         with await threads.run(self._opened, want.source, image) as source:
             size_bytes = fill_size(
                 ref, source.virtual_size_bytes, self._parts.limits.max_virtual_bytes
             )
             job.step, job.done_bytes, job.total_bytes = COPY, 0, source.used_bytes
-            await threads.run(self._parts.space.check_room, job.total_bytes)
+            await threads.run(pools.check_room, ref, size_bytes, job.total_bytes)
             try:
                 part = await threads.run(volumes.begin_copy, ref, size_bytes)
                 with closing(part):
 
                     async def look() -> None:
-                        await threads.run(self._parts.space.check_room, 0)
+                        await threads.run(pools.check_room, ref, 0)
                         done_bytes = await threads.run(lambda: part.written_bytes)
                         job.done_bytes = min(done_bytes, job.total_bytes)
 

@@ -17,6 +17,7 @@ from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
 from virtbus.schemas.node_rpc import (
@@ -124,6 +125,10 @@ class Requests:
     async def export(self, request: Request) -> WorkState:
         """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
         return await self._transfers.exports.do(validate(ExportWork, request.data))
+
+    async def export_link(self, request: Request) -> ExportLink:
+        """Return a link to the file of an export; errors as `Exports.link`."""
+        return await self._transfers.exports.link(validate(ExportLinkAsk, request.data))
 
     async def fill(self, request: Request) -> WorkState:
         """Begin, continue or cancel a copy into a volume; the answer does not wait for its end."""

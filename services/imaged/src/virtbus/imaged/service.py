@@ -11,6 +11,7 @@ from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
+from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.core.expiry import ExpiryLimits
 from virtbus.imaged.disk_jobs import DiskJobs
@@ -23,17 +24,19 @@ from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.download_server import DownloadServer
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.export_files import ExportFiles
 from virtbus.imaged.edge.local_files import LocalFiles
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.uploaded_names import uploaded_names
-from virtbus.imaged.edge.volume_files import VolumeFolders
 from virtbus.imaged.exports import ExportParts, Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
+from virtbus.imaged.pool_probes import PoolProbes
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
@@ -42,13 +45,14 @@ from virtbus.imaged.uploads import Uploads
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.node_rpc import ServiceReport
+from virtbus.schemas.node_rpc import ImageReady, ServiceReport
 from virtbus.schemas.version import VERSION
 
 log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
 VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
+VERBS["export-link"] = 16
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
 transfer. A controller sends at most 256 of them, shared among accounts."""
@@ -79,6 +83,7 @@ class Imaged:
         """Set when there are more names than CROWDED allows."""
         self._store: ImageStore | None = None
         self._requests: Requests | None = None
+        self._pools: PoolProbes | None = None
         self._quarantined = (0, 0)
         """Number of entries in quarantine, and their bytes."""
 
@@ -124,10 +129,11 @@ class Imaged:
             changed=self._images_changed,
             span=self._span,
         )
-        now_ns = self._bus.sources.time_ns
-        disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
+        pools = self._measured_pools(group, files)
+        now_ns, max_bytes = self._bus.sources.time_ns, limits.max_virtual_bytes
+        disks = Disks(images, store, pools, threads, max_bytes, now_ns)
         reporter = DiskReporter(self._bus, self._settings.node)
-        step = DiskStep(disks, FillWaits(VolumeFolders(files.root), threads), reporter)
+        step = DiskStep(disks, FillWaits(pools, threads), reporter)
         work = RecordWorker(group, step, reporter, self._span)
 
         def wanted() -> frozenset[str] | None:
@@ -149,11 +155,21 @@ class Imaged:
         log.info("ready: %d images", len(store.images()), extra={"code": "ready"})
         group.create_task(self._collect(disks, wanted, pinned))
         try:
-            node = self._settings.node
-            async with self._bus.node_watch(node, "imaged", self._gate) as watch:
-                await work.follow(watch, node)
+            await self._follow(work)
         finally:
             images.stop()
+
+    async def _follow(self, work: RecordWorker[ImageReady]) -> None:
+        node = self._settings.node
+        async with self._bus.node_watch(node, "imaged", self._gate) as watch:
+            await work.follow(watch, node)
+
+    def _measured_pools(self, group: asyncio.TaskGroup, files: DiskFolders) -> Pools:
+        settings = self._settings
+        pools = Pools(files, load_pools(settings.pools_file), settings.space)
+        self._pools = PoolProbes(pools, self._changed.set)
+        group.create_task(self._pools.run())
+        return pools
 
     def _uploads(
         self, group: asyncio.TaskGroup, store: ImageStore, names: AliasFiles, images: Images
@@ -180,13 +196,17 @@ class Imaged:
         """Return the long work of the node; old exports expire, interrupted restores continue."""
         disks, images, names = parts
         threads, limits, locks = self._threads, self._settings.limits, disks.locks
-        jobs, places = DiskJobs(group), DiskPlaces(files, store)
+        jobs, places = DiskJobs(group), DiskPlaces(disks.pools, store)
         space = DiskSpace(files.root, self._settings.space)
         exported = ExportFiles(files.root, space)
-        exports = Exports(jobs, ExportParts(locks, places, exported, threads, limits))
+        served, sources = self._settings.downloads, self._bus.sources
+        of_exports = ExportParts(locks, places, exported, threads, limits, served, sources)
+        exports = Exports(jobs, of_exports)
         group.create_task(exports.expire_forever())
-        volumes, frozen = VolumeFolders(files.root), SnapshotFolders(files.root)
-        of_fills = FillParts(disks, images, store, places, volumes, space, threads, limits)
+        if served is not None:
+            group.create_task(DownloadServer(exported, threads, served, sources.time_ns).run())
+        frozen = SnapshotFolders(files.root)
+        of_fills = FillParts(disks, images, store, places, disks.pools, threads, limits)
         fills = Fills(jobs, of_fills, waits.tell)
         snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
@@ -244,6 +264,7 @@ class Imaged:
             image_keys=store.keys() if store is not None else (),
             image_bytes=await self._image_bytes(store) if store is not None else 0,
             image_quota_bytes=self._settings.quota_bytes,
+            pools=self._pools.reports if self._pools is not None else (),
             quarantined=self._quarantined[0],
             quarantined_bytes=self._quarantined[1],
         )

@@ -1,17 +1,32 @@
 """imaged's settings."""
 
+from ipaddress import ip_address
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field, IPvAnyNetwork
+from pydantic import Field, IPvAnyNetwork, model_validator
 
+from virtbus.bus.runtime.pool_settings import check_pools
 from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
-from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
+from virtbus.imaged.core.limits import DownloadLimits, SpaceLimits, TransferLimits
 from virtbus.imaged.core.uploads import UploadLimits
 from virtbus.schemas.quantity import Bytes
 
 GIB = 1024**3
 _LIMITS = TransferLimits()
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Parse ADDRESS:PORT; raises ValueError."""
+    host, _, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        if (":" in bare) == (host != bare) and 1 <= int(port) <= 65_535:
+            return str(ip_address(bare)), int(port)
+    except ValueError:
+        pass
+    msg = f"download_address {text!r} is not ADDRESS:PORT, such as 10.0.0.5:8480 or [fd00::5]:8480"
+    raise ValueError(msg)
 
 
 class Settings(ServiceSettings):
@@ -42,6 +57,10 @@ class Settings(ServiceSettings):
         ge=0,
         description="bytes of disk that images and partial downloads may use; unused images are "
         "removed first, pinned ones never; 0: as much as min_free_bytes allows",
+    )
+    pools_file: Path = Field(
+        CONFIG_DIR / "pools.toml",
+        description="the pools of this node for volumes, see howto/pools.md; read at the start",
     )
     max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
     max_virtual_bytes: Bytes = Field(
@@ -110,6 +129,64 @@ class Settings(ServiceSettings):
             "of the node's VMs never"
         ),
     )
+
+    download_address: str = Field(
+        "",
+        description="ADDRESS:PORT on which exports are served by HTTP to those who have a link; "
+        "empty: none are served",
+    )
+    download_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/?#]+(/[^\s?#]*[^\s/?#])?)?$",
+        description="beginning of the links, if a proxy or a name leads to download_address; "
+        "empty: made of the address",
+    )
+    download_certificate: Path | None = Field(
+        None, description="file with the certificate (PEM, with its chain) for HTTPS"
+    )
+    download_key: Path | None = Field(None, description="file with the key of the certificate")
+    download_rate_bytes: Bytes = Field(
+        0, ge=0, description="bytes per second of all downloads by HTTP together; 0: no limit"
+    )
+    max_downloads: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="connections of downloads by HTTP; one address has three quarters at most",
+    )
+
+    @model_validator(mode="after")
+    def _has_pools(self) -> Self:
+        check_pools(self.pools_file)
+        return self
+
+    @model_validator(mode="after")
+    def _downloads_are_clear(self) -> Self:
+        if (self.download_certificate is None) != (self.download_key is None):
+            msg = "set both download_certificate and download_key, or neither"
+            raise ValueError(msg)
+        if self.download_address:
+            host = _address(self.download_address)[0]
+            if ip_address(host).is_unspecified and not self.download_url:
+                msg = f"download_address {host} is no address for links: set download_url too"
+                raise ValueError(msg)
+        return self
+
+    @property
+    def downloads(self) -> DownloadLimits | None:
+        """Return the settings of the HTTP server, None if there is none."""
+        if not self.download_address:
+            return None
+        pair = None
+        if self.download_certificate is not None and self.download_key is not None:
+            pair = self.download_certificate, self.download_key
+        return DownloadLimits(
+            address=_address(self.download_address),
+            url=self.download_url or f"http{'s' if pair else ''}://{self.download_address}",
+            certificate=pair,
+            at_once=self.max_downloads,
+            bytes_per_s=self.download_rate_bytes,
+        )
 
     @property
     def roots(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.image_report import ImageReport
 from virtbus.nodeagent.instance import Ownership
+from virtbus.nodeagent.pool_report import PoolsReport
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.fitting import fitted_bytes
@@ -54,6 +55,7 @@ class Heartbeat:
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._images = ImageReport(bus, settings.node)
+        self.pools = PoolsReport(bus, settings.node)
 
     def blind(self, why: str) -> None:
         """Report the reason why libvirt does not answer; empty if libvirt answers again."""
@@ -76,6 +78,7 @@ class Heartbeat:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._hear())
                 group.create_task(self._images.run())
+                group.create_task(self.pools.run())
                 while True:
                     self._wake.clear()  # first: a change during the beat needs another beat
                     await self._beat()
@@ -101,6 +104,7 @@ class Heartbeat:
         self._heard_s[service_report.service] = asyncio.get_running_loop().time()
         if service_report.service == "imaged":
             self._images.set_keys(service_report.image_keys)
+            self.pools.tell("imaged", service_report.pools)
         if before is None or _urgent(before) != _urgent(service_report):
             self._wake.set()
 

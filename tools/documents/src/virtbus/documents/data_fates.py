@@ -48,6 +48,7 @@ _EXPORTS = "services/imaged/tests/test_exports.py"
 _OPERATIONS = "services/controller/tests/test_operation_api.py"
 _SNAPSHOTS = "services/imaged/tests/test_snapshots.py"
 _SNAPSHOT_API = "services/controller/tests/test_snapshot_api.py"
+_POOLS = "services/imaged/tests/test_pools.py"
 _UNINSTALL = "tests/integration/test_uninstall.py"
 _OUTLIVES = f"{_HELD}::test_a_volume_outlives_its_vm_and_the_next_vm_finds_its_data"
 _PURGED_BY_NAME = f"{_KEPT}::test_a_purge_removes_the_entry_that_it_names_and_no_other"
@@ -185,6 +186,20 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.EXPORT: Outcome(
             Fate.REMOVED, f"{_EXPORTS}::test_failures_are_told_once_and_leave_nothing"
+        ),
+    },
+    "its pool is full": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            f"{_POOLS}::test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byte",
+            "growth, copies and creates are refused; deletes work",
+        ),
+    },
+    "its pool is gone": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            f"{_POOLS}::test_a_pool_that_the_node_lacks_or_that_is_not_there_is_refused",
+            "its VM waits, and so does its delete",
         ),
     },
     "`snapshot create`": {

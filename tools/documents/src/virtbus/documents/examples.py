@@ -158,6 +158,8 @@ _VALUES: dict[str, Any] = {
     "OperationRecord.id": OTHER_UID,
     "OperationStatus.id": OTHER_UID,
     "OperationExport.id": OTHER_UID,
+    "ExportLinkAsk.id": OTHER_UID,
+    "ExportLink.url": "https://10.0.0.5:8480/exports/x/disk.raw?expires=1&token=5e",
     "OperationAsk.id": OTHER_UID,
     "OperationView.id": OTHER_UID,
     "ExportWork.disk": "root",

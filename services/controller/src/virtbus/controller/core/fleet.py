@@ -25,6 +25,7 @@ from virtbus.controller.core.nodes import (
 )
 from virtbus.controller.core.operations import Operations
 from virtbus.controller.core.placement import CPU_OVERCOMMIT, Candidate, kind_of, why_unplaced
+from virtbus.controller.core.pools import KnownPools
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.unrecorded_vms import UnrecordedVms, held_alarms
 from virtbus.controller.core.view import matches, view
@@ -69,6 +70,7 @@ class Fleet:
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
+    pools: KnownPools = field(default_factory=KnownPools)
     volumes: Volumes = field(default_factory=Volumes)
     networks: Networks = field(default_factory=Networks)
     addresses: GivenAddresses = field(default_factory=GivenAddresses)
@@ -396,4 +398,5 @@ class Fleet:
             load.reserved_vms > 0,
             self.vcpus_per_cpu,
             images.keys,
+            self.pools.of(node),
         )

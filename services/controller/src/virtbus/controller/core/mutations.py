@@ -1,14 +1,15 @@
 """Computes the record of an existing VM after a start, stop, update or delete."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from virtbus.controller.core.admission import check_devices, starts_by_itself
 from virtbus.controller.core.nic_changes import check_partners, with_nics_of
 from virtbus.controller.core.secret_inputs import split_secrets
+from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.image import sealed_ref, shown_ref
+from virtbus.schemas.image import ImageTarget, parse_image_ref, sealed_ref, shown_ref
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.snapshot import SnapshotRecord
@@ -52,6 +53,7 @@ OF_A_NIC = re.compile(
 Limits and trays of disks take effect at once.
 """
 OF_A_SIZE = re.compile(r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$")
+OF_A_MEDIUM = re.compile(r"spec\.volumes\[([0-9]+)\]\.image\.ref$")
 LIVE_OF_A_NIC = re.compile(r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state$|limits(\.|$))")
 """Fields of interfaces that netd and the agent apply to a running guest."""
 
@@ -97,6 +99,7 @@ def updated(
         kept = changed_paths(with_nics_of(there, plain), plain, "spec")
         grown = grown_disks(record.spec, public)
         fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
+        fixed = [path for path in fixed if not _is_medium(path, public)]
         fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # new secrets
         if fixed:
             message = (
@@ -133,6 +136,42 @@ def _is_size(path: str, spec: VmSpec, grown: frozenset[str]) -> bool:
     """Return True for the path of the size of a disk that has grown. No disk shrinks."""
     found = OF_A_SIZE.match(path)
     return found is not None and spec.volumes[int(found[1])].name in grown
+
+
+def _is_medium(path: str, spec: VmSpec) -> bool:
+    """Return True for the path of the image of a CD-ROM drive whose medium can be changed."""
+    found = OF_A_MEDIUM.match(path)
+    drives = {disk.name for disk in spec.domain.devices.disks if is_drive(disk)}
+    return found is not None and spec.volumes[int(found[1])].name in drives
+
+
+def with_targets(record: VmRecord, before: VmRecord, found: Mapping[str, ImageTarget]) -> VmRecord:
+    """Return a changed record with the targets `found` of the image names that are new in it.
+
+    The names of unchanged volumes keep the meaning that they had.
+
+    Raises:
+        VirtbusError: 422 `medium_unpinned`: a new image has no digest, so its node could not tell
+            it from the medium before.
+    """
+    had = {volume.image_ref for volume in before.spec.volumes}
+    old, new = set(), []
+    for index, volume in enumerate(record.spec.volumes):
+        if volume.image_ref not in had:
+            new.append((f"spec.volumes[{index}].image.ref", volume.image_ref))
+        elif volume.image_ref:
+            old.add(parse_image_ref(volume.image_ref).locator)
+    kept = {name: one for name, one in record.image_targets.items() if name in old}
+    targets = {**found, **kept}
+    message = "another medium needs a digest: REF@sha256:…; `virtbus vm insert` finds it"
+    unpinned = []
+    for path, ref in new:
+        source = parse_image_ref(ref)
+        if source._replace(target=targets.get(source.locator)).file_digest is None:
+            unpinned.append(Detail(path=path, message=message))
+    if unpinned:
+        raise VirtbusError(Code.UNSUPPORTED, "medium_unpinned", message, details=tuple(unpinned))
+    return record.model_copy(update={"image_targets": targets}) if new else record
 
 
 def _at_restart(path: str) -> bool:

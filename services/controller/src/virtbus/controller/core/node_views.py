@@ -16,6 +16,7 @@ def node_views(fleet: Fleet, now_s: float) -> Iterator[NodeView]:
         yield NodeView(
             **seen.record.model_dump() | {"state": fleet.node_state(node, now_s)},
             images=len(fleet.images.of(node).keys),
+            pools=tuple(fleet.pools.of(node).values()),
             vms=load.vms,
             committed_vcpus=load.vcpus,
             committed_memory_bytes=load.memory_bytes,

@@ -1,9 +1,12 @@
 """Decides about creates, restores and deletes of snapshots, and shows snapshots (ADR 0054)."""
 
+from collections.abc import Iterable
+
 from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.node_rpc import HeldSnapshot
 from virtbus.schemas.operation import OperationPhase, OperationRecord, OperationStatus
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef, SnapshotState
 from virtbus.schemas.snapshot_api import (
     SnapshotAdopt,
@@ -12,6 +15,7 @@ from virtbus.schemas.snapshot_api import (
     SnapshotView,
 )
 from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import invalid
 
 MAX_NAME_CHARS = 63
@@ -22,6 +26,17 @@ def refuse_unclear(want: SnapshotCreate) -> None:
     """Raise 400 unless the request names a VM or a volume."""
     if (want.vm is None) == (want.volume is None):
         raise invalid((Detail(path="vm", message="give either vm or volume"),))
+
+
+def refuse_pools(refs: Iterable[VolumeRef]) -> None:
+    """Raise 422 if the pool of a volume has no snapshots."""
+    for ref in refs:
+        if ref.pool != LOCAL:
+            message = (
+                f"the volume {ref.name} is in the pool {ref.pool}, which has no snapshots; copy it "
+                f"with `virtbus volume create NAME --from-volume {ref.name}`"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "no_snapshots", message)
 
 
 def refuse_protected(record: VolumeRecord) -> None:

@@ -14,6 +14,7 @@ from virtbus.schemas.subjects import (
     JOIN_KEY,
     NETWORKS,
     NODE_SPEC_KEY,
+    POOLS_KEY,
     SNAPSHOTS,
     VOLUMES,
 )
@@ -23,7 +24,12 @@ from virtbus.schemas.vm_status import Condition, VmView
 CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
-_NODE_WIDE = {JOIN_KEY: "join record", NODE_SPEC_KEY: "node_spec", IMAGES_KEY: "list of images"}
+_NODE_WIDE = {
+    JOIN_KEY: "join record",
+    NODE_SPEC_KEY: "node_spec",
+    IMAGES_KEY: "list of images",
+    POOLS_KEY: "list of pools",
+}
 _PLACES = {
     "_name": "name claim",
     VOLUMES: "volume",

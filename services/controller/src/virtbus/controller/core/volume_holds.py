@@ -24,6 +24,7 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
         image="" if record.fill is not None else record.spec.source.image or "",
         target=None if record.fill is not None else record.target,
         copied=record.fill is not None,
+        pool=record.spec.pool,
     )
 
 
@@ -44,7 +45,8 @@ def fill_of(ref: VolumeRef) -> VolumeFill | None:
 def plain_spec(ref: VolumeRef) -> VolumeSpec:
     """Return the specification of a volume from its reference; a copy's source is unknown."""
     size = max(ref.size_bytes, DISK_MIN) if ref.copied else ref.size_bytes
-    return validate(VolumeSpec, {"size": size, "source": {"image": ref.image or None}})
+    source = {"image": ref.image or None}
+    return validate(VolumeSpec, {"size": size, "pool": ref.pool, "source": source})
 
 
 def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:

@@ -7,6 +7,7 @@ from virtbus.controller.core.allocations import takes_room
 from virtbus.controller.core.demand import Demand, demand_of
 from virtbus.controller.core.network_demand import NO_TARGETS, Targets
 from virtbus.controller.core.placement import Candidate, Placement, place
+from virtbus.controller.core.pools import Needs, needs_of, why_not
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
@@ -14,10 +15,11 @@ from virtbus.schemas.volume import VolumeRecord
 
 
 class Home(NamedTuple):
-    """The node of a VM's volumes, and the name of one of them."""
+    """The node of a VM's volumes (empty: none yet), the name of one of them, and their pools."""
 
     node: str
     volume: str
+    needs: Needs = ()
 
 
 class Wait(NamedTuple):
@@ -31,7 +33,8 @@ class Wait(NamedTuple):
 
 
 def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
-    """Return the node of the volumes, None if they have none yet; 409 if there are two nodes."""
+    """Return node and pools of the volumes, None without volumes; 409 if they have two nodes."""
+    volumes = tuple(volumes)
     homes = {one.node: Home(one.node, one.name) for one in volumes if one.node}
     if len(homes) > 1:
         placed = ", ".join(f"{one.volume} on {one.node}" for one in homes.values())
@@ -41,7 +44,8 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
             for one in homes.values()
         )
         raise VirtbusError(Code.CONFLICT, "volumes_apart", message, details=details)
-    return next(iter(homes.values()), None)
+    home = next(iter(homes.values()), Home("", ""))
+    return home._replace(needs=needs_of(volumes)) if volumes else None
 
 
 def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
@@ -58,17 +62,21 @@ def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> P
 
 
 def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
-    """Return the node of a VM's volumes by the cache; None if they have none yet."""
+    """Return the home of a VM's volumes by the cache; None if it has none."""
+    known = []
     for ref in record.volume_refs.values():
         held = volumes.get(ref.namespace, ref.name)
-        if held is not None and held.record.uid == ref.uid and held.record.node:
-            return Home(held.record.node, ref.name)
-    return None
+        if held is not None and held.record.uid == ref.uid:
+            known.append(held.record)
+    placed = next((Home(one.node, one.name) for one in known if one.node), Home("", ""))
+    return placed._replace(needs=needs_of(known)) if known else None
 
 
 def near(nodes: Sequence[Candidate], home: Home | None) -> Sequence[Candidate]:
     """Return the nodes that have the data: all if there is none yet."""
-    return nodes if home is None else [one for one in nodes if one.record.node == home.node]
+    if home is None or not home.node:
+        return nodes
+    return [one for one in nodes if one.record.node == home.node]
 
 
 def place_near(
@@ -80,9 +88,16 @@ def place_near(
     strict: bool = False,
     targets: Targets = NO_TARGETS,
 ) -> Placement:
-    """Return the placement of a VM as `place`, on the node of its volumes only."""
-    found = place(spec, near(nodes, home), powered=powered, strict=strict, targets=targets)
+    """Return the placement of a VM as `place`, on the node of its volumes, where its pools are."""
     if home is None:
+        return place(spec, nodes, powered=powered, strict=strict, targets=targets)
+    there = near(nodes, home)
+    lacking = {one.record.node: why_not(one.pools, home.needs) for one in there}
+    lacking = {node: why for node, why in lacking.items() if why}
+    able = [one for one in there if one.record.node not in lacking]
+    found = place(spec, able, powered=powered, strict=strict, targets=targets)
+    found = Placement(found.fit, {**found.refused, **lacking})
+    if not home.node:
         return found
     why = f"does not have the volume {home.volume}, which is on {home.node}"
     refused = {one.record.node: why for one in nodes if one.record.node != home.node}

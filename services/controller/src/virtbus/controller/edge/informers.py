@@ -151,6 +151,8 @@ class Informers:
             fleet.offer(node)
         elif key.endswith(f".{subjects.IMAGES_KEY}"):
             fleet.purge_images(key)
+        elif key.endswith(f".{subjects.POOLS_KEY}"):
+            fleet.offer(fleet.pools.purge(key))
         elif key.startswith(_NAMED):
             _named(fleet, key).forget(key)
         elif key.startswith(subjects.ADDRESS_KEYS):
@@ -223,14 +225,14 @@ class Informers:
 
     def _known_in_st(self) -> set[str]:
         fleet = self._fleet
-        known = fleet.images.known() | fleet.operations.status_keys()
+        known = fleet.images.known() | fleet.pools.known() | fleet.operations.status_keys()
         return {uid for _, uid in fleet.statuses} | known
 
     def _status(self, entry: Entry) -> str | None:
         last = entry.key.rpartition(".")[2]
         if last.startswith("_"):  # a key of the node's agents, not of a VM
-            if last == subjects.IMAGES_KEY:
-                self._images(entry)
+            if last in {subjects.IMAGES_KEY, subjects.POOLS_KEY}:
+                _take_offer(self._fleet, entry, last)
             elif last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
                 now_s = asyncio.get_running_loop().time()
                 self._fleet.hosts.put_rival(entry.key, entry.value, now_s)
@@ -239,18 +241,24 @@ class Informers:
             return self._fleet.purge_status(entry.key, entry.revision)
         return self._fleet.put_status(entry.key, entry.value, entry.revision)
 
-    def _images(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.PURGE:
-            self._fleet.purge_images(entry.key)
-        else:
-            self._fleet.put_images(entry.key, entry.value)
-
     def _node(self, entry: Entry) -> None:
         if entry.kind is EntryKind.PURGE:
             self._fleet.forget_node(entry.key.removeprefix("$KV.node."))
         else:
             now_s = asyncio.get_running_loop().time()
             self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())
+
+
+def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
+    """Process the images or the pools of a node."""
+    if last == subjects.POOLS_KEY:
+        purged = entry.kind is EntryKind.PURGE
+        pools = fleet.pools
+        fleet.offer(pools.purge(entry.key) if purged else pools.put(entry.key, entry.value))
+    elif entry.kind is EntryKind.PURGE:
+        fleet.purge_images(entry.key)
+    else:
+        fleet.put_images(entry.key, entry.value)
 
 
 def _take_named(fleet: Fleet, entry: Entry) -> None:
@@ -285,5 +293,5 @@ def _name(key: str) -> str:
     if of_operation(key):
         return key
     last = key.rsplit(".", maxsplit=1)[-1]
-    whole = {subjects.NODE_SPEC_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY}
-    return key if last in whole else last
+    keys = subjects.NODE_SPEC_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY, subjects.POOLS_KEY
+    return key if last in keys else last

@@ -209,7 +209,8 @@ class NodeApi:
         self._check_empty(node)
         self._losses.check(want)
         lost = await self._losses.give_up(node)
-        await self._bus.purge(subjects.node_images(node), marker_ttl_s=MARKER_TTL_S)
+        for key in (subjects.node_images(node), subjects.node_pools(node)):
+            await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
         uids = [uid for there, uid in self._fleet.statuses if there == node]
         of_node = (
             subjects.node_instance(node),

@@ -16,6 +16,7 @@ from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredSnapshot
+from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.operation_api import OperationApi
@@ -125,12 +126,14 @@ class SnapshotApi:
         """Return the fields of the operation; raises VirtbusError if there is nothing to copy."""
         if source.resource == "vm":
             vm = await self._vms.find(VmRef(name=source.name, namespace=source.namespace), account)
+            snapshot_changes.refuse_pools(vm.record.volume_refs.values())
             return resting.of_vm(vm.record, self._vms.show(vm).state)
         ask = VolumeAsk(name=source.name, namespace=source.namespace)
         volume = await self._volumes.latest(ask.namespace, ask.name)
         if volume is None:
             raise volume_changes.not_found(ask)
         check_owner(account, volume.record.owner)
+        snapshot_changes.refuse_pools((ref_of(volume.record),))
         if in_place:
             snapshot_changes.refuse_protected(volume.record)
         now_s = asyncio.get_running_loop().time()

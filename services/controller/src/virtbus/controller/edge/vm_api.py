@@ -124,6 +124,7 @@ class VmApi:
         )
         until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
         record = await self._with_networks(held.record, record)
+        record = await self._creates.with_new_images(record, held.record)
         refuse_large(record)
         refuse_growth(held.record, record, self._fleet.last_status(held.record))
         self._check_room(held.record, record)

@@ -113,6 +113,16 @@ class VmCreates:
         targets = await self._images.of_spec(record.spec, record.namespace)
         return record.model_copy(update={"image_targets": targets}) if targets else record
 
+    async def with_new_images(self, record: VmRecord, before: VmRecord) -> VmRecord:
+        """Return a changed record with the targets of new image names; errors as `with_targets`."""
+        had = {volume.image_ref for volume in before.spec.volumes}
+        new = tuple(one for one in record.spec.volumes if one.image_ref not in had)
+        if not new:
+            return record
+        spec = record.spec.model_copy(update={"volumes": new})
+        found = await self._images.of_spec(spec, record.namespace)
+        return mutations.with_targets(record, before, found)
+
     async def _with_networks(self, record: VmRecord) -> VmRecord:
         """Return the record with the network objects that its spec names."""
         targets = await self._networks.of_spec(record.spec, record.namespace)

@@ -80,12 +80,16 @@ class VolumeApi:
             created_ns=self._sources.time_ns(),
             owner=owner_of(request.account),
         )
-        if want.spec.source.is_copied:
+        new = self._fleet.volumes.get(want.namespace, want.name) is None
+        if new:
+            self._fleet.pools.refuse_new(record, record.spec.size)
+        if want.spec.is_copied:
             record = await self._fills.planned(record, request.account)
         volume_changes.refuse_large(record)
-        if self._fleet.volumes.get(want.namespace, want.name) is None:
+        if new:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
             self._refuse_more(want.namespace)
+            self._fleet.pools.refuse_new(record, record.spec.size)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
         check_owner(request.account, held.record.owner)
@@ -148,6 +152,7 @@ class VolumeApi:
 
         def change(record: VolumeRecord) -> VolumeRecord:
             changed = volume_changes.updated(record, want)
+            self._fleet.pools.refuse_growth(record, changed.spec.size)
             volume_changes.refuse_large(changed)
             return changed
 

@@ -60,6 +60,12 @@ class BusLink:
             await self._has.wait()
         return self._bus
 
+    def here(self) -> Bus:
+        """Return the connection; raises VirtbusError 503 `bus_away`."""
+        if self._bus is None or not self._bus.connected:
+            raise away(self.refusal if self._bus is None else "the connection is lost")
+        return self._bus
+
     async def ask(
         self, resource: str, verb: str, value: Any, *, timeout_s: float = REQUEST_S
     ) -> Any:
@@ -69,9 +75,7 @@ class BusLink:
             VirtbusError: the answer's error; 503 `bus_away`; 504 `no_answer`, and the request may
                 have taken effect.
         """
-        bus = self._bus
-        if bus is None or not bus.connected:
-            raise away(self.refusal if bus is None else "the connection is lost")
+        bus = self.here()
         try:
             return await bus.request(subjects.api(resource, verb), value, timeout_s=timeout_s)
         except OutcomeUnknownError as error:

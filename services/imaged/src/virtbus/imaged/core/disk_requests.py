@@ -24,6 +24,8 @@ class DiskRequest:
     """The query of the image's URL, if an older controller left it in the record."""
     ref: VolumeRef | None = None
     """The volume whose data the disk is; None: the disk is the VM's own."""
+    drive: bool = False
+    """True: a CD-ROM drive. Its disk has no writes, so it is replaced by that of another medium."""
 
 
 def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
@@ -34,13 +36,16 @@ def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest,
             `volume_unknown`: the record does not describe a volume of its spec.
     """
     wanted = []
+    disks = record.spec.domain.devices.disks
+    drives = {disk.name for disk in disks if disk.device == "cdrom"}
     for volume in record.spec.volumes:
         if volume.volume is not None:
             wanted.append(_named(record, volume))
         elif volume.image is not None:
             source, query = _source(record, volume)
             size, policy = volume.image.size, _policy(source)
-            wanted.append(DiskRequest(volume.name, source, size, policy, query))
+            drive = volume.name in drives
+            wanted.append(DiskRequest(volume.name, source, size, policy, query, drive=drive))
         elif volume.container_disk is not None:
             container = volume.container_disk
             wanted.append(

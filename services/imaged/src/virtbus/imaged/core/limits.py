@@ -1,6 +1,7 @@
 """Limits of a transfer and of the store, each with unit and reason (SRC-06 to SRC-11)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from virtbus.imaged.core.addresses import Network
 
@@ -53,3 +54,23 @@ class SpaceLimits:
     def floor_bytes(self, disk_bytes: int) -> int:
         """Return the bytes of a disk of this size that must stay free."""
         return max(int(disk_bytes * self.min_free_ratio), self.min_free_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadLimits:
+    """The HTTP server for exports: where it listens, and what its readers may take."""
+
+    address: tuple[str, int]
+    url: str
+    """The beginning of each link."""
+    certificate: tuple[Path, Path] | None = None
+    """Files with a certificate and its key: HTTPS. None: HTTP."""
+    at_once: int = 32
+    """Connections. One source has three quarters of them at most."""
+    bytes_per_s: int = 0
+    """The rate of all downloads together; 0: no limit."""
+    head_s: float = 10.0
+    """Time limit of the handshake and the head of a request."""
+    stall_s: float = 60.0
+    """Time in which a reader must take 256 KiB."""
+    listen_again_s: float = 10.0

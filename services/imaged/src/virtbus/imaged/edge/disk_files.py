@@ -150,6 +150,19 @@ class DiskFolders:
         except OSError as error:
             raise store_error(error) from error
 
+    def replace(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
+        """Write a disk as `make` does, in place of any other: for media, which have no writes."""
+        try:
+            with self._open_root() as root:
+                os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))
+            with self._open(uid) as directory:
+                _write_disk(volume + SUFFIX, layout, directory, instead=True)
+                if self._notes:
+                    note = encode_json(dataclasses.asdict(overlay))
+                    openat2.replace(volume + NOTE_SUFFIX, note, directory)
+        except OSError as error:
+            raise store_error(error) from error
+
     def grow(self, folder: str, volume: str, size_bytes: int) -> None:
         """Make a disk larger. A disk that a QEMU has open grows by that QEMU, or later here.
 
@@ -239,7 +252,8 @@ def write_layout(layout: Layout, descriptor: int) -> None:
     os.ftruncate(descriptor, layout.length_bytes)
 
 
-def _write_disk(final: str, layout: Layout, directory: int) -> None:
+def _write_disk(final: str, layout: Layout, directory: int, *, instead: bool = False) -> None:
+    """Write a disk under its final name; `instead`: in place of another."""
     temporary = f"{TEMPORARY}{final}"
     # Removed, not truncated: after a crash this name can be a second link to the disk.
     openat2.remove(temporary, directory)
@@ -247,6 +261,9 @@ def _write_disk(final: str, layout: Layout, directory: int) -> None:
     try:
         write_layout(layout, descriptor)
         os.fsync(descriptor)
+        if instead:
+            os.rename(temporary, final, src_dir_fd=directory, dst_dir_fd=directory)
+            return
         # link(2), unlike rename(2), cannot replace an existing disk
         with contextlib.suppress(FileExistsError):
             os.link(temporary, final, src_dir_fd=directory, dst_dir_fd=directory)

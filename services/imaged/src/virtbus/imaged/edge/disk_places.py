@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtbus.imaged.core.overlay import Overlay
-from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.export_conversion import OpenedSource
+from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.store import ImageStore
-from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
+from virtbus.imaged.edge.volume_files import DISK
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.volume_ref import VolumeRef
@@ -33,9 +33,9 @@ class DiskPlaces:
     Our own parser reads the headers, because a guest may have changed them.
     """
 
-    def __init__(self, files: DiskFolders, store: ImageStore) -> None:
-        self._files = files
-        self._volumes = VolumeFolders(files.root)
+    def __init__(self, pools: Pools, store: ImageStore) -> None:
+        self._files = pools.files
+        self._pools = pools
         self._images = store.data_dir
 
     def of(self, uid: str, disk: str, ref: VolumeRef | None) -> DiskPlace:
@@ -43,11 +43,11 @@ class DiskPlaces:
 
         Raises:
             VirtbusError: 404 `disk_missing`; 409 `disk_damaged`, `disk_mismatch`; 503
-                `store_error`.
+                `store_error`; as `Pools.of`.
         """
         files, folder, name = self._files, uid, disk
         if ref is not None:
-            files, folder, name = self._volumes, ref.folder, DISK
+            files, folder, name = self._pools.of(ref), ref.folder, DISK
         found = files.read(folder, name)
         if found is None:
             message = "the disk does not exist on this node; a first start of its VM makes it"

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_space import DiskSpace
@@ -23,9 +24,24 @@ FOLDER = "exports"
 PART = "part"
 PACKED = "packed"
 NOTE = "note.json"
+LINK_KEY = "link-key"
 MAX_NOTE_BYTES = 4096
 _PRIVATE = 0o700
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+class OpenedExport(NamedTuple):
+    """A published file with the key of its links. `descriptor` is the caller's to close."""
+
+    result: ExportResult
+    key: bytes
+    descriptor: int
+
+    def read(self, at: int, most: int) -> bytes:
+        """Return bytes of the file; empty at its end, or once it is removed."""
+        if not os.fstat(self.descriptor).st_nlink:
+            return b""
+        return os.pread(self.descriptor, most, at)
 
 
 class ExportFiles:
@@ -50,6 +66,35 @@ class ExportFiles:
                 return note
         except (FileNotFoundError, VirtbusError):
             return None  # a note that cannot be read is of an attempt that a crash ended
+        except OSError as error:
+            raise store_error(error) from error
+
+    def link_key(self, export: str, new: bytes) -> bytes:
+        """Return the key of a published export's links: `new` if it has none; raises as `begin`.
+
+        It is removed with the export, which ends all links.
+        """
+        try:
+            with self._open(export) as folder:
+                try:
+                    return openat2.read_small(LINK_KEY, folder, MAX_NOTE_BYTES)
+                except FileNotFoundError:
+                    openat2.replace(LINK_KEY, new, folder)
+                    return new
+        except OSError as error:
+            raise store_error(error) from error
+
+    def opened(self, export: str, name: str) -> OpenedExport | None:
+        """Return an export that has links, None if there is none; raises as `begin`."""
+        result = self.published(export)
+        if result is None or Path(result.path).name != name:
+            return None
+        try:
+            with self._open(export) as folder:
+                key = openat2.read_small(LINK_KEY, folder, MAX_NOTE_BYTES)
+                return OpenedExport(result, key, openat2.open_file(name, folder))
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise store_error(error) from error
 

@@ -1,6 +1,7 @@
 """Makes, copies and removes the data of volumes: `<disks>/volumes/<folder>/disk.qcow2`.
 
-A folder is named by `VolumeRef.folder`. It is below the directory of the disks, because a sandbox
+Other pools than `local` are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). A folder is
+named by `VolumeRef.folder`. It is below the directory of the disks, because a sandbox
 may mount sibling directories separately. Only an explicit release removes it.
 """
 
@@ -28,10 +29,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import Uid
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.node_rpc import HeldResources, HeldVolume
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.volume_ref import VolumeRef
 from virtbus.schemas.wire import decode, encode_json, validate
 
-FOLDER = "volumes"
+FOLDER, POOLS = "volumes", "pools"
 DISK = "disk"
 PART = "part"
 """The disk while it is copied. The rename to its final name is the last step (ADR 0053)."""
@@ -58,12 +60,14 @@ class VolumeNote(LenientModel):
 
 
 class VolumeFolders(DiskFolders):
-    """The folders of volumes. All methods block on the disk."""
+    """The folders of the volumes in one pool. All methods block on the disk."""
 
     _folder = _VOLUME
 
-    def __init__(self, disks: Path) -> None:  # the root exists only while there are volumes
-        self.root = disks / FOLDER
+    def __init__(self, disks: Path, pool: str = LOCAL) -> None:
+        # the root of the pool `local` exists only while there are volumes; others are mounted
+        self.root = disks / FOLDER if pool == LOCAL else disks / POOLS / pool
+        self._ours = pool == LOCAL
         self._notes = os.geteuid() != 0
 
     @contextlib.contextmanager
@@ -80,9 +84,22 @@ class VolumeFolders(DiskFolders):
     def remove(self, folder: str) -> bool:
         """Remove a volume; return False if there was none; errors as `DiskFolders.remove`."""
         found = super().remove(folder)
-        with contextlib.suppress(OSError):  # there are others
-            self.root.rmdir()
+        if self._ours:
+            with contextlib.suppress(OSError):  # there are others
+                self.root.rmdir()
         return found
+
+    def names(self) -> list[str]:
+        """Return the folders of all volumes."""
+        return [one for one in self._folders() if self._folder.match(one)]
+
+    def size_bytes(self, folder: str) -> int | None:
+        """Return the size that the guest sees; None without a readable disk."""
+        try:
+            found = self.read(folder, DISK)
+        except VirtbusError:
+            return None
+        return found.virtual_size_bytes if found is not None else None
 
     def note(self, note: VolumeNote) -> None:
         """Write the copy of a volume's identity, unless it is there; make its folder if needed.
@@ -93,7 +110,8 @@ class VolumeFolders(DiskFolders):
         body = encode_json(note)
         try:
             folder = self._checked(note.ref.folder)
-            openat2.make_passable(self.root)
+            if self._ours:
+                openat2.make_passable(self.root)
             with self._open_root() as root:
                 os.close(openat2.open_directory(folder, root, openat2.PASSABLE))
                 os.fsync(root)
@@ -160,7 +178,7 @@ class VolumeFolders(DiskFolders):
 
     def page(self, after: str) -> HeldResources:
         """Return the first volumes whose folder is greater than `after`."""
-        names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
+        names = sorted(one for one in self.names() if one > after)
         found = tuple(self._held(one) for one in names[:PAGE])
         return HeldResources(volumes=found, more=len(names) > PAGE)
 

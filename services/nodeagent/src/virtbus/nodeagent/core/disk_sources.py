@@ -9,18 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
+from virtbus.schemas.pool import LOCAL
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
 HEAD_BYTES = 64 * 1024
 """The bytes that are read from a file's start. They must contain the header and backing name."""
-DISKS, IMAGES, DATA, VOLUMES = "disks", "images", "data", "volumes"
-"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`, and
-`<state_dir>/disks/volumes/<folder>/disk.qcow2`."""
+DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "pools"
+"""Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
+`<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
 
+_DIGITS = 12
+"""Digits of an image's digest in the name of a medium."""
 _MAGIC = b"QFI\xfb"
 _V2 = struct.Struct(">4sIQIIQI")
 _V2_BYTES, _V3_BYTES = 72, 104
@@ -41,6 +45,9 @@ class DiskSource:
     backing_format: ImageFormat | None = None
     place: tuple[str, ...] = ()
     """The folders of the file below `<state_dir>/disks`, and its name."""
+    pin: str = ""
+    """The file name of the agent's own link. Another medium of a drive has another name, so that
+    libvirt sees the change."""
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
 
@@ -69,6 +76,8 @@ def disk_sources(
             imaged's report names an image.
     """
     sources = {}
+    disks = record.spec.domain.devices.disks
+    drives = {one.name for one in disks if is_drive(one)} - {*record.volume_refs}
     for volume in record.spec.volumes:
         if volume.is_iso:
             continue
@@ -80,7 +89,7 @@ def disk_sources(
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
         # text, because pathlib's joins would cost 20 us per volume
-        image = disk.digest.removeprefix("sha256:")
+        image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""
         place = _place(record, volume)
         sources[volume.name] = DiskSource(
@@ -88,6 +97,7 @@ def disk_sources(
             backing_path=below,
             backing_format=disk.image_format,
             place=place,
+            pin=disk_name(f"{volume.name}.{image[:_DIGITS]}" if drive and image else volume.name),
             volume=volume.volume is not None,
         )
     return sources
@@ -105,7 +115,8 @@ def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
 
 def volume_place(ref: VolumeRef) -> tuple[str, ...]:
     """Return the folders of a volume's disk below `<state_dir>/disks`, and its name."""
-    return (VOLUMES, ref.folder, disk_name("disk"))
+    pool = (VOLUMES,) if ref.pool == LOCAL else (POOLS, ref.pool)
+    return (*pool, ref.folder, disk_name("disk"))
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:

@@ -22,8 +22,8 @@ from virtbus.nodeagent.core.io_threads import io_threads
 from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import port_address
 from virtbus.schemas.disk import Tray
-from virtbus.schemas.disk_buses import ABILITIES, Verb
-from virtbus.schemas.vm import Disk, DiskBus, Domain
+from virtbus.schemas.disk_rules import is_drive
+from virtbus.schemas.vm import Disk, DiskBus, Domain, VmRecord
 
 _USB_PORTS = 15
 """Ports of the USB controller: the maximum of a qemu-xhci."""
@@ -121,15 +121,16 @@ def drives(
     }
 
 
-def is_drive(disk: Disk) -> bool:
-    """Return True for a CD-ROM drive whose medium can be changed."""
-    refused = ABILITIES[disk.bus][Verb.MEDIA_CHANGE].refused
-    return disk.device == "cdrom" and not refused
-
-
-def trays(disks: Sequence[Disk]) -> dict[str, Tray]:
-    """Return the trays that are not closed, by the names of drives."""
-    return {disk.name: disk.tray for disk in disks if disk.tray is not None and disk.is_open}
+def media(record: VmRecord) -> dict[str, str]:
+    """Return the media of a VM's drives by name: the image, or the tray if it is not closed."""
+    volumes = {volume.name: volume for volume in record.spec.volumes}
+    found = {}
+    for disk in filter(is_drive, record.spec.domain.devices.disks):
+        if disk.is_open:
+            found[disk.name] = str(disk.tray)
+        elif disk.name in volumes:
+            found[disk.name] = record.image_of(volumes[disk.name])
+    return found
 
 
 def _disk(

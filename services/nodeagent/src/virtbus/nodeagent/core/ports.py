@@ -299,6 +299,9 @@ class DiskFiles(Protocol):
     async def opened(self, ref: VolumeRef) -> bool:
         """Return True if any QEMU of this host has the volume's disk open."""
 
+    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
+        """Remove our names of media that are not among `sources`; no drive has them any more."""
+
 
 class Readiness(Protocol):
     """Detects ready guests."""

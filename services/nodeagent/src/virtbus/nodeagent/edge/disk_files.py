@@ -77,6 +77,17 @@ class HostDiskFiles:
 
         return await in_thread(ask)
 
+    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
+        """Remove our names of media that are not among `sources`; no drive has them any more."""
+        kept = {source.path for source in sources.values()}
+
+        def drop() -> None:
+            for path in (self._state / "vms" / uid).glob(f"{PINNED}*.*.qcow2"):
+                if str(path) not in kept:
+                    path.unlink(missing_ok=True)
+
+        await in_thread(drop)
+
     def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
         try:
             if source.backing_path and source.backing_format is not None:
@@ -88,17 +99,17 @@ class HostDiskFiles:
             *folders, name = source.place
             with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
-                path = self._pinned(uid, volume, descriptor)
+                path = self._pinned(uid, volume, source.pin, descriptor)
         except OSError as error:
             raise refused(volume, f"it cannot be opened: {error.strerror}") from error
         return dataclasses.replace(source, path=path or source.path)
 
-    def _pinned(self, uid: str, volume: str, descriptor: int) -> str:
+    def _pinned(self, uid: str, volume: str, pin: str, descriptor: int) -> str:
         """Return the path of our hard link to an open disk.
 
         Empty if `disks/` is on another filesystem, where a hard link is impossible.
         """
-        path = self._state / "vms" / uid / f"{PINNED}{disk_name(volume)}"
+        path = self._state / "vms" / uid / f"{PINNED}{pin}"
         kept = path.lstat() if os.path.lexists(path) else None
         found = os.fstat(descriptor)
         ours = kept is not None and os.path.samestat(kept, found)
@@ -126,8 +137,9 @@ def drop_pins(state_dir: Path, record: VmRecord) -> None:
     disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
     names = {f"{PINNED}{disk_name(one)}": one for one in disks}
     for path in (state_dir / "vms" / record.uid).glob(f"{PINNED}*"):
-        ref = record.volume_refs.get(names.get(path.name, ""))
-        kept = path.name in names
+        name = f"{path.name.partition('.')[0]}.qcow2"  # that of a medium has a part of its digest
+        ref = record.volume_refs.get(names.get(name, ""))
+        kept = name in names
         if ref is not None:
             kept = _same(path, state_dir.joinpath(DISKS, *volume_place(ref)))
         if not kept and path.lstat().st_nlink > 1:

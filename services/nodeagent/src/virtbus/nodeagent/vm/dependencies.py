@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
+from virtbus.nodeagent.core.disks import media
 from virtbus.nodeagent.core.reported_status import contradiction
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -83,8 +84,8 @@ class Dependency(Generic[Part]):
     ) -> Part:
         """Return the part of this record's epoch or a later one; waits without limit.
 
-        If the VM has volumes, its disks must be of this record's spec, because volumes are attached
-        under one epoch.
+        If the VM has volumes or CD-ROM drives, its disks must be of this record's spec, because
+        volumes and media change under one epoch.
 
         If the VM brings its own registry logins (`image_pull`), the request is sent at once,
         because only the agent has them.
@@ -147,5 +148,6 @@ class Dependency(Generic[Part]):
 def _is_of(part: ImageReady | NetReady, record: VmRecord) -> bool:
     if part.epoch < record.epoch:
         return False
-    by_epoch = part.error is not None or isinstance(part, NetReady) or not record.volume_refs
+    by_epoch = part.error is not None or isinstance(part, NetReady)
+    by_epoch |= not record.volume_refs and not media(record)
     return by_epoch or part.generation >= record.generation

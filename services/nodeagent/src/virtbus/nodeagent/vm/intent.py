@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.disk_drivers import disk_limits
-from virtbus.nodeagent.core.disks import trays
+from virtbus.nodeagent.core.disks import media
 from virtbus.nodeagent.core.guest_nics import GuestNic
 from virtbus.nodeagent.core.plugs import wanted_sizes
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, MachineEvent, VmPhase
-from virtbus.schemas.disk import DiskLimits, Tray
+from virtbus.schemas.disk import DiskLimits
 from virtbus.schemas.network import LinkState
 from virtbus.schemas.vm import VmRecord
 
@@ -34,8 +34,8 @@ class Applied:
     """The power epoch that the last run was started for; None: it never ran."""
     limits: dict[str, DiskLimits] | None = field(default_factory=dict)
     """The limits of the guest's disks; None: the agent does not know them."""
-    trays: dict[str, Tray] | None = field(default_factory=dict)
-    """The open trays of the guest's drives; None: the agent does not know them."""
+    media: dict[str, str] | None = field(default_factory=dict)
+    """The media of the guest's drives; None: the agent does not know them."""
     nics: frozenset[tuple[str, str]] | None = frozenset()
     """The guest's NICs (`nic_set`); None: the agent does not know them."""
     disks: DisksWanted | None = field(default_factory=lambda: ({}, {}))
@@ -47,7 +47,7 @@ class Applied:
         self.runs_for = record.power_epoch
         limited = any(disk.limits for disk in disks)
         self.limits = None if limited else {}  # None: read libvirt's figures
-        self.trays = trays(disks)
+        self.media = media(record)
         self.disks, self.nics = disks_wanted(record), nic_set(record)
 
     def update(self, record: VmRecord) -> None:
@@ -79,7 +79,7 @@ class Applied:
         update = next_update(record, self, phase)
         if update is not None:
             disks = record.spec.domain.devices.disks
-            self.limits, self.trays = disk_limits(disks), trays(disks)
+            self.limits, self.media = disk_limits(disks), media(record)
             self.disks, self.nics = disks_wanted(record), nic_set(record)
         return [one for one in (event, pause, update) if one is not None]
 
@@ -123,7 +123,7 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         # a domain of an older agent has no power epoch: assume 0
         runs_for=record.power_epoch if metadata is None else max(defined_for, 0),
         limits={} if same else None,
-        trays=trays(record.spec.domain.devices.disks) if same else None,
+        media=media(record) if same else None,
         disks=disks_wanted(record) if same else None,
         nics=nic_set(record) if same else None,
     )
@@ -163,11 +163,11 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return "update" for a guest with other disks, limits, trays or NICs, or unknown ones."""
+    """Return "update" for a guest with other disks, limits, media or NICs, or unknown ones."""
     if record.ending or not record.powered or phase not in UP:
         return None
     disks = record.spec.domain.devices.disks
-    same = disk_limits(disks) == before.limits and trays(disks) == before.trays
+    same = disk_limits(disks) == before.limits and media(record) == before.media
     known = before.disks is not None and before.disks == disks_wanted(record)
     return None if same and known and nic_set(record) == before.nics else "update"
 

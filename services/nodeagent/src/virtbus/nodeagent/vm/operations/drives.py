@@ -4,9 +4,10 @@ import asyncio
 
 from virtbus.nodeagent.agent_ports import AgentPorts
 from virtbus.nodeagent.core.addresses import Addresses
-from virtbus.nodeagent.core.disks import drives, is_drive
+from virtbus.nodeagent.core.disks import drives
 from virtbus.nodeagent.core.domain_xml import default_order, volume_files
 from virtbus.nodeagent.vm.dependencies import Dependency
+from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import ImageReady
 from virtbus.schemas.vm import VmRecord
@@ -36,3 +37,4 @@ async def set_drives(
     files = volume_files(sources, tools.seeds.paths(record))
     wanted = drives(spec.domain, files, default_order(record), kept)
     await tools.hypervisor.set_drives(record.uid, wanted)
+    await tools.disks.drop_media(record.uid, sources)

@@ -1,0 +1,113 @@
+"""Pools: the places on a node that hold the data of volumes (ADR 0060)."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Id
+from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
+
+LOCAL = "local"
+"""The pool that each node has without a setting. It is in the folder of the node's disks."""
+POOLS_MAX = 16
+"""Pools of one node. Their reports share one message."""
+MESSAGE_MAX = 300
+
+
+class PoolKind(StrEnum):
+    """The place where a pool keeps its data."""
+
+    LOCAL = "local"
+    """A directory of the host; each volume is a file."""
+
+
+class Abilities(NamedTuple):
+    """The properties of a kind of pool that its users can rely on."""
+
+    shared: bool
+    """Several hosts reach the same data."""
+    snapshots: bool
+    clones: bool
+    """A volume on an image exists at once. Elsewhere, it is a full copy."""
+    grow: bool
+    discard: bool
+    """A discard in the guest frees space of the pool."""
+
+
+ABILITIES = {
+    PoolKind.LOCAL: Abilities(shared=False, snapshots=False, clones=False, grow=True, discard=True)
+}
+BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)
+"""The abilities of the pool `local`: its volumes are on the disk of images and snapshots."""
+
+
+def abilities_of(name: str, kind: PoolKind) -> Abilities:
+    """Return the abilities of a pool."""
+    return BUILT_IN if name == LOCAL else ABILITIES[kind]
+
+
+class PoolState(StrEnum):
+    """The state of a pool on one node."""
+
+    READY = "Ready"
+    FULL = "Full"
+    """It has reached its reserve or its overcommit limit. It takes no new data; deletes work."""
+    READ_ONLY = "ReadOnly"
+    """Its file system refuses writes."""
+    SLOW = "Slow"
+    """It did not answer the last probe in time."""
+    GONE = "Gone"
+    """It is not there: not mounted, or it does not answer."""
+
+
+TAKES_DATA = frozenset({PoolState.READY, PoolState.SLOW})
+"""States in which a pool takes new data. Others have a reason in the report's message."""
+USABLE = TAKES_DATA | {PoolState.FULL}
+"""States in which a VM with data in the pool may start."""
+
+
+class PoolReport(LenientModel):
+    """A pool as its node sees it. Sizes are rounded, so that small changes cost no message."""
+
+    name: Id
+    kind: PoolKind
+    state: PoolState
+    message: str = Field("", max_length=MESSAGE_MAX)
+    """The reason of the state, and the next step; empty if it is Ready."""
+    size_bytes: int = 0
+    free_bytes: int = 0
+    reserve_bytes: int = 0
+    """Bytes that new data leaves free."""
+    allocated_bytes: int = 0
+    """The sum of the sizes that the guests see."""
+    overcommit: float = 0.0
+    """The limit of `allocated_bytes`, as a multiple of `size_bytes`; 0: no limit."""
+    volumes: int = 0
+    block_bytes: int = 0
+    """The unit of writes on its storage."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """Return the abilities of the pool."""
+        return abilities_of(self.name, self.kind)
+
+    def refusal(self, more_bytes: int) -> str:
+        """Return why it does not take `more_bytes` of new data; empty if it does."""
+        if self.state not in TAKES_DATA:
+            return f"is {self.state}: {self.message}"
+        limit_bytes = self.size_bytes * self.overcommit
+        if limit_bytes and self.allocated_bytes + more_bytes > limit_bytes:
+            return (
+                f"has promised {self.allocated_bytes} bytes, and may promise "
+                f"{int(limit_bytes)} (overcommit); {more_bytes} more do not fit"
+            )
+        return ""
+
+
+class NodePools(LenientModel):
+    """`$KV.st.<node>._pools`: the pools of a node, for placement. Written on change."""
+
+    schema_version: int = SCHEMA_VERSION
+    node: str
+    pools: tuple[PoolReport, ...] = Field((), max_length=POOLS_MAX)

@@ -1,0 +1,121 @@
+"""Caches the pools that each node reports, and decides which node can take a volume (ADR 0060)."""
+
+from collections.abc import Iterable, Mapping
+
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.ids import is_id
+from virtbus.schemas.pool import LOCAL, USABLE, NodePools, PoolReport
+from virtbus.schemas.records import read_stored, refuse_foreign
+from virtbus.schemas.volume import VolumeRecord
+
+PoolsByName = Mapping[str, PoolReport]
+Needs = tuple[tuple[str, int], ...]
+"""The pools that the volumes of a VM need, each with the bytes of new data."""
+_NONE: PoolsByName = {}
+
+
+class KnownPools:
+    """The last report of each node."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, PoolReport]] = {}
+
+    def of(self, node: str) -> PoolsByName:
+        """Return the pools of a node by name; none without a report."""
+        return self._of.get(node, _NONE)
+
+    def with_pool(self, name: str) -> list[str]:
+        """Return the nodes that report a pool of this name, sorted."""
+        return sorted(node for node, pools in self._of.items() if name in pools)
+
+    def names(self) -> list[str]:
+        """Return the names of all pools."""
+        return sorted({name for pools in self._of.values() for name in pools})
+
+    def put(self, key: str, value: bytes) -> str:
+        """Store the report at a key `_pools`; return its node.
+
+        Raise VirtbusError if the report does not match its key.
+        """
+        report = read_stored(NodePools, key, value)
+        refuse_foreign(key, is_id(report.node) and subjects.node_pools(report.node))
+        self._of[report.node] = {one.name: one for one in report.pools}
+        return report.node
+
+    def purge(self, key: str) -> str:
+        """Forget a node's pools; return the node."""
+        node = key.split(".")[2]
+        self._of.pop(node, None)
+        return node
+
+    def known(self) -> set[str]:
+        """Return the keys on the bus of all stored reports."""
+        return {subjects.node_pools(node) for node in self._of}
+
+    # --- requests ---------------------------------------------------------------------------
+    def refuse_new(self, record: VolumeRecord, more_bytes: int) -> None:
+        """Raise an error if no node can take so much new data of a volume now.
+
+        Raises:
+            VirtbusError: 422 `pool_unknown`: its node, or all nodes, lack the pool; 429
+                `pool_full`: the pool is full or gone on its node, or on each node that has it.
+        """
+        pool, nodes = record.spec.pool, self.with_pool(record.spec.pool)
+        if record.node:
+            nodes = [record.node] if record.node in nodes else []
+        if pool == LOCAL and not (record.node and nodes):
+            return  # its first VM chooses the node; an older agent reports no pools
+        if not nodes:
+            raise self._unknown(record)
+        reasons = {node: self._of[node][pool].refusal(more_bytes) for node in nodes}
+        if all(reasons.values()):
+            first = nodes[0]
+            raise VirtbusError(
+                Code.EXHAUSTED,
+                "pool_full",
+                f"the pool {pool} of {first} {reasons[first]}",
+                details=tuple(
+                    Detail(path=f"node/{node}", message=f"its pool {pool} {why}")
+                    for node, why in reasons.items()
+                ),
+                after_ms=10_000,
+            )
+
+    def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
+        """Raise 429 `pool_full` if the volume's pool cannot promise the larger size."""
+        more_bytes = size_bytes - record.spec.size
+        if record.bound and more_bytes > 0:
+            self.refuse_new(record, more_bytes)
+
+    def _unknown(self, record: VolumeRecord) -> VirtbusError:
+        pool = record.spec.pool
+        lacks = f"{record.node} has no pool {pool}" if record.node else f"no node has a pool {pool}"
+        others = ", ".join(self.names()) or "none"
+        message = f"{lacks}; the pools of the fleet are: {others}; see `virtbus pool list`"
+        detail = Detail(path="spec.pool", message=f"{pool} is not known")
+        return VirtbusError(Code.UNSUPPORTED, "pool_unknown", message, details=(detail,))
+
+
+def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
+    """Return the pools that volumes need, with the new data of volumes that have none yet."""
+    bytes_of: dict[str, int] = {}
+    for one in volumes:
+        new_bytes = 0 if one.bound else one.spec.size
+        bytes_of[one.spec.pool] = bytes_of.get(one.spec.pool, 0) + new_bytes
+    return tuple(sorted(bytes_of.items()))
+
+
+def why_not(pools: PoolsByName, needs: Needs) -> str:
+    """Return why a node with these pools cannot serve the volumes now; empty if it can."""
+    for name, new_bytes in needs:
+        pool = pools.get(name)
+        if pool is None:
+            if name != LOCAL:
+                return f"has no pool {name}"
+            continue  # an older agent
+        if pool.state not in USABLE:
+            return f"has a pool {name} that is {pool.state}: {pool.message}"
+        if new_bytes and (why := pool.refusal(new_bytes)):
+            return f"has a pool {name} that {why}"
+    return ""

@@ -1,0 +1,142 @@
+"""Pools of nodes: followed, and asked before a volume, its growth or its VM is accepted."""
+
+import asyncio
+
+import pytest
+from services.controller.tests.fleets import GIB, node, uid
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.test_volume_holders import make, shown, vm
+from services.controller.tests.virtual import World, settle
+
+from virtbus.controller.core.pools import KnownPools
+from virtbus.schemas import subjects
+from virtbus.schemas.api import NodePage
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.pool import NodePools, PoolKind, PoolReport, PoolState
+from virtbus.schemas.wire import encode, validate
+
+
+def pool(name: str = "fast", **more: object) -> PoolReport:
+    plain = {"name": name, "kind": PoolKind.LOCAL, "state": PoolState.READY} | more
+    return PoolReport.model_validate(plain)
+
+
+async def tell(made: World, name: str, *pools: PoolReport) -> None:
+    value = encode(NodePools(node=name, pools=pools))
+    await made.host.put(subjects.node_pools(name), value)
+    await settle()
+
+
+async def two_nodes(made: World) -> None:
+    await made.hear(node("n1"))
+    await made.hear(node("n2"))
+    await tell(made, "n2", pool(size_bytes=10 * GIB, free_bytes=5 * GIB, overcommit=2.0))
+
+
+FAST = {"size": "1GiB", "pool": "fast"}
+
+
+@played()
+async def test_nodes_show_their_pools_until_they_are_forgotten(made: World) -> None:
+    async def pools() -> dict[str, list[str]]:
+        page = validate(NodePage, await made.ask("list", resource="node"))
+        return {one.node: [pool.name for pool in one.pools] for one in page.items}
+
+    await two_nodes(made)
+    await made.host.put(subjects.node_pools("n1"), b"\xc1garbage")
+    await settle()
+    assert await pools() == {"n1": [], "n2": ["fast"]}
+    await made.host.purge(subjects.node_pools("n2"), marker_ttl_s=60)
+    await settle()
+    assert await pools() == {"n1": [], "n2": []}
+
+
+@played()
+async def test_a_volume_draws_its_vm_to_a_node_with_its_pool(made: World) -> None:
+    await two_nodes(made)
+    await make(made, spec=FAST)
+    one = await vm(made, 1, "data")
+    assert (one.node, one.volume_refs["disk-data"].pool) == ("n2", "fast")
+    assert (await shown(made)).node == "n2"
+
+
+@played()
+async def test_a_pool_that_nobody_has_is_refused_with_the_pools_there_are(made: World) -> None:
+    await two_nodes(made)
+    error = await refused(make(made, spec={"size": "1GiB", "pool": "slow"}))
+    assert (error.code, error.reason, "are: fast;" in str(error)) == (422, "pool_unknown", True)
+    error = await refused(make(made, spec=FAST, node="n1"))
+    assert (error.reason, "n1 has no pool fast" in str(error)) == ("pool_unknown", True)
+    await make(made)  # the pool local needs no report
+
+
+@played()
+async def test_a_vm_waits_with_the_reason_of_each_pool(made: World) -> None:
+    await two_nodes(made)
+    await make(made, spec=FAST)
+    await tell(made, "n2", pool(state=PoolState.GONE, message="nothing is mounted"))
+    waiting = await vm(made, 1, "data")
+    view = await made.vm("get", uid=uid(1))
+    assert waiting.node == UNPLACED
+    for why in ("n1 has no pool fast", "n2 has a pool fast that is Gone: nothing is mounted"):
+        assert why in str(view.model_dump())
+    await two_nodes(made)
+    await asyncio.sleep(10)
+    await settle()
+    view = await made.vm("get", uid=uid(1))
+    assert view.node == "n2"
+
+
+@played()
+async def test_a_pool_refuses_what_exceeds_its_limit_before_anything_is_written(
+    made: World,
+) -> None:
+    await two_nodes(made)
+    error = await refused(make(made, spec={"size": "21GiB", "pool": "fast"}))
+    assert (error.code, error.reason, "overcommit" in str(error)) == (429, "pool_full", True)
+    await make(made, spec=FAST, uid=uid(7))
+    await vm(made, 1, "data")
+    error = await refused(made.ask("update", "volume", name="data", size="22GiB"))
+    assert error.reason == "pool_full"
+    assert (await shown(made)).spec.size == GIB
+    await tell(made, "n2", pool(state=PoolState.FULL, message="0B are free"))
+    error = await refused(made.ask("update", "volume", name="data", size="2GiB"))
+    assert "is Full: 0B are free" in str(error)
+    assert (await refused(make(made, "more", spec=FAST))).reason == "pool_full"
+    await make(made, spec=FAST, uid=uid(7))  # a repeat of a create is not refused
+
+
+@played()
+async def test_a_copy_of_an_image_goes_to_a_node_with_the_pool(made: World) -> None:
+    await two_nodes(made)
+    view = await make(made, spec={"size": 0, "pool": "fast", "source": {"image": "tiny"}})
+    assert (view.node, view.state) == ("n2", "Filling")
+
+
+@played()
+async def test_a_volume_of_another_pool_has_no_snapshots(made: World) -> None:
+    await two_nodes(made)
+    await make(made, spec=FAST)
+    await vm(made, 1, "data")
+    for of in ({"vm": "vm1"}, {"volume": "data"}):
+        error = await refused(made.ask("create", "snapshot", name="before", **of))
+        assert (error.code, error.reason) == (422, "no_snapshots")
+
+
+@played()
+async def test_a_volume_without_data_is_not_refused_by_a_full_pool_that_it_does_not_use(
+    made: World,
+) -> None:
+    await two_nodes(made)
+    await tell(made, "n1", pool("local", state=PoolState.FULL, message="0B are free"))
+    await make(made, "other")
+    assert (await vm(made, 1, "other")).node == "n2"
+
+
+def test_a_node_reports_only_its_own_pools() -> None:
+    known = KnownPools()
+    with pytest.raises(VirtbusError):
+        known.put(subjects.node_pools("n1"), encode(NodePools(node="n2", pools=(pool(),))))
+    assert known.put(subjects.node_pools("n2"), encode(NodePools(node="n2", pools=(pool(),))))
+    assert (known.with_pool("fast"), known.names()) == (["n2"], ["fast"])

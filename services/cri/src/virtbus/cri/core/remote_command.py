@@ -1,0 +1,76 @@
+"""Defines the streams of exec and attach: their names, and the status that ends them.
+
+SPDY has one stream for each name, a websocket one numbered channel for each.
+"""
+
+import json
+from typing import NamedTuple
+
+from virtbus.cri.core.answers import Plain
+
+SPDY_PROTOCOL = "v4.channel.k8s.io"
+WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+"""v5 has a message for the end of a channel."""
+STDIN, STDOUT, STDERR, ERROR, RESIZE = "stdin", "stdout", "stderr", "error", "resize"
+CHANNELS = (STDIN, STDOUT, STDERR, ERROR, RESIZE)
+"""The names by the number of their channel."""
+CLOSE_CHANNEL = 255
+SIZE_BYTES = 1024
+"""Limit of a message with the size of a terminal."""
+
+
+class Wanted(NamedTuple):
+    """The streams that a request named."""
+
+    stdin: bool = False
+    stdout: bool = False
+    stderr: bool = False
+    tty: bool = False
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of the streams that the client opens."""
+        chosen = {STDIN: self.stdin, STDOUT: self.stdout, STDERR: self.stderr, RESIZE: self.tty}
+        return frozenset({ERROR, *(name for name, wanted in chosen.items() if wanted)})
+
+
+class Size(NamedTuple):
+    """The size of the client's terminal, in characters."""
+
+    columns: int
+    rows: int
+
+
+def size(text: bytes) -> Size | None:
+    """Return the size in a message of the channel `resize`; None for other contents."""
+    try:
+        value = json.loads(text)
+        found = Size(int(value["Width"]), int(value["Height"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return found if min(found) > 0 and max(found) < 2**16 else None
+
+
+def succeeded() -> bytes:
+    """Return the status of a command that ended with 0, and of an attach that ended."""
+    return _status({"status": "Success"})
+
+
+def exited(exit_code: int) -> bytes:
+    """Return the status of a command that ended with another exit code."""
+    message = f"command terminated with non-zero exit code: {exit_code}"
+    cause = {"reason": "ExitCode", "message": str(exit_code)}
+    details = {"causes": [cause]}
+    told: Plain = {"status": "Failure", "reason": "NonZeroExitCode", "message": message}
+    return _status(told | {"details": details})
+
+
+def failed(message: str) -> bytes:
+    """Return the status of a session that could not be served."""
+    return _status(
+        {"status": "Failure", "reason": "InternalError", "code": 500, "message": message}
+    )
+
+
+def _status(fields: Plain) -> bytes:
+    return json.dumps({"metadata": {}, **fields}).encode()

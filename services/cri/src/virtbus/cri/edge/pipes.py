@@ -1,0 +1,65 @@
+"""Buffers the bytes of one stream of a client until a session reads them.
+
+A connection stops reading while a pipe is full. So a client that sends more than its session takes
+costs the limit, and waits.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+FULL_BYTES = 64 * 1024
+Send = Callable[[bytes, bool], Awaitable[None]]
+"""Sends bytes to the client; True: they are the last ones. It waits while the client is slow."""
+
+
+class Pipe:
+    """One stream between a client and a session. One task may read, and one may write."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self.left = False
+        """The client gave up the stream, so nobody reads what is sent."""
+        self._send = send
+        self._came = bytearray()
+        self._no_more = False
+        self._finished = False
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def read(self) -> bytes:
+        """Return the next bytes; empty at the end."""
+        while not self._came and not self._no_more:
+            self._wake.clear()
+            await self._wake.wait()
+        data = bytes(self._came)
+        self._came.clear()
+        self._room.set()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes to the client; raises OSError if the client left."""
+        if not self._finished:
+            await self._send(data, False)
+
+    async def finish(self) -> None:
+        """Send the end of the stream; repeatable."""
+        if not self._finished:
+            self._finished = True
+            await self._send(b"", True)
+
+    async def feed(self, data: bytes, *, ended: bool) -> None:
+        """Take bytes of the client, and wait while the pipe is full."""
+        if not self._no_more:
+            self._came += data
+            self._no_more = ended
+            self._wake.set()
+        if len(self._came) >= FULL_BYTES:
+            self._room.clear()
+            await self._room.wait()
+
+    def leave(self) -> None:
+        """Note that the client sends no more, and drop what nobody will read."""
+        self.left = self._no_more = True
+        self._wake.set()
+        self._room.set()

@@ -1,0 +1,157 @@
+"""Serves the sessions of kubelet's clients: attach is the guest's console, a port is the guest's.
+
+Both are streams of the node's agent over the bus (ADR 0023), with windows of their own size. So a
+session costs a bounded amount of memory on each side.
+"""
+
+from collections.abc import Mapping
+
+from virtbus.bus.client.streams import ByteStream, opening
+from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.remote_command import RESIZE, STDIN, STDOUT, Wanted
+from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.edge.pipes import Pipe
+from virtbus.cri.edge.stream_server import Command, Forward, StreamServer
+from virtbus.cri.pods import Pods, not_found
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.streams import ConsoleOpen, PortOpen
+
+WINDOW_BYTES = 64 * 1024
+DETACH = b"\x1d"
+"""Ctrl-], typed alone: the client leaves the console, as in Virtlet."""
+LEFT, CLIENT_CLOSED = "the client left", "the client closed the connection"
+
+
+class Streaming:
+    """The sessions, and the calls that begin them."""
+
+    def __init__(self, pods: Pods, link: BusLink, node: str) -> None:
+        self._pods = pods
+        self._link = link
+        self._node = node
+        self.server = StreamServer(self, link.sources)
+
+    # --- calls ----------------------------------------------------------------------------
+    def attach(self, request: Plain) -> str:
+        """Return the URL of an attach.
+
+        Raises:
+            VirtbusError: 400 `streams_invalid`; 404; 409 `not_running`.
+        """
+        container_id = self._running(request.get("container_id", ""))
+        return self.server.url(Command(container_id, wanted(request)))
+
+    def port_forward(self, request: Plain) -> str:
+        """Return the URL for connections to a pod's ports; raises VirtbusError 404, 409."""
+        sandbox_id = request.get("pod_sandbox_id", "")
+        self._uid_of_sandbox(sandbox_id)
+        return self.server.url(Forward(sandbox_id))
+
+    # --- sessions -------------------------------------------------------------------------
+    async def command(self, want: Command, pipes: Mapping[str, Pipe]) -> int:
+        """Show the guest's console until the guest stops (`stream_server.Sessions`)."""
+        uid = self._uid(want.container_id)
+        query = ConsoleOpen(uid=uid, write=want.wanted.stdin, owner="attach")
+        subject = subjects.rpc(self._node, "agent", "console")
+        bus = self._link.here()
+        async with opening(bus, subject, query, window=WINDOW_BYTES) as stream:
+            ways = [_show(stream, pipes.get(STDOUT)), _drop(pipes.get(RESIZE))]
+            await stream.while_open(*ways, _type(stream, pipes.get(STDIN)))
+        return 0
+
+    async def forward(self, want: Forward, port: int, pipe: Pipe) -> None:
+        """Carry a connection to a port of the guest (`stream_server.Sessions`)."""
+        uid = self._uid_of_sandbox(want.sandbox_id)
+        subject = subjects.rpc(self._node, "agent", "port")
+        query = PortOpen(uid=uid, port=port)
+        async with opening(self._link.here(), subject, query, window=WINDOW_BYTES) as stream:
+            await stream.while_open(_show(stream, pipe), _send(stream, pipe))
+
+    # --- finding --------------------------------------------------------------------------
+    def _running(self, wanted_id: str) -> str:
+        """Return the full id of a running container; raises VirtbusError 404, 409."""
+        found = self._pods.find_container(wanted_id)
+        if found is None:
+            raise not_found("container", wanted_id)
+        key, container_id = found
+        if self._pods.all[key].container(container_id).phase != "running":
+            raise _not_running(f"the container {container_id}")
+        return container_id
+
+    def _uid(self, container_id: str) -> str:
+        """Return the VM of a running container."""
+        container_id = self._running(container_id)
+        key, _ = self._pods.find_container(container_id) or ("", "")
+        return self._uid_of(key)
+
+    def _uid_of_sandbox(self, wanted_id: str) -> str:
+        """Return the VM of a sandbox with a running container; raises VirtbusError 404, 409."""
+        found = self._pods.find_sandbox(wanted_id)
+        if found is None:
+            raise not_found("sandbox", wanted_id)
+        active = self._pods.all[found[0]].active
+        if active is None or active.phase != "running" or active.sandbox_id != found[1]:
+            raise _not_running(f"the guest of the sandbox {found[1]}")
+        return self._uid_of(found[0])
+
+    def _uid_of(self, key: str) -> str:
+        machine = self._pods.all[key].machine
+        if machine is None:
+            raise _not_running("the guest")
+        return machine.uid
+
+
+def wanted(request: Plain) -> Wanted:
+    """Return the streams that a request names.
+
+    Raises:
+        VirtbusError: 400 `streams_invalid`.
+    """
+    flags = {name: bool(request.get(name, False)) for name in Wanted._fields}
+    if flags["tty"] and flags["stderr"]:
+        message = "a terminal has no stderr of its own; leave out stderr, or tty"
+        raise VirtbusError(Code.INVALID, "streams_invalid", message)
+    if not any(flags[name] for name in ("stdin", "stdout", "stderr")):
+        message = "name at least one of stdin, stdout and stderr"
+        raise VirtbusError(Code.INVALID, "streams_invalid", message)
+    return Wanted(**flags)
+
+
+def _not_running(what: str) -> VirtbusError:
+    message = f"{what} does not run; start it first"
+    return VirtbusError(Code.CONFLICT, "not_running", message)
+
+
+async def _show(stream: ByteStream, pipe: Pipe | None) -> None:
+    """Send the guest's bytes to the client, or read and drop them if it wants none."""
+    while data := await stream.read():
+        if pipe is not None:
+            await pipe.write(data)
+    if pipe is not None:
+        await pipe.finish()
+
+
+async def _type(stream: ByteStream, pipe: Pipe | None) -> None:
+    """Send the client's keys to the guest. Their end does not end the session."""
+    while pipe is not None and (keys := await pipe.read()):
+        if keys == DETACH:
+            stream.end(LEFT)
+            return
+        await stream.write(keys)
+
+
+async def _drop(pipe: Pipe | None) -> None:
+    """Read sizes of the client's terminal: a serial console has no size."""
+    while pipe is not None and await pipe.read():
+        pass
+
+
+async def _send(stream: ByteStream, pipe: Pipe) -> None:
+    """Send the client's bytes to the guest's port."""
+    while data := await pipe.read():
+        await stream.write(data)
+    if pipe.left:
+        stream.end(CLIENT_CLOSED)
+    else:
+        await stream.finish()

@@ -1,0 +1,180 @@
+"""Serves the files of exports over HTTP or HTTPS, to those who have a link (ADR 0062).
+
+A connection carries one request. It has a slot of its own, so a stalled reader delays nobody.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+
+from virtbus.bus.client.fair_shares import FairShares
+from virtbus.bus.runtime.tasks import background
+from virtbus.imaged.core import download_requests as requests
+from virtbus.imaged.core.limits import DownloadLimits
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.export_files import ExportFiles, OpenedExport
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 256 * 1024
+TEXTS = {
+    400: "this server has only files of exports; virtbus export link makes a link\n",
+    403: "this link is not valid; virtbus export link makes another\n",
+    410: "this link has expired; virtbus export link makes another\n",
+}
+
+
+class DownloadServer:
+    """The HTTP server of a node."""
+
+    def __init__(
+        self,
+        files: ExportFiles,
+        threads: DiskThreads,
+        limits: DownloadLimits,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._files = files
+        self._threads = threads
+        self._limits = limits
+        self._now_ns = now_ns
+        self._shares = FairShares(limits.at_once)
+        self._next_s = 0.0
+        """The time from which the next bytes may be sent."""
+        self.port = 0
+        """The port on which it listens, once it does."""
+
+    async def run(self) -> None:
+        """Serve until cancelled. An address that the host does not have yet is tried again."""
+        while True:
+            try:
+                listener = self._listen()
+            except OSError as error:
+                extra = {"code": "downloads_off"}
+                log.warning("no downloads: cannot listen: %s", error, extra=extra)
+                await asyncio.sleep(self._limits.listen_again_s)
+                continue
+            with listener:
+                self.port = listener.getsockname()[1]
+                await self._accept(listener)
+
+    def _listen(self) -> socket.socket:
+        address, port = self._limits.address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, port), family=family)
+        listener.setblocking(False)
+        return listener
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        async with background() as tasks:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(listener)
+                except OSError as error:  # out of descriptors: wait until some are closed
+                    log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
+                    await asyncio.sleep(0.1)
+                    continue
+                if self._shares.take(source := str(address[0])):
+                    tasks.start(self._serve(connection, source))
+                else:
+                    connection.close()
+
+    async def _serve(self, connection: socket.socket, source: str) -> None:
+        """Answer one connection, and close it."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(self._limits.head_s):
+                reader, writer = await self._streams(connection)
+                head = await reader.readuntil(b"\r\n\r\n")
+            await self._answer(head, writer)
+            writer.close()
+            async with asyncio.timeout(self._limits.stall_s):
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the client is gone, is too slow, or sends no HTTP
+        finally:
+            self._shares.release(source)
+            if writer is not None:
+                writer.transport.abort()
+            connection.close()
+
+    async def _streams(
+        self, connection: socket.socket
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the streams of a connection, after its handshake of TLS."""
+        loop = asyncio.get_running_loop()
+        context = await self._threads.run(self._context)
+        reader = asyncio.StreamReader(requests.HEAD_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)
+        transport.set_write_buffer_limits(high=CHUNK_BYTES)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    def _context(self) -> ssl.SSLContext | None:
+        """Return the context of TLS, with the certificate as it is now; None without one."""
+        if self._limits.certificate is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(*self._limits.certificate)
+        return context
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        want = requests.asked(head)
+        if want is None:
+            return _refuse(writer, 400)
+        try:
+            opened = await self._threads.run(self._files.opened, want.export, want.name)
+        except VirtbusError as error:
+            log.warning("cannot read an export: %s", error, extra={"code": error.reason})
+            opened = None
+        key = opened.key if opened is not None else b""
+        status = requests.refusal(want, key, self._now_ns() / 1e9)
+        if opened is None:
+            return _refuse(writer, 403)
+        try:
+            if status:
+                return _refuse(writer, status)
+            await self._send(want, opened, writer)
+        finally:
+            os.close(opened.descriptor)
+
+    async def _send(
+        self, want: requests.Asked, opened: OpenedExport, writer: asyncio.StreamWriter
+    ) -> None:
+        size, digest = opened.result.size_bytes, opened.result.digest
+        found = requests.span(want, size, requests.etag(digest))
+        writer.write(requests.file_head(found, size, digest))
+        at = found.start
+        while want.body and at < found.end:
+            data = await self._threads.run(opened.read, at, min(CHUNK_BYTES, found.end - at))
+            if not data:
+                writer.transport.abort()  # the export was removed
+                return
+            await self._turn(len(data))
+            writer.write(data)
+            async with asyncio.timeout(self._limits.stall_s):
+                await writer.drain()
+            at += len(data)
+        extra = {"code": "export_downloaded"}
+        log.info("export %s: bytes %d to %d sent", want.export, found.start, at, extra=extra)
+
+    async def _turn(self, count: int) -> None:
+        """Wait until `count` more bytes are within the rate of all downloads."""
+        if not self._limits.bytes_per_s:
+            return
+        now_s = asyncio.get_running_loop().time()
+        begin_s = max(now_s, self._next_s)
+        self._next_s = begin_s + count / self._limits.bytes_per_s
+        await asyncio.sleep(begin_s - now_s)
+
+
+def _refuse(writer: asyncio.StreamWriter, status: int) -> None:
+    text = TEXTS[status].encode("ascii")
+    fields = {"Content-Type": "text/plain; charset=us-ascii", "Content-Length": str(len(text))}
+    writer.write(requests.head(status, fields) + text)

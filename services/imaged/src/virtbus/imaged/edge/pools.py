@@ -1,0 +1,200 @@
+"""Finds the folders of volumes in the pools of a node, and measures the pools (ADR 0060).
+
+All methods block on the disk. A pool that hangs is measured in a thread of its own, and nothing
+else touches it then (`pool_probes.py`).
+"""
+
+import os
+from collections.abc import Mapping
+
+from virtbus.bus.runtime.pool_settings import LocalPool, PoolSettings
+from virtbus.imaged.core.limits import SpaceLimits
+from virtbus.imaged.edge.disk_files import DiskFolders
+from virtbus.imaged.edge.partial_download import disk_full
+from virtbus.imaged.edge.volume_files import PAGE, VolumeFolders
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import HeldResources
+from virtbus.schemas.pool import LOCAL, USABLE, PoolReport, PoolState
+from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.volume_ref import VolumeRef
+
+_STEPS = 256
+"""A report's sizes are multiples of a 256th of the pool, so that it changes rarely."""
+AFTER_MS = 10_000
+
+
+class Pools:
+    """The pools of kind local. `local` itself is the folder `disks/volumes`."""
+
+    def __init__(
+        self,
+        files: DiskFolders,
+        settings: Mapping[str, PoolSettings] | None = None,
+        limits: SpaceLimits | None = None,
+    ) -> None:
+        self.files = files
+        """The folders of VMs, next to those of the pools."""
+        self._settings = settings or {LOCAL: LocalPool()}
+        self._limits = limits or SpaceLimits(0, 0.0)
+        self._folders = {
+            name: VolumeFolders(files.root, name)
+            for name, one in self._settings.items()
+            if isinstance(one, LocalPool)
+        }
+        self.states: dict[str, PoolReport] = {}
+        """The last report of each pool."""
+        self._sizes: dict[str, dict[str, int]] = {name: {} for name in self._folders}
+        """By pool and folder: the size that the guest sees, as it was last read."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the pools."""
+        return tuple(self._folders)
+
+    def of(self, ref: VolumeRef) -> VolumeFolders:
+        """Return the folders of a volume's pool, which answers.
+
+        Raises:
+            VirtbusError: 409 `pool_unknown`: the node has no such pool; 503 `pool_gone`.
+        """
+        folders = self._folders.get(ref.pool)
+        if folders is None:
+            message = (
+                f"this node has no pool {ref.pool}, which the volume {ref.name} needs; "
+                "`virtbus pool list` shows the pools of each node"
+            )
+            raise VirtbusError(Code.CONFLICT, "pool_unknown", message, after_ms=AFTER_MS)
+        last = self.states.get(ref.pool)
+        if last is not None and last.state not in USABLE:
+            message = f"the pool {ref.pool} is {last.state}: {last.message}"
+            raise VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=AFTER_MS)
+        if ref.pool != LOCAL and (why := self._missing(ref.pool)):
+            message = f"the pool {ref.pool} is Gone: {why}"
+            raise VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=AFTER_MS)
+        return folders
+
+    @property
+    def local(self) -> VolumeFolders:
+        """Return the folders of the pool `local`: only its volumes rest on images."""
+        return self._folders[LOCAL]
+
+    def check_room(self, ref: VolumeRef, promised_bytes: int, written_bytes: int = 0) -> None:
+        """Raise 503 `disk_full` if the pool takes no more data of a volume.
+
+        `promised_bytes` is what the guest sees more, `written_bytes` what a copy writes now.
+        """
+        found = self.measure(ref.pool)
+        self.states[ref.pool] = found
+        if promised_bytes and (why := found.refusal(promised_bytes)):
+            raise disk_full(f"the pool {ref.pool} {why}")
+        if found.free_bytes - written_bytes < found.reserve_bytes:
+            raise disk_full(
+                f"the pool {ref.pool} has {format_bytes(found.free_bytes)} free and keeps "
+                f"{format_bytes(found.reserve_bytes)} (reserve); "
+                f"{format_bytes(written_bytes)} more do not fit; delete volumes, or enlarge it"
+            )
+
+    def page(self, after: str) -> HeldResources:
+        """Return the first volumes of all pools whose folder is greater than `after`."""
+        pages = [folders.page(after) for folders in self._folders.values()]
+        found = sorted((one for page in pages for one in page.volumes), key=lambda one: one.folder)
+        more = len(found) > PAGE or any(page.more for page in pages)
+        return HeldResources(volumes=tuple(found[:PAGE]), more=more)
+
+    # --- measures ---------------------------------------------------------------------------
+    def unmeasured(self, name: str) -> PoolReport:
+        """Return a report of a pool without its sizes."""
+        settings = self._settings[name]
+        return PoolReport(
+            name=name, kind=settings.kind, state=PoolState.READY, overcommit=settings.overcommit
+        )
+
+    def measure(self, name: str) -> PoolReport:
+        """Return the exact state of a pool."""
+        settings, empty = self._settings[name], self.unmeasured(name)
+        why = "" if name == LOCAL else self._missing(name)
+        if why:
+            return empty.model_copy(update={"state": PoolState.GONE, "message": why})
+        folders = self._folders[name]
+        try:
+            found = os.statvfs(self.files.root if name == LOCAL else folders.root)
+            sizes = self._volume_sizes(name, folders)
+        except OSError as error:
+            update = {"state": PoolState.GONE, "message": f"{error.strerror}; see the host's log"}
+            return empty.model_copy(update=update)
+        size_bytes = found.f_blocks * found.f_frsize
+        reserve = settings.reserve
+        report = empty.model_copy(
+            update={
+                "size_bytes": size_bytes,
+                "free_bytes": found.f_bavail * found.f_frsize,
+                "reserve_bytes": (
+                    self._limits.floor_bytes(size_bytes) if reserve is None else reserve
+                ),
+                "allocated_bytes": sum(sizes.values()),
+                "volumes": len(sizes),
+                "block_bytes": found.f_frsize,
+            }
+        )
+        return report.model_copy(update=_state(report, read_only=bool(found.f_flag & os.ST_RDONLY)))
+
+    def read_again(self, name: str) -> None:
+        """Forget the sizes of volumes: they grew, here or by the QEMU of a running guest."""
+        self._sizes[name] = {}
+
+    def _volume_sizes(self, name: str, folders: VolumeFolders) -> dict[str, int]:
+        known = self._sizes[name]
+        there = {folder: known.get(folder) for folder in folders.names()}
+        sizes = {}
+        for folder, size_bytes in there.items():
+            found = size_bytes if size_bytes is not None else folders.size_bytes(folder)
+            if found is not None:
+                sizes[folder] = found
+        self._sizes[name] = sizes
+        return sizes
+
+    def _missing(self, name: str) -> str:
+        """Return why a pool's folder cannot be used; empty if it can."""
+        root, settings = self._folders[name].root, self._settings[name]
+        try:
+            there, above = root.stat(), self.files.root.stat()
+        except FileNotFoundError:
+            return f"the folder {root} does not exist; make it, and mount its file system"
+        except OSError as error:
+            return f"{root}: {error.strerror}"
+        if settings.mount and there.st_dev == above.st_dev:
+            return f"nothing is mounted at {root}; mount it, or set `mount = false`"
+        if not os.access(root, os.R_OK | os.X_OK):
+            return f"imaged has no right to read {root}; give it to the user of imaged"
+        return ""
+
+
+def rounded(report: PoolReport) -> PoolReport:
+    """Return a report whose sizes change rarely."""
+    step = max(1, report.size_bytes // _STEPS)
+    return report.model_copy(
+        update={
+            "free_bytes": report.free_bytes // step * step,
+            "allocated_bytes": -(-report.allocated_bytes // step) * step,
+        }
+    )
+
+
+def _state(report: PoolReport, *, read_only: bool) -> dict[str, object]:
+    limit_bytes = int(report.size_bytes * report.overcommit)
+    if read_only:
+        why = "its file system is mounted read-only; check its disk, and mount it again"
+        return {"state": PoolState.READ_ONLY, "message": why}
+    if report.free_bytes <= report.reserve_bytes:
+        why = (
+            f"{format_bytes(report.free_bytes)} are free, and it keeps "
+            f"{format_bytes(report.reserve_bytes)} (reserve); delete volumes, or enlarge it"
+        )
+        return {"state": PoolState.FULL, "message": why}
+    if limit_bytes and report.allocated_bytes >= limit_bytes:
+        why = (
+            f"its volumes have {format_bytes(report.allocated_bytes)}, and may have "
+            f"{format_bytes(limit_bytes)} (overcommit); delete volumes, or enlarge it"
+        )
+        return {"state": PoolState.FULL, "message": why}
+    return {"state": PoolState.READY, "message": ""}

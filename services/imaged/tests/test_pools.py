@@ -1,0 +1,230 @@
+"""Pools of a node: folders of their own, limits, states, and volumes that stay in them."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from services.imaged.tests.filling import ended, filling, work
+from services.imaged.tests.records import named, record, ref, uid
+from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
+
+from virtbus.bus.runtime.pool_settings import LocalPool, PoolSettings, check_pools, load_pools
+from virtbus.imaged.core.limits import SpaceLimits
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.pool_probes import PoolProbes
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.pool import PoolReport, PoolState
+from virtbus.schemas.volume_ref import VolumeRef
+
+A = uid(1)
+FAST = {"local": LocalPool(), "fast": LocalPool(mount=False, overcommit=0)}
+
+
+def in_fast(size_bytes: int, name: str = "data-1", copied: bool = False) -> VolumeRef:
+    return ref(size_bytes, name=name).model_copy(update={"pool": "fast", "copied": copied})
+
+
+def home(node: Node) -> Path:
+    root = node.state / "disks" / "pools" / "fast"
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+async def ensure(node: Node, of: VolumeRef) -> None:
+    await node.disks.ensure(record(named(), uid=A, refs={"data": of}))
+
+
+@contextmanager
+def mounted(root: Path, size_mib: int) -> Iterator[None]:
+    """A small file system of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    options = f"size={size_mib}m,mode=711"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "pool", str(root)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(root)], check=True)
+
+
+async def test_a_volume_is_made_grown_and_removed_in_its_pool(make_node: NodeMaker) -> None:
+    async with make_node(pool_settings=FAST) as node:
+        root = home(node)
+        await ensure(node, in_fast(8 * MIB))
+        disk = root / in_fast(0).folder / "disk.qcow2"
+        assert disk.exists()
+        assert not (node.state / "disks" / "volumes").exists()
+        await ensure(node, in_fast(16 * MIB))
+        assert node.disks.pools.measure("fast").allocated_bytes == 16 * MIB
+        held = await node.disks.held_volumes("")
+        assert [one.ref and one.ref.pool for one in held.volumes] == ["fast"]
+        assert await node.disks.release_volume(in_fast(16 * MIB))
+        assert list(root.iterdir()) == []
+        assert root.exists()  # a mount point stays
+
+
+async def test_a_pool_that_the_node_lacks_or_that_is_not_there_is_refused(
+    make_node: NodeMaker,
+) -> None:
+    async with make_node(pool_settings=FAST) as node:
+        other = in_fast(8 * MIB).model_copy(update={"pool": "slow"})
+        with pytest.raises(VirtbusError, match="no pool slow") as unknown:
+            await ensure(node, other)
+        assert unknown.value.reason == "pool_unknown"
+        for step in (ensure(node, in_fast(8 * MIB)), node.disks.release_volume(in_fast(8 * MIB))):
+            with pytest.raises(VirtbusError, match="does not exist") as gone:
+                await step
+            assert gone.value.reason == "pool_gone"
+        home(node)
+        await ensure(node, in_fast(8 * MIB))  # the same request, once the folder is there
+
+
+async def test_a_pool_that_is_not_mounted_is_gone_and_never_written(make_node: NodeMaker) -> None:
+    async with make_node(pool_settings={**FAST, "fast": LocalPool()}) as node:
+        root = home(node)
+        with pytest.raises(VirtbusError, match="nothing is mounted"):
+            await ensure(node, in_fast(8 * MIB))
+        assert list(root.iterdir()) == []
+        assert node.disks.pools.measure("fast").state is PoolState.GONE
+
+
+@pytest.mark.integration
+async def test_a_mounted_pool_reports_its_size_and_is_refused_when_read_only(
+    make_node: NodeMaker,
+) -> None:
+    settings: dict[str, PoolSettings] = {**FAST, "fast": LocalPool(reserve=0, overcommit=2.0)}
+    async with make_node(pool_settings=settings) as node:
+        root = node.state / "disks" / "pools" / "fast"
+        with mounted(root, 64):
+            await ensure(node, in_fast(32 * MIB))
+            found = node.disks.pools.measure("fast")
+            assert (found.state, found.volumes, found.size_bytes) == (PoolState.READY, 1, 64 * MIB)
+            subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
+            assert node.disks.pools.measure("fast").state is PoolState.READ_ONLY
+        assert node.disks.pools.measure("fast").state is PoolState.GONE
+
+
+@pytest.mark.integration
+async def test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byte(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    settings: dict[str, PoolSettings] = {**FAST, "fast": LocalPool(reserve=8 * MIB, overcommit=0)}
+    async with make_node(pool_settings=settings) as node:
+        root = node.state / "disks" / "pools" / "fast"
+        with mounted(root, 32):
+            await ensure(node, in_fast(8 * MIB))
+            disk = root / in_fast(0).folder / "disk.qcow2"
+            with disk.open("ab") as file, contextlib.suppress(OSError):
+                while True:
+                    os.write(file.fileno(), b"x" * 4096)
+            assert node.disks.pools.measure("fast").free_bytes == 0
+            full = node.disks.pools.measure("fast")
+            assert (full.state, "reserve" in full.message) == (PoolState.FULL, True)
+            for refused in (in_fast(16 * MIB), in_fast(8 * MIB, "data-2")):
+                with pytest.raises(VirtbusError) as error:  # growth and a create
+                    await ensure(node, refused)
+                assert error.value.reason == "disk_full"
+            async with filling(node, threads, pools=node.disks.pools) as fills:
+                third = work(in_fast(8 * MIB, "data-3", copied=True), volume=in_fast(8 * MIB))
+                with pytest.raises(VirtbusError) as error:
+                    await ended(fills, third)
+                assert error.value.reason == "disk_full"
+            await ensure(node, in_fast(8 * MIB))  # a VM with data there still starts
+            assert await node.disks.release_volume(in_fast(8 * MIB))
+            assert node.disks.pools.measure("fast").state is PoolState.READY
+
+
+async def test_the_sum_of_sizes_keeps_within_the_overcommit_limit(make_node: NodeMaker) -> None:
+    async with make_node(pool_settings=FAST) as node:
+        home(node)
+        size_bytes = node.disks.pools.measure("fast").size_bytes
+        half = LocalPool(mount=False, overcommit=64 * MIB / size_bytes, reserve=0)
+        node.disks.pools = Pools(node.files, {**FAST, "fast": half})
+        await ensure(node, in_fast(32 * MIB))
+        with pytest.raises(VirtbusError, match="overcommit"):
+            await ensure(node, in_fast(48 * MIB, "data-2"))
+        with pytest.raises(VirtbusError, match="overcommit"):
+            await ensure(node, in_fast(96 * MIB))
+        await ensure(node, in_fast(63 * MIB))
+        assert node.disks.pools.measure("fast").allocated_bytes == 63 * MIB
+
+
+async def test_an_image_is_copied_into_a_pool_and_not_needed_afterwards(
+    make_node: NodeMaker, server: Web, threads: DiskThreads
+) -> None:
+    server.files["a"] = qcow2_image(payload=0)
+    async with make_node(pool_settings=FAST) as node:
+        root = home(node)
+        of = in_fast(64 * MIB, copied=True)
+        async with filling(node, threads, pools=node.disks.pools) as fills:
+            done = await ended(fills, work(of, image=server.url("a")))
+        assert (done.state, done.virtual_size_bytes) == ("done", 64 * MIB)
+        assert (root / of.folder / "disk.qcow2").exists()
+        await ensure(node, of)
+        await node.images.forget(server.url("a"))
+        assert len(await node.disks.collect_garbage(0.0)) == 1
+
+
+async def test_a_pool_that_hangs_becomes_slow_then_gone_and_delays_no_other(
+    make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtbus.imaged.pool_probes.SLOW_S", 0.02)
+    monkeypatch.setattr("virtbus.imaged.pool_probes.GONE_S", 0.1)
+    async with make_node(pool_settings=FAST) as node:
+        home(node)
+        pools, answers = Hanging(node, FAST), asyncio.Event()
+        seen: list[PoolState] = []
+
+        def changed() -> None:
+            states = {one.name: one.state for one in probes.reports}
+            seen.append(states.get("fast", PoolState.READY))
+            if states == {"local": PoolState.READY, "fast": PoolState.READY} and len(seen) > 3:
+                answers.set()
+
+        probes = PoolProbes(pools, changed, interval_s=0.01)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(probes.run())
+            async with asyncio.timeout(5):
+                while PoolState.GONE not in seen:
+                    await asyncio.sleep(0.01)
+                assert {one.name: one.state for one in probes.reports}["local"] is PoolState.READY
+                with pytest.raises(VirtbusError, match="does not answer"):
+                    pools.of(in_fast(MIB))
+                pools.hangs = False
+                await answers.wait()
+                pools.of(in_fast(MIB))
+            running.cancel()
+        assert seen.index(PoolState.SLOW) < seen.index(PoolState.GONE)
+
+
+class Hanging(Pools):
+    """Pools whose `fast` does not answer."""
+
+    def __init__(self, node: Node, settings: dict[str, PoolSettings]) -> None:
+        super().__init__(node.files, settings, SpaceLimits(0, 0.0))
+        self.hangs = True
+
+    def measure(self, name: str) -> PoolReport:
+        while self.hangs and name == "fast":
+            time.sleep(0.005)
+        return super().measure(name)
+
+
+def test_the_file_of_pools_is_read_with_all_problems(tmp_path: Path) -> None:
+    file = tmp_path / "pools.toml"
+    assert list(load_pools(file)) == ["local"]
+    file.write_text('[pools.fast]\nkind = "local"\nreserve = "2GiB"\n[pools.local]\novercommit = 3')
+    found = load_pools(file)
+    assert (found["fast"].reserve, found["local"].overcommit) == (2 * 1024 * MIB, 3.0)
+    file.write_text('[pools.fast]\nkind = "tape"\novercommit = -1\n[pools."no name"]\n')
+    with pytest.raises(ValueError, match=r"pools\.fast\.kind.*pools\.fast\.overcommit"):
+        check_pools(file)
+    file.write_text("pools = 3 = 4")
+    with pytest.raises(ValueError, match=r"pools\.toml"):
+        check_pools(file)
