@@ -47,13 +47,13 @@ def test_guests_use_ipv6_and_keep_claimed_addresses(six: Platform, tmp_path: Pat
     def in_guest(command: str, view: Json = one) -> str:
         return login(view, command).strip()
 
+    def has_address(view: Json, nic: int) -> None:
+        has, device = of(view, nic, 6), f"ip -6 addr show eth{nic} scope global"
+        until(lambda: f"{has}/128" in in_guest(device, view), f"{has} by DHCPv6")
+
     for view in (one, two):
         for nic in (0, 1):
-            has, device = of(view, nic, 6), f"ip -6 addr show eth{nic} scope global"
-            until(
-                lambda view=view, has=has, device=device: f"{has}/128" in in_guest(device, view),
-                f"{has} by DHCPv6",
-            )
+            has_address(view, nic)
     in_guest(f"ping6 -c 1 -W 5 {ip_interface(SUBNET6).ip}")
     in_guest(f"ping6 -c 1 -W 5 {of(two, 0, 6)}")
     in_guest(f"ping6 -c 1 -W 5 -I eth1 {of(two, 1, 6)}")

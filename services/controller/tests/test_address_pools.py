@@ -101,10 +101,10 @@ async def test_bad_pools_are_refused_with_their_fields(made: World) -> None:
 
 @played()
 async def test_an_ipv6_subnet_that_a_host_routes_is_in_one_network(made: World) -> None:
-    await made.hear(node("n1", addresses=("2001:db8::7",)))
+    await made.hear(node("n1", addresses=("2001:db8::7",), guest_subnet6="fd00:127::/64"))
     nat = {"kind": "nat", "subnet": "10.200.0.0/24", "subnet6": "fd00:1::/64"}
     await make(made, spec=nat)
-    for subnet6 in ("fd00:1::/72", "2001:db8::/64"):
+    for subnet6 in ("fd00:1::/72", "2001:db8::/64", "fd00:127::/80"):
         spec = {"kind": "nat", "subnet": "10.201.0.0/24", "subnet6": subnet6}
         error = await refused(make(made, "red", 2, spec=spec))
         assert (error.reason, paths(error)) == ("subnet_taken", ["spec.subnet6"])
@@ -263,6 +263,8 @@ async def test_a_lost_claim_comes_back_with_its_vm(made: World) -> None:
         key = subjects.address_claim(uid(1), given(kept)[0])
         await made.host.purge(key)
         await settle()
+        (finding,) = made.controllers["c1"]._audits._unclaimed(kept.node)
+        assert f"{given(kept)[0]}: nobody claims it" in finding.what
         commits = made.controllers["c1"]._rebuilds._commits
         await commits.write_back(kept, await commits.known(kept.uid))
         assert set(given(kept)) <= await claimed(made)

@@ -70,4 +70,5 @@ class NetworkInfo(LenientModel):
     namespaces: tuple[str, ...] = ()
     """VM namespaces that may use the network, or `*` for all. All may use the network `default`."""
     subnet: str = ""
+    subnet6: str = ""
     detail: dict[str, str] = Field(default_factory=dict)

@@ -167,7 +167,7 @@ def _taken(
         if owner.uid != record.uid and overlapping(subnet, other):
             return f"{other} of the network {owner.namespace}/{owner.name}"
     for name, node in sorted(nodes.items()):
-        for guest in filter(None, (node.guest_subnet,)):
+        for guest in filter(None, (node.guest_subnet, node.guest_subnet6)):
             if overlapping(subnet, guests := ip_network(guest, strict=False)):
                 return f"{guests}, the network {BUILT_IN} of {name}"
         for text in node.addresses:
