@@ -46,12 +46,17 @@ from virtbus.schemas.wire import read
 
 NODE = "e2e"
 HALT = "halt"
-POOL = "second"
+POOL, SERVER_POOL, SERVER_PORT = "second", "san", 10809
 POOLS = f"""[pools.{POOL}]
 kind = "local"
 mount = false
+[pools.{SERVER_POOL}]
+kind = "nbd"
+host = "127.0.0.1"
+port = {SERVER_PORT}
+volumes = {{ "default.remote" = "one" }}
 """
-"""A pool next to `local`, on the same disk."""
+"""A pool next to `local`, on the same disk, and one on a server that a test starts."""
 """A guest that is running at once and costs no CPU, for tests that never talk to it."""
 _HALTS = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
 """A boot sector: cli; hlt; jmp."""

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from services.controller.tests.fleets import GIB, node, uid
+from services.controller.tests.fleets import GIB, node, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.test_volume_holders import make, shown, vm
 from services.controller.tests.virtual import World, settle
@@ -14,6 +14,7 @@ from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.pool import NodePools, PoolKind, PoolReport, PoolState
+from virtbus.schemas.states import VmState
 from virtbus.schemas.wire import encode, validate
 
 
@@ -132,6 +133,75 @@ async def test_a_volume_without_data_is_not_refused_by_a_full_pool_that_it_does_
     await tell(made, "n1", pool("local", state=PoolState.FULL, message="0B are free"))
     await make(made, "other")
     assert (await vm(made, 1, "other")).node == "n2"
+
+
+def san(*volumes: str, **more: object) -> PoolReport:
+    return pool("san", kind=PoolKind.NBD, assigned=volumes, **more)
+
+
+SAN = {"size": "1GiB", "pool": "san"}
+
+
+@played()
+async def test_a_volume_on_a_server_follows_its_vms_from_node_to_node(made: World) -> None:
+    await two_nodes(made)
+    await tell(made, "n1", san("default.data"))
+    await make(made, spec=SAN)
+    first = await vm(made, 1, "data")
+    await tell(made, "n2", san("default.data", "default.more"))
+    await make(made, "more", spec=SAN)
+    assert first.volume_refs["disk-data"].kind is PoolKind.NBD
+    assert (await shown(made)).node == "n1"
+    assert (await refused(vm(made, 2, "data"))).reason == "volume_in_use"
+    await made.ask("delete", uid=uid(1), grace_s=0)
+    stored = await made.stored(uid(1))
+    assert stored is not None
+    await made.say(status(stored, VmState.DELETING, released=True))
+    await asyncio.sleep(5)
+    await settle()
+    free = await shown(made)
+    assert (free.node, free.state) == ("", "Available")
+    assert (await vm(made, 3, "data", "more")).node == "n2"  # n1 has nothing for `more`
+
+
+@played()
+async def test_what_the_operator_of_a_server_decides_is_refused(made: World) -> None:
+    await two_nodes(made)
+    await tell(made, "n1", san("default.data", "default.copy"))
+    error = await refused(make(made, "other", spec=SAN))
+    assert (error.code, error.reason) == (422, "pool_unassigned")
+    image = SAN | {"source": {"image": "tiny"}}
+    assert (await refused(make(made, "copy", spec=image))).reason == "no_copies"
+    await make(made, spec=SAN)
+    error = await refused(made.ask("update", "volume", name="data", size="2GiB"))
+    assert (error.code, error.reason) == (422, "cannot_grow")
+    await vm(made, 1, "data")
+    for verb, resource, asked in (
+        ("create", "volume", {"name": "c", "spec": {"size": 0, "source": {"volume": "data"}}}),
+        ("export", "operation", {"volume": "data"}),
+    ):
+        assert (await refused(made.ask(verb, resource, **asked))).reason == "no_copies"
+
+
+@played()
+async def test_a_deleted_volume_on_a_server_is_gone_at_once_and_its_data_stays(
+    made: World,
+) -> None:
+    await two_nodes(made)
+    await tell(made, "n1", san("default.data"))
+    await make(made, spec=SAN)
+    await made.ask("delete", "volume", name="data")  # no node is asked
+    assert (await refused(shown(made))).reason == "volume_not_found"
+
+
+@played()
+async def test_a_vm_whose_node_lacks_the_server_gets_no_volume_of_it(made: World) -> None:
+    await two_nodes(made)
+    await tell(made, "n2", san("default.data"))
+    await make(made, spec=SAN)
+    assert (await vm(made, 1)).node == "n1"
+    error = await refused(made.ask("attach", "volume", name="data", vm="vm1"))
+    assert (error.reason, "n1 has no pool san" in str(error)) == ("volume_elsewhere", True)
 
 
 def test_a_node_reports_only_its_own_pools() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from services.imaged.tests.filling import ended, filling, work
@@ -20,11 +21,17 @@ from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.pool_probes import PoolProbes
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.pool import PoolReport, PoolState
+from virtbus.schemas.pool import PoolKind, PoolReport, PoolState
 from virtbus.schemas.volume_ref import VolumeRef
 
 A = uid(1)
-FAST = {"local": LocalPool(), "fast": LocalPool(mount=False, overcommit=0)}
+
+
+def local(**more: Any) -> LocalPool:
+    return LocalPool(kind=PoolKind.LOCAL, **more)
+
+
+FAST: dict[str, PoolSettings] = {"local": local(), "fast": local(mount=False, overcommit=0)}
 
 
 def in_fast(size_bytes: int, name: str = "data-1", copied: bool = False) -> VolumeRef:
@@ -86,7 +93,7 @@ async def test_a_pool_that_the_node_lacks_or_that_is_not_there_is_refused(
 
 
 async def test_a_pool_that_is_not_mounted_is_gone_and_never_written(make_node: NodeMaker) -> None:
-    async with make_node(pool_settings={**FAST, "fast": LocalPool()}) as node:
+    async with make_node(pool_settings={**FAST, "fast": local()}) as node:
         root = home(node)
         with pytest.raises(VirtbusError, match="nothing is mounted"):
             await ensure(node, in_fast(8 * MIB))
@@ -98,7 +105,7 @@ async def test_a_pool_that_is_not_mounted_is_gone_and_never_written(make_node: N
 async def test_a_mounted_pool_reports_its_size_and_is_refused_when_read_only(
     make_node: NodeMaker,
 ) -> None:
-    settings: dict[str, PoolSettings] = {**FAST, "fast": LocalPool(reserve=0, overcommit=2.0)}
+    settings: dict[str, PoolSettings] = {**FAST, "fast": local(reserve=0, overcommit=2.0)}
     async with make_node(pool_settings=settings) as node:
         root = node.state / "disks" / "pools" / "fast"
         with mounted(root, 64):
@@ -114,7 +121,7 @@ async def test_a_mounted_pool_reports_its_size_and_is_refused_when_read_only(
 async def test_a_full_pool_takes_nothing_new_and_deletes_work_without_a_free_byte(
     make_node: NodeMaker, threads: DiskThreads
 ) -> None:
-    settings: dict[str, PoolSettings] = {**FAST, "fast": LocalPool(reserve=8 * MIB, overcommit=0)}
+    settings: dict[str, PoolSettings] = {**FAST, "fast": local(reserve=8 * MIB, overcommit=0)}
     async with make_node(pool_settings=settings) as node:
         root = node.state / "disks" / "pools" / "fast"
         with mounted(root, 32):
@@ -144,7 +151,7 @@ async def test_the_sum_of_sizes_keeps_within_the_overcommit_limit(make_node: Nod
     async with make_node(pool_settings=FAST) as node:
         home(node)
         size_bytes = node.disks.pools.measure("fast").size_bytes
-        half = LocalPool(mount=False, overcommit=64 * MIB / size_bytes, reserve=0)
+        half = local(mount=False, overcommit=64 * MIB / size_bytes, reserve=0)
         node.disks.pools = Pools(node.files, {**FAST, "fast": half})
         await ensure(node, in_fast(32 * MIB))
         with pytest.raises(VirtbusError, match="overcommit"):
@@ -216,14 +223,31 @@ class Hanging(Pools):
         return super().measure(name)
 
 
+async def test_a_volume_on_a_server_needs_no_file_and_a_release_removes_nothing(
+    make_node: NodeMaker,
+) -> None:
+    async with make_node() as node:
+        of = ref(8 * MIB).model_copy(update={"pool": "san", "kind": PoolKind.NBD})
+        made = await node.disks.ensure(record(named(), uid=A, refs={"data": of}))
+        assert made.ready.disks["data"].virtual_size_bytes == 8 * MIB
+        assert not await node.disks.release_volume(of)
+        assert await node.disks.held() == {}
+
+
 def test_the_file_of_pools_is_read_with_all_problems(tmp_path: Path) -> None:
     file = tmp_path / "pools.toml"
     assert list(load_pools(file)) == ["local"]
-    file.write_text('[pools.fast]\nkind = "local"\nreserve = "2GiB"\n[pools.local]\novercommit = 3')
+    plain = '[pools.local]\nkind = "local"\novercommit = 3'
+    file.write_text(f'[pools.fast]\nkind = "local"\nreserve = "2GiB"\n{plain}')
     found = load_pools(file)
-    assert (found["fast"].reserve, found["local"].overcommit) == (2 * 1024 * MIB, 3.0)
+    expected = local(reserve=2 * 1024 * MIB)
+    assert (found["fast"], found["local"]) == (expected, local(overcommit=3.0))
     file.write_text('[pools.fast]\nkind = "tape"\novercommit = -1\n[pools."no name"]\n')
-    with pytest.raises(ValueError, match=r"pools\.fast\.kind.*pools\.fast\.overcommit"):
+    with pytest.raises(ValueError, match=r"pools\.fast.*tape.*pools\.no name"):
+        check_pools(file)
+    same = '[pools.san]\nkind = "nbd"\nhost = "h"\nvolumes = {"a.b" = "x", "a.c" = "x"}\n'
+    file.write_text(same)
+    with pytest.raises(ValueError, match="two volumes have the export 'x'"):
         check_pools(file)
     file.write_text("pools = 3 = 4")
     with pytest.raises(ValueError, match=r"pools\.toml"):

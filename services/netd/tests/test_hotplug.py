@@ -18,7 +18,8 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.taps import open_tap
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import PlugState
-from virtbus.schemas.node_rpc import NetReady, NicDone, NicWork
+from virtbus.schemas.nic_work import NicDone, NicWork
+from virtbus.schemas.node_rpc import NetReady
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 GATEWAY = IPv4Address("10.127.0.1")

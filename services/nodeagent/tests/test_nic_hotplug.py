@@ -14,7 +14,8 @@ from virtbus.nodeagent.vm.operations import nics as nic_changes
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
 from virtbus.schemas.nic import NicModel
-from virtbus.schemas.node_rpc import Ensure, NetPhase, NetReady, NicDone, NicWork
+from virtbus.schemas.nic_work import NicDone, NicWork
+from virtbus.schemas.node_rpc import Ensure, NetPhase, NetReady
 from virtbus.schemas.vm import Interface, VmRecord
 from virtbus.schemas.vm_status import Condition
 from virtbus.simulator.services import SimulatedNode

@@ -216,30 +216,6 @@ class NetReady(LenientModel):
     error: ErrorBody | None = None
 
 
-class NicWork(LenientModel):
-    """`rpc.netd.nic`: one step of a hot-plug or unplug of the interface `name`; safe to repeat.
-
-    `lend` makes the tap in the host's namespace, for libvirt. `join` moves it to the VM's network,
-    once QEMU has it open. `drop` removes the interface, once QEMU has released it.
-    """
-
-    uid: str
-    epoch: int
-    name: str
-    do: Literal["lend", "join", "drop"]
-
-
-class NicDone(LenientModel):
-    """The interface after the step; after `lend`, `tap` is the device for libvirt."""
-
-    uid: str
-    name: str
-    mac: str = ""
-    mtu: int = 1500
-    queues: int = 1
-    tap: str = ""
-
-
 class ServiceReport(LenientModel):
     """`report.<service>`: sent every 4 s and on change; the agent forwards it to controllers."""
 

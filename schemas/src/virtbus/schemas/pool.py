@@ -13,6 +13,8 @@ LOCAL = "local"
 POOLS_MAX = 16
 """Pools of one node. Their reports share one message."""
 MESSAGE_MAX = 300
+ASSIGNED_MAX = 64
+"""Volumes that the pools of one node have assigned. They share one message, too."""
 
 
 class PoolKind(StrEnum):
@@ -20,6 +22,8 @@ class PoolKind(StrEnum):
 
     LOCAL = "local"
     """A directory of the host; each volume is a file."""
+    NBD = "nbd"
+    """A server of network block devices; each volume is an export that its operator made."""
 
 
 class Abilities(NamedTuple):
@@ -33,10 +37,18 @@ class Abilities(NamedTuple):
     grow: bool
     discard: bool
     """A discard in the guest frees space of the pool."""
+    copies: bool
+    """virtbus makes the data: empty, from an image, or as a copy. Elsewhere the pool's operator
+    makes it, and assigns it to a volume by name."""
 
 
 ABILITIES = {
-    PoolKind.LOCAL: Abilities(shared=False, snapshots=False, clones=False, grow=True, discard=True)
+    PoolKind.LOCAL: Abilities(
+        shared=False, snapshots=False, clones=False, grow=True, discard=True, copies=True
+    ),
+    PoolKind.NBD: Abilities(
+        shared=True, snapshots=False, clones=False, grow=False, discard=True, copies=False
+    ),
 }
 BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)
 """The abilities of the pool `local`: its volumes are on the disk of images and snapshots."""
@@ -86,6 +98,8 @@ class PoolReport(LenientModel):
     volumes: int = 0
     block_bytes: int = 0
     """The unit of writes on its storage."""
+    assigned: tuple[str, ...] = Field((), max_length=ASSIGNED_MAX)
+    """The volumes, as `namespace.name`, whose data the operator of the pool has assigned."""
 
     @property
     def abilities(self) -> Abilities:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef, ImageTarget
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import LOCAL, PoolKind
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import DISK_MAX, DISK_MIN
 from virtbus.schemas.volume_ref import FillSource
@@ -134,8 +134,13 @@ class VolumeRecord(LenientModel):
     name: Id
     labels: dict[str, str] = Field(default_factory=dict)
     spec: VolumeSpec
+    pool_kind: PoolKind = PoolKind.LOCAL
+    """The kind of its pool, as the nodes reported it at its create."""
     node: str = ""
-    """The node of its data; empty until a VM uses it, unless its creator chose the node."""
+    """The node of its data; empty until a VM uses it, unless its creator chose the node.
+
+    A volume that several hosts reach has a node only while a VM holds it.
+    """
     bound: bool = False
     """True since a VM used it: its node may have its data."""
     lost: bool = False

@@ -3,7 +3,7 @@
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import LOCAL, PoolKind
 
 
 class NamedVolume(StrictModel):
@@ -27,6 +27,13 @@ class VolumeRef(LenientModel):
     """True: an operation makes the disk, and a VM waits for its end."""
     pool: Id = LOCAL
     """The pool of the node that has the data."""
+    kind: PoolKind = PoolKind.LOCAL
+    """The kind of that pool."""
+
+    @property
+    def key(self) -> str:
+        """Return its name in the settings of pools."""
+        return f"{self.namespace}.{self.name}"
 
     @property
     def folder(self) -> str:

@@ -20,6 +20,7 @@ from virtbus.schemas.image_upload import UploadImage
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.network_path import NetworkAsk, NetworkView
+from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     Arm,
@@ -34,8 +35,6 @@ from virtbus.schemas.node_rpc import (
     ListImages,
     NetPhase,
     NetReady,
-    NicDone,
-    NicWork,
     PullImage,
     Release,
     ReleaseReply,

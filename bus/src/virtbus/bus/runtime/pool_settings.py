@@ -2,28 +2,34 @@
 
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, model_validator
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import Id
 from virtbus.schemas.model import StrictModel
-from virtbus.schemas.pool import LOCAL, POOLS_MAX, PoolKind
+from virtbus.schemas.pool import ASSIGNED_MAX, LOCAL, POOLS_MAX, PoolKind
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.wire import validate
 
+_NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 PROBE_S = 4.0
 """Interval of the probes of each pool."""
 OVERCOMMIT = 10.0
 """Disks of guests are mostly empty. A full pool pauses its guests, so there is a limit."""
 
 
+VolumeKey = Annotated[str, StringConstraints(pattern=rf"^{_NAME}\.{_NAME}$")]
+ExportName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z._:/-]{1,200}$")]
+
+
 class LocalPool(StrictModel):
     """A directory: `<state_dir>/disks/pools/<name>`, or `disks/volumes` for the pool `local`."""
 
-    kind: Literal[PoolKind.LOCAL] = PoolKind.LOCAL
+    kind: Literal[PoolKind.LOCAL]
     mount: bool = True
     """The directory must be a mount point. Otherwise a missing disk would look like an empty one.
     The pool `local` is always there."""
@@ -33,11 +39,46 @@ class LocalPool(StrictModel):
     """Bytes that new data leaves free; default: min_free_bytes and min_free_ratio of imaged."""
 
 
-PoolSettings = LocalPool
+class NbdPool(StrictModel):
+    """A server of network block devices. QEMU connects to it; the host needs no driver."""
+
+    kind: Literal[PoolKind.NBD]
+    host: str = Field(pattern=r"^[0-9A-Za-z.:-]{1,253}$")
+    port: int = Field(10809, ge=1, le=65535)
+    tls: bool = False
+    """QEMU uses the certificates of `nbd_tls_x509_cert_dir` in libvirt's qemu.conf."""
+    volumes: dict[VolumeKey, ExportName] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
+    """The export of each volume, by `namespace.name`. No other volume may use it."""
+
+    @model_validator(mode="after")
+    def _has_one_volume_each(self) -> Self:
+        exports = sorted(self.volumes.values())
+        twice = {one for one, other in pairwise(exports) if one == other}
+        if twice:
+            msg = f"two volumes have the export {min(twice)!r}: guests would destroy its data"
+            raise ValueError(msg)
+        return self
+
+
+PoolSettings = LocalPool | NbdPool
 
 
 class _File(StrictModel):
-    pools: dict[Id, PoolSettings] = Field(default_factory=dict, max_length=POOLS_MAX)
+    pools: dict[Id, Annotated[PoolSettings, Field(discriminator="kind")]] = Field(
+        default_factory=dict, max_length=POOLS_MAX
+    )
+
+    @model_validator(mode="after")
+    def _keeps_reports_small(self) -> Self:
+        if sum(len(one.volumes) for one in self.pools.values() if isinstance(one, NbdPool)) > (
+            ASSIGNED_MAX
+        ):
+            msg = f"the pools of a node have at most {ASSIGNED_MAX} volumes in their settings"
+            raise ValueError(msg)
+        return self
+
+
+_DEFAULT = LocalPool(kind=PoolKind.LOCAL)
 
 
 def load_pools(path: Path) -> Mapping[str, PoolSettings]:
@@ -49,7 +90,7 @@ def load_pools(path: Path) -> Mapping[str, PoolSettings]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return {LOCAL: LocalPool()}
+        return {LOCAL: _DEFAULT}
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, str(error)) from error
     try:
@@ -57,9 +98,9 @@ def load_pools(path: Path) -> Mapping[str, PoolSettings]:
     except tomllib.TOMLDecodeError as error:
         raise _unreadable(path, str(error)) from error
     pools = validate(_File, plain).pools
-    if pools.get(LOCAL, LocalPool()).kind is not PoolKind.LOCAL:
+    if pools.get(LOCAL, _DEFAULT).kind is not PoolKind.LOCAL:
         raise _unreadable(path, "the pool `local` is of the kind local; give the other a name")
-    return {LOCAL: LocalPool(), **pools}
+    return {LOCAL: _DEFAULT, **pools}
 
 
 def check_pools(path: Path) -> None:

@@ -14,6 +14,7 @@ from virtbus.imaged.core.disk_requests import (
     DiskRequest,
     made_disk,
     mismatch,
+    on_server,
     overlay_size,
     refuse_unfilled,
     released,
@@ -23,6 +24,7 @@ from virtbus.imaged.core.disk_requests import (
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
+from virtbus.imaged.disk_results import Ensured, Gone
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
@@ -35,29 +37,13 @@ from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
 MAX_REMEMBERED = 10_000
 """Number of uids whose epochs are kept in memory. The agent's ledger is the durable copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ensured:
-    """The answer; `made`: any disk was missing before."""
-
-    ready: ImageReady
-    made: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The result of a release. `found`: there were disks; `kept`: the quarantine entry, if any."""
-
-    found: bool
-    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +100,9 @@ class Disks:
         """
         wanted = wanted_disks(record, self._max_virtual_bytes)
         self._fence(record)
+        asker = Asker(listener, record.uid, record.namespace)
         async with self.locks.of(record.uid):
             self._fence(record)
-            asker = Asker(listener, record.uid, record.namespace)
             found = await self._all(record, wanted, asker, logins)
         ready = ImageReady(
             uid=record.uid,
@@ -179,6 +165,9 @@ class Disks:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
+            if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
+                made[disk.volume] = _Found(on_server(disk.ref), "", made=False)
+                continue
             files, place = self._place(record, disk)
             found = files.read(*place)
             if found is not None and self._other_medium(disk, found):
@@ -193,15 +182,20 @@ class Disks:
                 if disk.ref is not None and not missing:
                     path = found.backing_path
                     self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
-                more_bytes = (disk.size_bytes or 0) - found.virtual_size_bytes
-                if more_bytes > 0:
-                    if disk.ref is not None:
-                        self.pools.check_room(disk.ref, more_bytes)
-                    files.grow(*place, disk.size_bytes or 0)
-                    self.pools.read_again(disk.ref.pool if disk.ref is not None else LOCAL)
-                    found = files.read(*place) or found
+                if found.virtual_size_bytes < (disk.size_bytes or 0):
+                    found = self._grown(files, place, disk, found)
                 made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
         return made
+
+    def _grown(
+        self, files: DiskFolders, place: tuple[str, str], disk: DiskRequest, found: Overlay
+    ) -> Overlay:
+        size_bytes, ref = disk.size_bytes or 0, disk.ref
+        if ref is not None:
+            self.pools.check_room(ref, size_bytes - found.virtual_size_bytes)
+        files.grow(*place, size_bytes)
+        self.pools.forget(ref)
+        return files.read(*place) or found
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
         """Return the folders of a disk, and its place in them."""
@@ -210,8 +204,8 @@ class Disks:
         return self._files, (record.uid, disk.volume)
 
     def _note(self, record: VmRecord, ref: VolumeRef, digest: str) -> None:
-        note = VolumeNote(ref=ref, holder=record.uid, epoch=record.epoch, digest=digest)
-        self.pools.of(ref).note(note)
+        uid, epoch = record.uid, record.epoch
+        self.pools.of(ref).note(VolumeNote(ref=ref, holder=uid, epoch=epoch, digest=digest))
 
     def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
         if disk.ref is not None:
@@ -281,6 +275,8 @@ class Disks:
         Raises:
             VirtbusError: 409 `volume_in_use`: a VM of this node has it; 503 `store_error`.
         """
+        if not ABILITIES[ref.kind].copies:
+            return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
             folders = await self._threads.run(self.pools.of, ref)
             await self._threads.run(folders.refuse_used, ref.folder)

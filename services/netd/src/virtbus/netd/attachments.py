@@ -23,7 +23,8 @@ from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.hot_nics import HotNics, changed
 from virtbus.netd.network_entry import NetworkEntry
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import NetPhase, NetReady, NicDone, NicWork
+from virtbus.schemas.nic_work import NicDone, NicWork
+from virtbus.schemas.node_rpc import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)

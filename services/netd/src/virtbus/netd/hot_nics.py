@@ -22,7 +22,7 @@ from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.network_entry import NetworkEntry
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node_rpc import NicDone, NicWork
+from virtbus.schemas.nic_work import NicDone, NicWork
 
 log = logging.getLogger(__name__)
 

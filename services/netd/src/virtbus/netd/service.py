@@ -29,6 +29,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.network_object import BUILT_IN
 from virtbus.schemas.network_path import NetworkAsk, NetworkView
+from virtbus.schemas.nic_work import NicDone, NicWork
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.node_rpc import (
     ANY_EPOCH,
@@ -36,8 +37,6 @@ from virtbus.schemas.node_rpc import (
     HeldResources,
     Inspect,
     NetReady,
-    NicDone,
-    NicWork,
     Release,
     ReleaseReply,
     ServiceReport,

@@ -14,6 +14,7 @@ from pathlib import Path
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.runtime import process
+from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.settings import load
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.ports import HostFacts
@@ -27,6 +28,7 @@ from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.identity import HostIdentity
 from virtbus.nodeagent.edge.kvm_probe import usable
+from virtbus.nodeagent.edge.pool_servers import PoolServers
 from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
@@ -72,6 +74,7 @@ async def serve(settings: Settings) -> None:
         stack.enter_context(
             tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
         )
+        pools = load_pools(settings.pools_file)
         accelerators = await _accelerators(settings)
         facts = await _host(settings, hypervisor, accelerators)
         own = await _ownership(settings, bus, hypervisor)
@@ -81,7 +84,7 @@ async def serve(settings: Settings) -> None:
             hypervisor=hypervisor,
             files=files,
             seeds=SeedIsos(files.vms),
-            disks=HostDiskFiles(settings.state_dir),
+            disks=HostDiskFiles(settings.state_dir, pools),
             netd=AdminSocket(settings.run_dir / "netd" / "admin.sock"),
             reach=ReadinessProbe(files.console_log),
             events=AgentEvents(bus, settings.node),
@@ -90,9 +93,10 @@ async def serve(settings: Settings) -> None:
             freezes=freezes,
             plugs=hypervisor.devices,
         )
+        liveness = Heartbeat(bus, settings, facts, own)
         agent = NodeAgent(
             tools,
-            Heartbeat(bus, settings, facts, own),
+            liveness,
             AgentRpc(
                 bus,
                 settings.node,
@@ -103,6 +107,7 @@ async def serve(settings: Settings) -> None:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(own.keep())
+            group.create_task(PoolServers(pools, liveness.pools.tell).run())
             await agent.run()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from virtbus.nodeagent.core.network_disks import why_it_waits
 from virtbus.nodeagent.core.ports import (
     DomainChange,
     DomainEvent,
@@ -22,9 +23,8 @@ HEALTH_INTERVAL_S = 5.0
 BLIND_AFTER_S = 2.0
 """A restart of libvirtd takes less time, and guests keep running meanwhile."""
 AGAIN_S = 1.0
-NO_ROOM = (
-    "the disk of its host is full or failing: free space there; the guest then continues by itself"
-)
+WAITING_S = 4.0
+"""The interval of the comparisons while a guest waits for a disk."""
 BLIND = "libvirt does not answer, so nobody knows which guests run: {error}"
 CHANGES: dict[DomainChange, MachineEvent] = {
     DomainChange.STARTED: "started",
@@ -54,6 +54,8 @@ class DomainEvents:
         self._guests = guests
         self._blind = blind
         self._blind_soon: asyncio.TimerHandle | None = None
+        self._waiting: set[str] = set()
+        """Uids of guests that wait for a disk."""
 
     async def hear(self, events: AsyncIterator[DomainEvent]) -> None:
         """Handle libvirt's events; never returns by itself."""
@@ -87,6 +89,7 @@ class DomainEvents:
         if active != (event.change in ACTIVE):
             return
         if facts is not None and facts.state is DomainState.PAUSED:
+            self._note_wait(guest, facts)
             guest.post("paused")
         elif event.change is not DomainChange.PAUSED:
             guest.post(CHANGES[event.change])
@@ -94,7 +97,7 @@ class DomainEvents:
     async def look(self, interval_s: float) -> None:
         """Compare with libvirt periodically, which corrects lost events (F11)."""
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(min(interval_s, WAITING_S) if self._waiting else interval_s)
             await self._see_again()
 
     async def _see_again(self) -> None:
@@ -134,10 +137,7 @@ class DomainEvents:
         Nothing reports that space is free again, so each comparison resumes it. QEMU repeats the
         write. If it still fails, the guest pauses again and has lost nothing.
         """
-        waits = NO_ROOM if facts.waits_for_disk else ""
-        if waits != guest.vm.observed.disk_waits:
-            guest.vm.observed.disk_waits = waits
-            guest.report()
+        waits = self._note_wait(guest, facts)
         if not waits or guest.vm.record.paused:
             return
         try:
@@ -145,6 +145,15 @@ class DomainEvents:
         except VirtbusError as error:
             extra = {"code": "not_resumed", "uid": facts.uid}
             log.info("paused because its disk is full: %s", error, extra=extra)
+
+    def _note_wait(self, guest: VmActor, facts: DomainFacts) -> bool:
+        """Report why a guest waits for a disk; return True if it does."""
+        waits = why_it_waits(guest.vm.record) if facts.waits_for_disk else ""
+        (self._waiting.add if waits else self._waiting.discard)(facts.uid)
+        if waits != guest.vm.observed.disk_waits:
+            guest.vm.observed.disk_waits = waits
+            guest.report()
+        return bool(waits)
 
     def _cannot_see(self, error: str) -> None:
         if self._blind_soon is None:

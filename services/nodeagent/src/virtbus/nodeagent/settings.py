@@ -1,11 +1,12 @@
 """Defines the nodeagent's settings."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from virtbus.bus.runtime.settings import ServiceSettings
+from virtbus.bus.runtime.pool_settings import check_pools
+from virtbus.bus.runtime.settings import CONFIG_DIR, ServiceSettings
 from virtbus.schemas.quantity import Bytes
 
 
@@ -52,6 +53,10 @@ class Settings(ServiceSettings):
     ask_after_s: float = Field(
         0.25, gt=0, description="silence in seconds after which imaged and netd are asked"
     )
+    pools_file: Path = Field(
+        CONFIG_DIR / "pools.toml",
+        description="the pools of this node for volumes, the same file as imaged's",
+    )
     min_free_bytes: Bytes = Field(
         2 * 1024**3,
         ge=0,
@@ -70,6 +75,11 @@ class Settings(ServiceSettings):
             "possible that a saved domain cannot be restored"
         ),
     )
+
+    @model_validator(mode="after")
+    def _has_pools(self) -> Self:
+        check_pools(self.pools_file)
+        return self
 
     def disk_reserve_bytes(self, disk_bytes: int) -> int:
         """Return the bytes to keep free on a disk of this size."""

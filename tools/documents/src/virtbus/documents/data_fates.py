@@ -195,6 +195,21 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "growth, copies and creates are refused; deletes work",
         ),
     },
+    "`volume delete` in a pool on a server": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            "services/controller/tests/test_pools.py"
+            "::test_a_deleted_volume_on_a_server_is_gone_at_once_and_its_data_stays",
+            "its operator removes it; the name is free",
+        ),
+    },
+    "its pool's server dies": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            "tests/e2e/test_nbd_pool.py::test_a_guest_waits_for_its_server_and_continues",
+            "the guest pauses, and continues when the server is back",
+        ),
+    },
     "its pool is gone": {
         Data.VOLUME: Outcome(
             Fate.STAYS,

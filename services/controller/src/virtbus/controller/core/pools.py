@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping
 
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.ids import is_id
-from virtbus.schemas.pool import LOCAL, USABLE, NodePools, PoolReport
+from virtbus.schemas.ids import UNPLACED, is_id
+from virtbus.schemas.pool import ABILITIES, LOCAL, USABLE, NodePools, PoolKind, PoolReport
 from virtbus.schemas.records import read_stored, refuse_foreign
-from virtbus.schemas.volume import VolumeRecord
+from virtbus.schemas.volume import VolumeRecord, VolumeSource
 
 PoolsByName = Mapping[str, PoolReport]
-Needs = tuple[tuple[str, int], ...]
-"""The pools that the volumes of a VM need, each with the bytes of new data."""
+Needs = tuple[tuple[str, int, tuple[str, ...]], ...]
+"""The pools that the volumes of a VM need: the bytes of new data, and assigned volumes."""
 _NONE: PoolsByName = {}
 
 
@@ -82,9 +82,43 @@ class KnownPools:
                 after_ms=10_000,
             )
 
+    def admitted(self, record: VolumeRecord) -> VolumeRecord:
+        """Return a new volume with the kind of its pool.
+
+        Raises:
+            VirtbusError: as `refuse_new`; 422 `pool_unassigned`, `no_copies`.
+        """
+        self.refuse_new(record, record.spec.size)
+        pool, key = record.spec.pool, _key(record)
+        found = [self._of[node][pool] for node in self.with_pool(pool)]
+        kind = found[0].kind if found else PoolKind.LOCAL
+        if ABILITIES[kind].copies:
+            return record
+        if not any(key in one.assigned for one in found):
+            message = (
+                f"the pool {pool} has nothing for {key}; its operator assigns it in pools.toml "
+                f"(pools.{pool}.volumes)"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "pool_unassigned", message)
+        if record.spec.source != VolumeSource():
+            raise no_copies(record)
+        return record.model_copy(update={"pool_kind": kind})
+
+    def refuse_attach(self, node: str, record: VolumeRecord) -> None:
+        """Raise 409 `volume_elsewhere` if a VM on the node cannot use the volume's pool."""
+        if node != UNPLACED and (why := why_not(self.of(node), needs_of((record,)))):
+            message = f"{node} {why}; use a volume of a pool that it has"
+            raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
+
     def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
         """Raise 429 `pool_full` if the volume's pool cannot promise the larger size."""
         more_bytes = size_bytes - record.spec.size
+        if more_bytes > 0 and not ABILITIES[record.pool_kind].grow:
+            message = (
+                f"a volume in a pool of kind {record.pool_kind} has the size that the pool's "
+                "operator gave it; create another volume and copy the files"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "cannot_grow", message)
         if record.bound and more_bytes > 0:
             self.refuse_new(record, more_bytes)
 
@@ -97,18 +131,35 @@ class KnownPools:
         return VirtbusError(Code.UNSUPPORTED, "pool_unknown", message, details=(detail,))
 
 
+def _key(record: VolumeRecord) -> str:
+    return f"{record.namespace}.{record.name}"
+
+
+def no_copies(record: VolumeRecord) -> VirtbusError:
+    """Return 422 for a copy of a volume, or into one, whose pool virtbus does not write."""
+    message = (
+        f"virtbus does not copy data to or from the pool {record.spec.pool}: its operator makes "
+        "the content; or copy the files in a guest"
+    )
+    return VirtbusError(Code.UNSUPPORTED, "no_copies", message)
+
+
 def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
     """Return the pools that volumes need, with the new data of volumes that have none yet."""
-    bytes_of: dict[str, int] = {}
+    found: dict[str, tuple[int, tuple[str, ...]]] = {}
     for one in volumes:
-        new_bytes = 0 if one.bound else one.spec.size
-        bytes_of[one.spec.pool] = bytes_of.get(one.spec.pool, 0) + new_bytes
-    return tuple(sorted(bytes_of.items()))
+        new_bytes, keys = found.get(one.spec.pool, (0, ()))
+        if ABILITIES[one.pool_kind].copies:
+            new_bytes += 0 if one.bound else one.spec.size
+        else:
+            keys += (_key(one),)
+        found[one.spec.pool] = new_bytes, keys
+    return tuple((name, *found[name]) for name in sorted(found))
 
 
 def why_not(pools: PoolsByName, needs: Needs) -> str:
     """Return why a node with these pools cannot serve the volumes now; empty if it can."""
-    for name, new_bytes in needs:
+    for name, new_bytes, keys in needs:
         pool = pools.get(name)
         if pool is None:
             if name != LOCAL:
@@ -116,6 +167,8 @@ def why_not(pools: PoolsByName, needs: Needs) -> str:
             continue  # an older agent
         if pool.state not in USABLE:
             return f"has a pool {name} that is {pool.state}: {pool.message}"
+        if lacking := [key for key in keys if key not in pool.assigned]:
+            return f"has a pool {name} with nothing for {lacking[0]} (pools.toml)"
         if new_bytes and (why := pool.refusal(new_bytes)):
             return f"has a pool {name} that {why}"
     return ""

@@ -1,9 +1,11 @@
 """Describes the disks of a VM that is off, or a volume that no guest uses, for an operation."""
 
+from virtbus.controller.core.pools import no_copies
 from virtbus.controller.core.volume_changes import has_data, refuse_deleting
 from virtbus.controller.core.volume_holds import ref_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.vm_status import VmView
@@ -53,10 +55,12 @@ def refuse_unready(record: VolumeRecord, running: str) -> None:
 
     Raises:
         VirtbusError: 409 `deleting`, `volume_lost`, `volume_not_filled`, `volume_empty`,
-            `volume_in_use`.
+            `volume_in_use`; 422 `no_copies`.
     """
     refuse_deleting(record)
     name = record.name
+    if not ABILITIES[record.pool_kind].copies:
+        raise no_copies(record)
     if record.lost:
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message)

@@ -3,6 +3,7 @@
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.vm import DISK_MIN, VmRecord, VmSpec
 from virtbus.schemas.volume import FillState, VolumeFill, VolumeRecord, VolumeSpec
 from virtbus.schemas.volume_ref import VolumeRef
@@ -25,6 +26,7 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
         target=None if record.fill is not None else record.target,
         copied=record.fill is not None,
         pool=record.spec.pool,
+        kind=record.pool_kind,
     )
 
 
@@ -60,6 +62,7 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
         name=ref.name,
         spec=plain_spec(ref),
         fill=fill_of(ref),
+        pool_kind=ref.kind,
         node="" if vm.node == UNPLACED else vm.node,
         bound=vm.node != UNPLACED,
         holder=vm.uid,
@@ -144,4 +147,7 @@ def freed(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord |
     """Return the volume without its holder; None if the VM does not hold it (any more)."""
     if there is None or there.record.uid != ref.uid or there.record.holder != vm:
         return None
-    return there.record.model_copy(update={"holder": "", "held_since_ns": 0})
+    free: dict[str, object] = {"holder": "", "held_since_ns": 0}
+    if ABILITIES[there.record.pool_kind].shared:
+        free |= {"node": "", "bound": False}  # the next VM may be on any node with the pool
+    return there.record.model_copy(update=free)

@@ -82,7 +82,7 @@ class VolumeApi:
         )
         new = self._fleet.volumes.get(want.namespace, want.name) is None
         if new:
-            self._fleet.pools.refuse_new(record, record.spec.size)
+            record = self._fleet.pools.admitted(record)
         if want.spec.is_copied:
             record = await self._fills.planned(record, request.account)
         volume_changes.refuse_large(record)

@@ -61,11 +61,13 @@ class VolumeAttachments:
         want = validate(VolumeAttach, request.data)
         volume = (await self._volumes.find(want, request.account)).record
         disk = Disk(name=want.disk or want.name, bus=want.bus)
-        view = await self._vms.change(
-            VmRef(name=want.vm, namespace=want.namespace),
-            lambda record: attached(record, self._fleet.last_status(record), volume, disk),
-            request,
-        )
+
+        def change(record: VmRecord) -> VmRecord:
+            self._fleet.pools.refuse_attach(record.node, volume)
+            return attached(record, self._fleet.last_status(record), volume, disk)
+
+        of_vm = VmRef(name=want.vm, namespace=want.namespace)
+        view = await self._vms.change(of_vm, change, request)
         return await self._answer(want, request, f"attached to {view.name}")
 
     async def detach(self, request: Request) -> VolumeView:

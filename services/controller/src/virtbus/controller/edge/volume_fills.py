@@ -14,7 +14,7 @@ from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core import exports, resting, volume_fills
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.pools import why_not
+from virtbus.controller.core.pools import needs_of, why_not
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_changes import create_step, not_found
 from virtbus.controller.edge.fleet_events import FleetEvents
@@ -95,7 +95,7 @@ class VolumeFills:
 
     def _node_for(self, record: VolumeRecord) -> str:
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
-        needs = ((record.spec.pool, record.spec.size),)
+        needs = needs_of((record,))
         able = [one for one in nodes if not why_not(one.pools, needs)]
         return volume_fills.node_for(able, record.spec.source.image or "", record.spec.size)
 

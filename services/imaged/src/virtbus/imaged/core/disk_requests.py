@@ -203,6 +203,11 @@ def mismatch(volume: str, why: str) -> VirtbusError:
     return VirtbusError(Code.CONFLICT, "disk_mismatch", message)
 
 
+def on_server(ref: VolumeRef) -> MadeDisk:
+    """Return the report of a disk that is on a server: the size that its volume promises."""
+    return MadeDisk(virtual_size_bytes=ref.size_bytes)
+
+
 def made_disk(found: Overlay, digest: str) -> MadeDisk:
     """Return the report of a disk on the image `digest`, empty for none."""
     return MadeDisk(

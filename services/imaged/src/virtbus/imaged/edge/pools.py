@@ -14,7 +14,7 @@ from virtbus.imaged.edge.partial_download import disk_full
 from virtbus.imaged.edge.volume_files import PAGE, VolumeFolders
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import HeldResources
-from virtbus.schemas.pool import LOCAL, USABLE, PoolReport, PoolState
+from virtbus.schemas.pool import LOCAL, USABLE, PoolKind, PoolReport, PoolState
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -34,13 +34,13 @@ class Pools:
     ) -> None:
         self.files = files
         """The folders of VMs, next to those of the pools."""
-        self._settings = settings or {LOCAL: LocalPool()}
-        self._limits = limits or SpaceLimits(0, 0.0)
-        self._folders = {
-            name: VolumeFolders(files.root, name)
-            for name, one in self._settings.items()
+        self._settings = {
+            name: one
+            for name, one in (settings or {LOCAL: LocalPool(kind=PoolKind.LOCAL)}).items()
             if isinstance(one, LocalPool)
         }
+        self._limits = limits or SpaceLimits(0, 0.0)
+        self._folders = {name: VolumeFolders(files.root, name) for name in self._settings}
         self.states: dict[str, PoolReport] = {}
         """The last report of each pool."""
         self._sizes: dict[str, dict[str, int]] = {name: {} for name in self._folders}
@@ -138,8 +138,13 @@ class Pools:
         )
         return report.model_copy(update=_state(report, read_only=bool(found.f_flag & os.ST_RDONLY)))
 
+    def forget(self, ref: VolumeRef | None) -> None:
+        """Forget the size of a volume that has grown."""
+        if ref is not None:
+            self._sizes[ref.pool].pop(ref.folder, None)
+
     def read_again(self, name: str) -> None:
-        """Forget the sizes of volumes: they grew, here or by the QEMU of a running guest."""
+        """Forget the sizes of volumes: the QEMU of a running guest may have made them larger."""
         self._sizes[name] = {}
 
     def _volume_sizes(self, name: str, folders: VolumeFolders) -> dict[str, int]:

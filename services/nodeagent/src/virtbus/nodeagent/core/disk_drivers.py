@@ -17,15 +17,22 @@ _TAGS = {
 """Libvirt's name of each rate."""
 
 
-def driver_element(disk: Disk, image_format: str, thread: int | None) -> Element:
-    """Return `<driver>`; `thread` is the number of the disk's I/O thread."""
+def driver_element(
+    disk: Disk, image_format: str, thread: int | None, *, stops: bool = False
+) -> Element:
+    """Return `<driver>`; `thread` is the number of the disk's I/O thread.
+
+    With `stops`, the guest pauses at an error unless the disk has another policy: a server that is
+    away comes back.
+    """
     driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
     reports = ABILITIES[disk.bus][
         Verb.ERROR_POLICY
     ].refused  # the bus reports each error, and has no such property
+    stop = "stop" if stops else None
     chosen = {
-        "error_policy": None if reports else disk.error_policy,
-        "rerror_policy": None if reports else disk.read_error_policy,
+        "error_policy": None if reports else disk.error_policy or stop,
+        "rerror_policy": None if reports else disk.read_error_policy or stop,
         "cache": disk.cache,
         "io": disk.io,
         "detect_zeroes": disk.detect_zeroes,

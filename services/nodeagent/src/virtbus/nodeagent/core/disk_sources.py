@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.bus.runtime.pool_settings import PoolSettings
+from virtbus.nodeagent.core.network_disks import NetworkDisk, network_disk
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.pool import LOCAL
+from virtbus.schemas.pool import ABILITIES, LOCAL
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -23,6 +25,7 @@ DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "poo
 """Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
 `<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`."""
 
+_NO_POOLS: Mapping[str, PoolSettings] = {}
 _DIGITS = 12
 """Digits of an image's digest in the name of a medium."""
 _MAGIC = b"QFI\xfb"
@@ -50,6 +53,8 @@ class DiskSource:
     libvirt sees the change."""
     volume: bool = False
     """True for a volume with a name of its own (ADR 0045)."""
+    network: NetworkDisk | None = None
+    """The disk is on a server, and has no file."""
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -67,13 +72,16 @@ def disk_name(volume: str) -> str:
 
 
 def disk_sources(
-    state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
+    state_dir: Path,
+    record: VmRecord,
+    made: Mapping[str, MadeDisk],
+    pools: Mapping[str, PoolSettings] = _NO_POOLS,
 ) -> dict[str, DiskSource]:
     """Return the files of all disks of the record, by volume name. ISO volumes are not among them.
 
     Raises:
         VirtbusError: 409 `disk_refused`: imaged omitted a volume, or only one of the spec and
-            imaged's report names an image.
+            imaged's report names an image; as `network_disk`.
     """
     sources = {}
     disks = record.spec.domain.devices.disks
@@ -88,6 +96,11 @@ def disk_sources(
             disk.image_format
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
+        ref = record.volume_refs.get(volume.name)
+        if volume.volume is not None and ref is not None and ABILITIES[ref.kind].shared:
+            remote = network_disk(ref, pools)
+            sources[volume.name] = DiskSource("", ImageFormat.RAW, volume=True, network=remote)
+            continue
         # text, because pathlib's joins would cost 20 us per volume
         image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
         below = f"{state_dir}/{IMAGES}/{DATA}/{image}" if image else ""

@@ -19,6 +19,7 @@ from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element,
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
+from virtbus.nodeagent.core.network_disks import network_source
 from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import port_address
 from virtbus.schemas.disk import Tray
@@ -142,13 +143,14 @@ def _disk(
 ) -> Element:
     """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
+    remote = file is not None and file.network is not None
     bus = DiskBus.VIRTIO if disk.bus is DiskBus.NVME else disk.bus
     # virtio has no CD-ROM; guests also find a seed on a read-only disk
     device = "disk" if bus is DiskBus.VIRTIO else disk.device
     return el(
         "disk",
-        driver_element(disk, str(file.format) if file else "raw", thread),
-        *(() if file is None else (el("source", file=file.path), _backing(file))),
+        driver_element(disk, str(file.format) if file else "raw", thread, stops=remote),
+        *_source(file),
         iotune_element(disk.limits),
         blockio_element(disk.block_size),
         el("target", dev=target(disk, addresses), bus=str(bus)),
@@ -157,9 +159,17 @@ def _disk(
         el("boot", order=order) if order else None,
         _address(disk, addresses),
         _alias(disk, file),
-        type="file",
+        type="network" if remote else "file",
         device=device,
     )
+
+
+def _source(file: DiskSource | None) -> tuple[Element, ...]:
+    if file is None:
+        return ()
+    if file.network is not None:
+        return (network_source(file.network),)
+    return (el("source", file=file.path), _backing(file))
 
 
 def _alias(disk: Disk, file: DiskSource | None) -> Element | None:

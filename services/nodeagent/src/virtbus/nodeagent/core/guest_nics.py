@@ -13,7 +13,7 @@ from virtbus.nodeagent.core.metadata import nics_at_start
 from virtbus.nodeagent.core.nics import USUAL_MTU, hardware_hash, nic_id
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
 from virtbus.schemas.nic import NicModel
-from virtbus.schemas.node_rpc import NicDone
+from virtbus.schemas.nic_work import NicDone
 from virtbus.schemas.vm import Interface, VmRecord
 
 _ALIAS = "ua-nic-"

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from virtbus.bus.runtime.image_locks import locked
+from virtbus.bus.runtime.pool_settings import PoolSettings
 from virtbus.nodeagent.core.disk_sources import (
     DATA,
     DISKS,
@@ -44,8 +45,9 @@ PINNED = "disk-"
 class HostDiskFiles:
     """The `DiskFiles` port."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, pools: Mapping[str, PoolSettings] | None = None) -> None:
         self._state = state_dir
+        self._pools = pools or {}
 
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk]
@@ -56,7 +58,7 @@ class HostDiskFiles:
             VirtbusError: 409 `disk_refused`: a file is not regular or has several names, or its
                 header names another file.
         """
-        wanted = disk_sources(self._state, record, made)
+        wanted = disk_sources(self._state, record, made, self._pools)
 
         def judge() -> dict[str, DiskSource]:
             drop_pins(self._state, record)
@@ -89,6 +91,8 @@ class HostDiskFiles:
         await in_thread(drop)
 
     def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
+        if source.network is not None:
+            return source
         try:
             if source.backing_path and source.backing_format is not None:
                 image = Path(source.backing_path).name

@@ -23,7 +23,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.network import PlugState
-from virtbus.schemas.node_rpc import Ensure, NetReady, NicDone, NicWork
+from virtbus.schemas.nic_work import NicDone, NicWork
+from virtbus.schemas.node_rpc import Ensure, NetReady
 from virtbus.schemas.vm import Interface, VmRecord
 from virtbus.schemas.wire import validate
 

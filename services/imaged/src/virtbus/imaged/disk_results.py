@@ -1,0 +1,21 @@
+"""Defines the answers of `Disks`."""
+
+from dataclasses import dataclass
+
+from virtbus.schemas.node_rpc import ImageReady
+
+
+@dataclass(frozen=True, slots=True)
+class Ensured:
+    """The answer; `made`: any disk was missing before."""
+
+    ready: ImageReady
+    made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The result of a release. `found`: there were disks; `kept`: the quarantine entry, if any."""
+
+    found: bool
+    kept: str = ""

@@ -1,0 +1,60 @@
+"""Finds the network disks of volumes in the pools of the node, and renders their sources.
+
+QEMU connects to the server by its own driver, so the host needs none. The message of a volume names
+its pool only; server and export are settings of the node (ADR 0060).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from virtbus.bus.runtime.pool_settings import NbdPool, PoolSettings
+from virtbus.nodeagent.core.element import Element, el
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.pool import ABILITIES
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
+
+NO_ROOM = (
+    "the disk of its host is full or failing: free space there; the guest then continues by itself"
+)
+NO_SERVER = (
+    "a disk of it does not answer: the server of the pool {pools}, or the disk of its host; the "
+    "guest then continues by itself"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDisk:
+    """An export of a server."""
+
+    protocol: str
+    name: str
+    host: str
+    port: int
+    tls: bool
+
+
+def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDisk:
+    """Return the network disk of a volume; raises VirtbusError 409 `pool_unknown`."""
+    pool = pools.get(ref.pool)
+    if not isinstance(pool, NbdPool) or ref.key not in pool.volumes:
+        message = (
+            f"the pool {ref.pool} of this node has nothing for {ref.key}; its operator assigns it "
+            f"in pools.toml (pools.{ref.pool}.volumes), and restarts virtbus-nodeagent"
+        )
+        raise VirtbusError(Code.CONFLICT, "pool_unknown", message)
+    return NetworkDisk("nbd", pool.volumes[ref.key], pool.host, pool.port, pool.tls)
+
+
+def network_source(disk: NetworkDisk) -> Element:
+    """Return the `<source>` of a network disk. Without `tls`, libvirt's default would apply."""
+    host = el("host", name=disk.host, port=disk.port)
+    tls = "yes" if disk.tls else "no"
+    return el("source", host, protocol=disk.protocol, name=disk.name, tls=tls)
+
+
+def why_it_waits(record: VmRecord) -> str:
+    """Return why a guest waits that QEMU has paused at an error of a disk."""
+    refs = record.volume_refs.values()
+    pools = sorted({ref.pool for ref in refs if ABILITIES[ref.kind].shared})
+    return NO_SERVER.format(pools=", ".join(pools)) if pools else NO_ROOM

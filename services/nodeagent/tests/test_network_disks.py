@@ -1,0 +1,133 @@
+"""Disks on servers: QEMU gets the export of the node's settings, and a probe tells the pool."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.nodeagent.tests.pretended_node import record
+from services.nodeagent.tests.test_volume_disks import MADE, SPEC
+
+from virtbus.bus.runtime.pool_settings import NbdPool, PoolSettings
+from virtbus.nodeagent.core.addresses import assigned
+from virtbus.nodeagent.core.disks import hot_disk
+from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.core.network_disks import NO_ROOM, why_it_waits
+from virtbus.nodeagent.edge import pool_servers
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.pool_servers import PoolServers, probed
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.pool import PoolKind, PoolReport, PoolState
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.volume_ref import VolumeRef
+
+GREETING = b"NBDMAGICIHAVEOPT\0\3"
+REF = VolumeRef(
+    uid="0192f0c1-2d3e-7abc-8def-0123456789cc",
+    namespace="shop",
+    name="data-1",
+    size_bytes=2**20,
+    pool="san",
+    kind=PoolKind.NBD,
+)
+
+
+def san(port: int = 10809, **more: Any) -> NbdPool:
+    plain = {"kind": PoolKind.NBD, "host": "127.0.0.1", "port": port, "volumes": {REF.key: "one"}}
+    return NbdPool.model_validate(plain | more)
+
+
+def holding() -> VmRecord:
+    return record(spec=SPEC).model_copy(update={"volume_refs": {"data": REF}})
+
+
+async def rendered(tmp_path: Path, pool: NbdPool) -> str:
+    of = holding()
+    source = (await HostDiskFiles(tmp_path, {"san": pool}).sources(of, MADE))["data"]
+    disk = of.spec.domain.devices.disks[0]
+    return to_text(hot_disk(disk, source, assigned(of.spec.domain, {})))
+
+
+async def test_a_disk_on_a_server_pauses_its_guest_at_an_error(tmp_path: Path) -> None:
+    text = await rendered(tmp_path, san())
+    for part in (
+        '<disk type="network" device="disk">',
+        '<driver name="qemu" type="raw" discard="unmap" error_policy="stop" rerror_policy="stop"',
+        '<source protocol="nbd" name="one" tls="no"><host name="127.0.0.1" port="10809" />',
+        '<alias name="ua-volume-data" />',
+    ):
+        assert part in text, text
+    assert 'tls="yes"' in await rendered(tmp_path, san(tls=True))
+
+
+async def test_a_volume_without_an_export_on_this_node_is_refused(tmp_path: Path) -> None:
+    lacking: tuple[dict[str, PoolSettings], ...] = ({}, {"san": san(volumes={})})
+    for pools in lacking:
+        with pytest.raises(VirtbusError, match=r"nothing for shop\.data-1") as refused:
+            await HostDiskFiles(tmp_path, pools).sources(holding(), MADE)
+        assert refused.value.reason == "pool_unknown"
+
+
+def test_a_guest_that_waits_is_told_which_server_it_may_wait_for() -> None:
+    assert "server of the pool san" in why_it_waits(holding())
+    without = holding().model_copy(update={"volume_refs": {}})
+    assert why_it_waits(without) == NO_ROOM
+
+
+@asynccontextmanager
+async def server(says: bytes, *, silent: bool = False) -> AsyncIterator[int]:
+    held: list[asyncio.StreamWriter] = []
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        held.append(writer)
+        if not silent:
+            writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield listening.sockets[0].getsockname()[1]
+    finally:
+        for one in held:
+            one.close()
+        listening.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "state", "why"),
+    [
+        (GREETING, PoolState.READY, ""),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", PoolState.GONE, "is no NBD server"),
+        (b"", PoolState.GONE, "closes the connection"),
+    ],
+)
+async def test_a_probe_reads_the_greeting_of_a_server(
+    says: bytes, state: PoolState, why: str
+) -> None:
+    async with server(says) as port:
+        found, message = await probed(san(port))
+    assert (found, why in message) == (state, True)
+    assert (await probed(san(port)))[0] is PoolState.GONE
+
+
+async def test_a_silent_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_servers, "GONE_S", 0.5)
+    told: dict[str, PoolState] = {}
+
+    def tell(_source: str, pools: Any) -> None:
+        reports: list[PoolReport] = list(pools)
+        told.update({one.name: one.state for one in reports})
+
+    async with server(GREETING) as port, server(b"", silent=True) as silent:
+        pools: dict[str, PoolSettings] = {"a": san(silent), "b": san(port)}
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(PoolServers(pools, tell, 0.05).run())
+            async with asyncio.timeout(10):
+                while told.get("b") is not PoolState.READY:
+                    await asyncio.sleep(0.01)
+                assert "a" not in told
+                while told.get("a") is not PoolState.GONE:
+                    await asyncio.sleep(0.01)
+            running.cancel()
