@@ -1,7 +1,7 @@
 """Each service can run under systemd and under compose.
 
-The bridge runs only in the cluster that it serves (deploy/kubernetes). The container runtime runs
-only under systemd, on nodes of Kubernetes.
+The bridge runs only in the cluster that it serves (deploy/kubernetes). The container runtime and
+its proxy run only under systemd, on nodes of Kubernetes.
 """
 
 import subprocess
@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 IN_CLUSTERS = {"kubebridge"}
-ON_KUBERNETES_NODES = {"cri"}
+ON_KUBERNETES_NODES = {"cri", "criproxy"}
 ALL = {path.parent.name for path in ROOT.glob("services/*/src/virtbus/*/__main__.py")}
 WITH_UNITS = sorted(ALL - IN_CLUSTERS)
 SERVICES = sorted(ALL - IN_CLUSTERS - ON_KUBERNETES_NODES)

@@ -23,6 +23,7 @@ _HERE = "virtbus.cli"
         "network": (f"{_HERE}.network", "Make, list and delete networks."),
         "node": (f"{_HERE}.node", "List the hosts that run VMs."),
         "bus": (f"{_HERE}.bus.group", "Set up, back up, restore and rebuild the bus."),
+        "cri": (f"{_HERE}.cri.group", "Set up a Kubernetes node for pods that are VMs."),
         "events": (f"{_HERE}.event_history", "Follow the events of all VMs."),
         "doctor": (
             f"{_HERE}.doctor.command",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from virtbus.schemas.node_rpc import ImageReady
+from virtbus.schemas.node_rpc import ImageReady, MadeDisk
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,12 @@ class Gone:
 
     found: bool
     kept: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsuredDisk:
+    """An existing disk, on the image `digest` (empty for an empty disk); `made`: just created."""
+
+    file: MadeDisk
+    digest: str
+    made: bool

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,7 +24,7 @@ from virtbus.imaged.core.disk_requests import (
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.disk_results import Ensured, Gone
+from virtbus.imaged.disk_results import Ensured, EnsuredDisk, Gone
 from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
@@ -36,7 +36,7 @@ from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady, MadeDisk
+from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady
 from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.quarantine import QuarantineEntry, QuarantineRequest
 from virtbus.schemas.vm import VmRecord
@@ -44,15 +44,6 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 MAX_REMEMBERED = 10_000
 """Number of uids whose epochs are kept in memory. The agent's ledger is the durable copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """An existing disk, on the image `digest` (empty for an empty disk); `made`: just created."""
-
-    file: MadeDisk
-    digest: str
-    made: bool
 
 
 class Disks:
@@ -119,7 +110,7 @@ class Disks:
         wanted: tuple[DiskRequest, ...],
         asker: Asker,
         logins: Mapping[str, str],
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         cached = {disk.volume: self._cached(disk) for disk in wanted}
         with contextlib.ExitStack() as leases:
             for image in cached.values():
@@ -143,7 +134,7 @@ class Disks:
 
     async def _ensured(
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         """Run `_ensure_many`, but not during the release of one of the volumes."""
         async with self.locks.volumes(disk.ref for disk in wanted if disk.ref is not None):
             return await self._threads.run(self._ensure_many, record, wanted, images)
@@ -161,12 +152,12 @@ class Disks:
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
-    ) -> dict[str, _Found]:
+    ) -> dict[str, EnsuredDisk]:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
             if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
-                made[disk.volume] = _Found(on_server(disk.ref), "", made=False)
+                made[disk.volume] = EnsuredDisk(on_server(disk.ref), "", made=False)
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
@@ -184,7 +175,7 @@ class Disks:
                     self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
                 if found.virtual_size_bytes < (disk.size_bytes or 0):
                     found = self._grown(files, place, disk, found)
-                made[disk.volume] = _Found(made_disk(found, digest), digest, missing)
+                made[disk.volume] = EnsuredDisk(made_disk(found, digest), digest, missing)
         return made
 
     def _grown(

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.controller import settings as controller
 from virtbus.cri import settings as cri
+from virtbus.criproxy import settings as criproxy
 from virtbus.documents.wire import FOLDER, models
 from virtbus.imaged import settings as imaged
 from virtbus.kubebridge import settings as kubebridge
@@ -223,6 +224,7 @@ def _bounds(schema: dict[str, Any]) -> str:
 SETTINGS: dict[str, type[BaseModel]] = {
     "controller": controller.Settings,
     "cri": cri.Settings,
+    "criproxy": criproxy.Settings,
     "imaged": imaged.Settings,
     "kubebridge": kubebridge.Settings,
     "netd": netd.Settings,

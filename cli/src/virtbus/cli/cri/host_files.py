@@ -1,0 +1,122 @@
+"""Reads and writes the files of a Kubernetes node that `virtbus cri` is about."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+CONTAINERD = "/run/containerd/containerd.sock"
+PROXY = "/run/virtbus/criproxy.sock"
+UNITS = ("virtbus-cri", "virtbus-criproxy")
+NODE_LABEL = "virtbus.io/vm-pods"
+
+_RUNTIME_CLASS = f"""\
+# Written by `virtbus cri install`. Apply it once for each cluster: kubectl apply -f FILE
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata:
+  name: virtbus
+handler: virtbus
+scheduling:
+  nodeSelector:
+    {NODE_LABEL}: "true"
+"""
+_KUBELET = ("config.yaml", "instance-config.yaml", "kubeadm-flags.env")
+"""Files in /var/lib/kubelet in which kubeadm keeps kubelet's endpoint, of all its versions."""
+
+
+class HostFiles:
+    """The files below `root`, which is `/` except in tests."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.runtime_class = root / "etc/virtbus/runtimeclass.yaml"
+        self.drop_in = root / "etc/systemd/system/virtbus-criproxy.service.d/container-runtime.conf"
+        self._answers = root / "var/lib/virtbus/criproxy"
+        self._pods = root / "var/lib/virtbus/cri/pods"
+
+    @property
+    def systemd(self) -> bool:
+        """Return True if systemd runs this host."""
+        return (self._root / "run/systemd/system").is_dir()
+
+    def missing_units(self) -> list[str]:
+        """Return the units that are not on this host."""
+        folder = self._root / "etc/systemd/system"
+        return [unit for unit in UNITS if not (folder / f"{unit}.service").exists()]
+
+    def answers(self, path: str) -> bool:
+        """Return True if a process accepts connections on a UNIX socket."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(2)
+            try:
+                sock.connect(str(self._root / path.lstrip("/")))
+            except OSError:
+                return False
+        return True
+
+    def write(self, container_runtime: str) -> list[Path]:
+        """Write the RuntimeClass, and the drop-in of another socket; return what changed."""
+        wanted = {self.runtime_class: _RUNTIME_CLASS}
+        if container_runtime != CONTAINERD:
+            setting = f"VIRTBUS_CONTAINER_RUNTIME={container_runtime}"
+            wanted[self.drop_in] = f'[Service]\nEnvironment="{setting}"\n'
+        changed = [path for path, text in wanted.items() if _write(path, text)]
+        if self.drop_in not in wanted and _remove(self.drop_in):
+            changed.append(self.drop_in)
+        return changed
+
+    def remove(self) -> list[Path]:
+        """Remove those files and the proxy's last answers; return what was removed."""
+        stored = [path for path in sorted(self._answers.rglob("*")) if not path.is_dir()]
+        removed = [path for path in (self.runtime_class, self.drop_in, *stored) if _remove(path)]
+        folders = [path for path in sorted(self._answers.rglob("*")) if path.is_dir()]
+        for folder in (*reversed(folders), self._answers, self.drop_in.parent):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        return removed
+
+    def vm_pods(self) -> int:
+        """Return the number of VM pods of this node."""
+        return len(list(self._pods.glob("*.json")))
+
+    def naming_proxy(self) -> list[str]:
+        """Return where kubelet is told to use the proxy: its files, and a running kubelet."""
+        files = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
+        named = [str(path) for path in files if PROXY in _text(path)]
+        running = [f"the running kubelet (pid {pid})" for pid in self._kubelets()]
+        return named + running
+
+    def endpoint_file(self) -> str:
+        """Return the file that has kubelet's endpoint; empty if none of kubeadm's has it."""
+        files = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
+        has = ("containerRuntimeEndpoint", "container-runtime-endpoint")
+        found = [path for path in reversed(files) if any(word in _text(path) for word in has)]
+        return str(found[0]) if found else ""
+
+    def _kubelets(self) -> Iterator[str]:
+        for path in (self._root / "proc").glob("[0-9]*/cmdline"):
+            words = _text(path).split("\0")
+            if words[0].endswith("kubelet") and any(PROXY in word for word in words):
+                yield path.parent.name
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _write(path: Path, text: str) -> bool:
+    if _text(path) == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return True
+
+
+def _remove(path: Path) -> bool:
+    if not path.exists():
+        return False
+    path.unlink()
+    return True

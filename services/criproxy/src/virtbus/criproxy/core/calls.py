@@ -1,0 +1,82 @@
+"""Lists the calls of the CRI by what the proxy does with them. Every other call is refused.
+
+A call that is not in these tables is newer than this proxy. To pass it to one of the runtimes
+would hide the pods of the other, so it answers UNIMPLEMENTED, and kubelet uses the older calls.
+"""
+
+from typing import Literal, NamedTuple
+
+RUNTIME, IMAGES = "RuntimeService", "ImageService"
+Of = Literal["sandbox", "container"]
+"""The kind of object that has an id."""
+Effect = Literal["", "changes", "adds", "removes"]
+"""The effect of a call on the lists of its runtime."""
+
+
+class ById(NamedTuple):
+    """A call about one sandbox or container: the field of its id, and its effect."""
+
+    of: Of
+    field: str
+    effect: Effect = ""
+
+
+_OF_SANDBOX: tuple[Of, str] = ("sandbox", "pod_sandbox_id")
+_OF_CONTAINER: tuple[Of, str] = ("container", "container_id")
+
+BY_ID: dict[str, ById] = {
+    "StopPodSandbox": ById(*_OF_SANDBOX, "changes"),
+    "RemovePodSandbox": ById(*_OF_SANDBOX, "removes"),
+    "PodSandboxStatus": ById(*_OF_SANDBOX),
+    "PodSandboxStats": ById(*_OF_SANDBOX),
+    "UpdatePodSandboxResources": ById(*_OF_SANDBOX),
+    "PortForward": ById(*_OF_SANDBOX),
+    "CreateContainer": ById(*_OF_SANDBOX, "adds"),
+    "StartContainer": ById(*_OF_CONTAINER, "changes"),
+    "StopContainer": ById(*_OF_CONTAINER, "changes"),
+    "RemoveContainer": ById(*_OF_CONTAINER, "removes"),
+    "ContainerStatus": ById(*_OF_CONTAINER),
+    "ContainerStats": ById(*_OF_CONTAINER),
+    "UpdateContainerResources": ById(*_OF_CONTAINER, "changes"),
+    "ReopenContainerLog": ById(*_OF_CONTAINER),
+    "ExecSync": ById(*_OF_CONTAINER),
+    "Exec": ById(*_OF_CONTAINER),
+    "Attach": ById(*_OF_CONTAINER),
+    "CheckpointContainer": ById(*_OF_CONTAINER),
+}
+"""Calls for the runtime that has the sandbox or container."""
+
+STATUS: dict[Of, str] = {"sandbox": "PodSandboxStatus", "container": "ContainerStatus"}
+"""The calls whose last answer is served while the runtime is away."""
+LIST: dict[Of, str] = {"sandbox": "ListPodSandbox", "container": "ListContainers"}
+"""The lists that say which runtime has an id."""
+
+LISTS: dict[str, str] = {
+    "ListPodSandbox": RUNTIME,
+    "ListContainers": RUNTIME,
+    "ListContainerStats": RUNTIME,
+    "ListPodSandboxStats": RUNTIME,
+    "ListMetricDescriptors": RUNTIME,
+    "ListPodSandboxMetrics": RUNTIME,
+    "ListImages": IMAGES,
+}
+"""Lists, which are those of both runtimes together, and their services."""
+
+FIRST = ("Version", "RuntimeConfig")
+"""Answered by the runtime of containers; its last answer is served while it is away."""
+RUN, STATUS_OF_ALL, UPDATE_ALL = "RunPodSandbox", "Status", "UpdateRuntimeConfig"
+EVENTS = "GetContainerEvents"
+IMAGE_STATUS, PULL, REMOVE_IMAGE = "ImageStatus", "PullImage", "RemoveImage"
+FILESYSTEMS = "ImageFsInfo"
+
+
+PATHS = {
+    name: f"/runtime.v1.{service}/{name}"
+    for service, names in (
+        (RUNTIME, (*BY_ID, *FIRST, RUN, STATUS_OF_ALL, UPDATE_ALL, EVENTS)),
+        (IMAGES, (IMAGE_STATUS, PULL, REMOVE_IMAGE, FILESYSTEMS)),
+        *((service, (name,)) for name, service in LISTS.items()),
+    )
+    for name in names
+}
+"""The paths of the calls in gRPC."""

@@ -1,0 +1,69 @@
+"""Derives the conditions of the node's runtimes that the proxy adds to those of CRI.
+
+kubelet reads only RuntimeReady and NetworkReady. They are those of the runtime of containers: the
+Node stays Ready while VM pods cannot be served. The other conditions say what is missing.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from virtbus.criproxy.core.routing import CONTAINERS, Name
+
+RUNTIME, NETWORK = "RuntimeReady", "NetworkReady"
+KUBELETS = (RUNTIME, NETWORK)
+"""The conditions that kubelet reads."""
+OWN = "virtbus.io/Runtime-"
+"""The beginning of a condition's type; the runtime's name follows."""
+
+
+class Condition(NamedTuple):
+    """One condition, as CRI has it."""
+
+    type: str
+    status: bool
+    reason: str = ""
+    message: str = ""
+
+
+class Seen(NamedTuple):
+    """A runtime at this call: its conditions at its last answer, and why it does not answer."""
+
+    told: Mapping[str, Condition]
+    away: str = ""
+
+
+def merged(seen: Mapping[Name, Seen]) -> list[Condition]:
+    """Return the conditions for kubelet, and one for each runtime.
+
+    The conditions of a runtime that does not answer are not repeated as if they were true.
+    """
+    return [
+        *_kubelets(seen[CONTAINERS]),
+        *(_own(name, one) for name, one in seen.items()),
+        *(
+            told
+            for one in seen.values()
+            for kind, told in one.told.items()
+            if kind not in KUBELETS and not one.away
+        ),
+    ]
+
+
+def _kubelets(one: Seen) -> list[Condition]:
+    if one.away:
+        return [Condition(kind, status=False, reason="Away", message=one.away) for kind in KUBELETS]
+    return [one.told[kind] for kind in KUBELETS if kind in one.told]
+
+
+def _own(name: Name, one: Seen) -> Condition:
+    kind = f"{OWN}{name}"
+    if one.away:
+        said = f"{one.away}; its last lists and statuses are served"
+        return Condition(kind, status=False, reason="Away", message=said)
+    for part in KUBELETS:
+        told = one.told.get(part)
+        if told is None or not told.status:
+            reason, message = (told.reason, told.message) if told else ("", "")
+            why = ": ".join(text for text in (part, reason, message) if text)
+            return Condition(kind, status=False, reason="NotReady", message=f"not {why}")
+    return Condition(kind, status=True)

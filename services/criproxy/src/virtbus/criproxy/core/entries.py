@@ -1,0 +1,68 @@
+"""Defines an entry of a list, selects entries by a filter, and joins entries to an answer.
+
+protobuf's encoding makes that simple. Every list of the CRI is the first field of its answer, so
+an answer is a sequence of framed entries, and two joined answers are one answer.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+_LIST_FIELD = b"\x0a"
+"""The tag of field 1 with a length, as protobuf writes it."""
+
+
+class Entry(NamedTuple):
+    """One element of a list. `raw` is its message; the rest is what filters and routes need."""
+
+    key: str
+    raw: bytes
+    state: int = 0
+    sandbox_id: str = ""
+    pod_uid: str = ""
+    labels: Mapping[str, str] = {}
+    names: tuple[str, ...] = ()
+    """Other names of an image."""
+
+
+class Wanted(NamedTuple):
+    """A filter. An empty part selects everything."""
+
+    key: str = ""
+    state: int | None = None
+    sandbox_id: str = ""
+    labels: Mapping[str, str] = {}
+
+    @property
+    def everything(self) -> bool:
+        """Return True if the filter leaves out nothing."""
+        return self == EVERYTHING
+
+
+EVERYTHING = Wanted()
+
+
+def selected(entries: Iterable[Entry], wanted: Wanted) -> list[Entry]:
+    """Return the entries that match each part of the filter. Ids match by their beginning."""
+    return [
+        one
+        for one in entries
+        if (one.key.startswith(wanted.key) or wanted.key in one.names)
+        and wanted.state in {None, one.state}
+        and one.sandbox_id.startswith(wanted.sandbox_id)
+        and wanted.labels.items() <= one.labels.items()
+    ]
+
+
+def answer(entries: Iterable[Entry]) -> bytes:
+    """Return the answer that lists the entries."""
+    return b"".join(framed(one.raw) for one in entries)
+
+
+def framed(raw: bytes) -> bytes:
+    """Return a message as an element of the list of an answer."""
+    size, length = len(raw), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return _LIST_FIELD + bytes(length) + raw

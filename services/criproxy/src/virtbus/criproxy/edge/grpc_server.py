@@ -1,0 +1,168 @@
+"""Serves kubelet's socket: CRI's calls with their messages as bytes.
+
+A call that the proxy does not know is refused by gRPC itself with UNIMPLEMENTED. Every error
+becomes a gRPC status, so nothing that a client sends ends the process.
+"""
+
+import logging
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TypeAlias
+
+import grpc
+
+from virtbus.criproxy.edge.messages import UnreadableError
+from virtbus.criproxy.edge.runtime_client import MESSAGE_BYTES, CallFailedError, Metadata
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+CALLS_AT_ONCE = 512
+CALLS_OF_A_CONNECTION = 256
+"""Calls that one client may leave half open, so that the others' are still served."""
+STOP_S = 5.0
+OWN_METADATA = ("grpc-", ":", "user-agent", "content-type", "te", "virtbus-")
+"""The beginnings of keys that gRPC writes itself."""
+
+STATUSES: Mapping[int, grpc.StatusCode] = {
+    Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+}
+"""The statuses of the proxy's own errors."""
+
+
+class Call(NamedTuple):
+    """A call. `left_s` is the time until the client's deadline, in seconds (None: it has none)."""
+
+    name: str
+    body: bytes
+    left_s: float | None
+    metadata: Metadata = ()
+
+
+Handler = Callable[[Call], Awaitable[bytes]]
+Stream = Callable[[Call], AsyncIterator[bytes]]
+
+
+@asynccontextmanager
+async def serving(
+    path: Path, handlers: Mapping[str, Handler], streams: Mapping[str, Stream]
+) -> AsyncIterator[None]:
+    """Serve on the socket `path` while the context is open; only its owner may connect.
+
+    Both mappings have the calls by their paths in gRPC.
+
+    Raises:
+        VirtbusError: 409 `socket_taken`: the path is no socket, or cannot be bound.
+    """
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=CALLS_AT_ONCE,
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MESSAGE_BYTES),
+            ("grpc.max_concurrent_streams", CALLS_OF_A_CONNECTION),
+        ],
+    )
+    methods = {one: _single(one, handler) for one, handler in handlers.items()}
+    methods |= {one: _streaming(one, stream) for one, stream in streams.items()}
+    server.add_generic_rpc_handlers([_Methods(methods)])
+    _make_way(path)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        message = f"cannot listen on {path}: {error}"
+        raise VirtbusError(Code.CONFLICT, "socket_taken", message) from error
+    await server.start()
+    _close_to_others(path)
+    try:
+        yield
+    finally:
+        await server.stop(STOP_S)
+        _remove(path)
+
+
+class _Methods(grpc.GenericRpcHandler):
+    def __init__(self, methods: Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]) -> None:
+        self._methods = methods
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        return self._methods.get(handler_call_details.method)
+
+
+def _single(path: str, handler: Handler) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    name = path.rpartition("/")[2]
+
+    async def single(body: bytes, context: Context) -> bytes:
+        try:
+            return await handler(_call(name, body, context))
+        except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
+            await _abort(context, name, error)
+
+    return grpc.unary_unary_rpc_method_handler(single)
+
+
+def _streaming(path: str, stream: Stream) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    name = path.rpartition("/")[2]
+
+    async def streaming(body: bytes, context: Context) -> None:
+        try:
+            async for one in stream(_call(name, body, context)):
+                await context.write(one)
+        except Exception as error:  # noqa: BLE001  each error has a status; none ends the service
+            await _abort(context, name, error)
+
+    return grpc.unary_stream_rpc_method_handler(streaming)
+
+
+def _call(name: str, body: bytes, context: Context) -> Call:
+    left_s = context.time_remaining()
+    told = context.invocation_metadata() or ()
+    metadata = tuple((key, value) for key, value in told if not key.startswith(OWN_METADATA))
+    return Call(name, body, None if left_s is None else float(left_s), metadata)
+
+
+async def _abort(context: Context, name: str, error: Exception) -> NoReturn:
+    """End a call with the status of a runtime, or of the proxy's own error."""
+    match error:
+        case CallFailedError():
+            status = grpc.StatusCode[error.code]
+            await context.abort(status, error.text, error.trailing)
+        case VirtbusError():
+            log.info("%s: %s", name, error, extra={"code": error.reason})
+            await context.abort(STATUSES[error.code], str(error))
+        case UnreadableError():
+            log.warning("%s: %s", name, error, extra={"code": "answer_unreadable"})
+            await context.abort(grpc.StatusCode.INTERNAL, f"{name}: {error}")
+        case _:
+            log.error("%s failed", name, exc_info=error, extra={"code": "call_failed"})
+            text = f"{name} failed; the log of virtbus-criproxy has details"
+            await context.abort(grpc.StatusCode.INTERNAL, text)
+
+
+def _close_to_others(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _make_way(path: Path) -> None:
+    """Remove the socket of an earlier process. The lock of the state folder makes it ours."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        message = f"{path} is no socket; remove it, or set another path by VIRTBUS_LISTEN"
+        raise VirtbusError(Code.CONFLICT, "socket_taken", message)
+    path.unlink()

@@ -1,0 +1,77 @@
+"""Merges GetContainerEvents of both runtimes.
+
+An answer waits for its client, and so do the runtimes: nothing is queued. A loss of a runtime may
+lose events. So a client's stream ends when the runtime is back, and the client lists and calls
+again, as it does without a proxy.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from virtbus.criproxy.core import calls
+from virtbus.criproxy.edge.grpc_server import Call
+from virtbus.criproxy.edge.runtime_client import CallFailedError
+from virtbus.criproxy.runtimes import NO_LIST, NodeRuntime, Runtimes
+from virtbus.schemas.errors import Code, VirtbusError
+
+CLIENTS = 16
+RETRY_S = 1.0
+Told = bytes | CallFailedError | VirtbusError
+"""An event, or the end of a stream."""
+_VERSION = Call("Version", b"", None)
+
+
+class EventStreams:
+    """The open streams."""
+
+    def __init__(self, runtimes: Runtimes) -> None:
+        self._runtimes = runtimes
+        self._open = 0
+
+    async def stream(self, call: Call) -> AsyncIterator[bytes]:
+        """Yield the events of both runtimes from now on.
+
+        Raises:
+            VirtbusError: 429 `too_many_streams`; 503 `events_lost`.
+            CallFailedError: a runtime has no events; kubelet then lists instead.
+        """
+        if self._open >= CLIENTS:
+            message = f"{CLIENTS} clients read events already; close one of their streams"
+            raise VirtbusError(Code.EXHAUSTED, "too_many_streams", message)
+        self._open += 1
+        queue: asyncio.Queue[Told] = asyncio.Queue(1)
+        try:
+            async with asyncio.TaskGroup() as group:
+                readers = [group.create_task(_read(one, call, queue)) for one in self._runtimes]
+                try:
+                    while isinstance(told := await queue.get(), bytes):
+                        yield told
+                finally:
+                    for reader in readers:
+                        reader.cancel()
+        finally:
+            self._open -= 1
+        raise told
+
+
+async def _read(runtime: NodeRuntime, call: Call, queue: "asyncio.Queue[Told]") -> None:
+    """Pass on the events of one runtime, then the reason why no more follow."""
+    path = calls.PATHS[call.name]
+    try:
+        async with aclosing(runtime.client.stream(path, call.body, call.metadata)) as events:
+            async for event in events:
+                await queue.put(event)
+    except CallFailedError as error:
+        if error.code not in NO_LIST:
+            await queue.put(error)
+            return
+    await _back(runtime)
+    message = f"events of the runtime of {runtime.name} may be lost; list, then call again"
+    await queue.put(VirtbusError(Code.UNAVAILABLE, "events_lost", message))
+
+
+async def _back(runtime: NodeRuntime) -> None:
+    """Wait until the runtime answers."""
+    while await runtime.told(_VERSION, NO_LIST) is None:  # noqa: ASYNC110  gRPC tells nobody
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,100 @@
+"""Merges the lists of both runtimes. A runtime that is away answers with its last list."""
+
+import asyncio
+from typing import NamedTuple
+
+from virtbus.criproxy.core.entries import Entry, Wanted, answer, selected
+from virtbus.criproxy.core.routing import CONTAINERS
+from virtbus.criproxy.edge import messages
+from virtbus.criproxy.edge.grpc_server import Call
+from virtbus.criproxy.edge.runtime_client import CallFailedError
+from virtbus.criproxy.memory import Memory
+from virtbus.criproxy.runtimes import NO_LIST, Mark, NodeRuntime, Runtimes
+
+OF_STATISTICS = {"ListContainerStats": "ListContainers", "ListPodSandboxStats": "ListPodSandbox"}
+"""Statistics have no labels of their own kind; the filter is about what they belong to."""
+
+
+class Told(NamedTuple):
+    """The answer of one runtime to a list: bytes, None if it is away, or its error."""
+
+    runtime: NodeRuntime
+    begun: Mark
+    answer: bytes | CallFailedError | None
+
+
+class Lists:
+    """The handlers of lists and of ImageFsInfo."""
+
+    def __init__(self, runtimes: Runtimes, memory: Memory) -> None:
+        self._runtimes = runtimes
+        self._memory = memory
+
+    async def listed(self, call: Call) -> bytes:
+        """Return the list of both runtimes.
+
+        Raises:
+            VirtbusError: 400 the request is unreadable; 503 `list_unknown`.
+            CallFailedError: the error of the runtime of containers.
+        """
+        wanted = messages.asked_filter(call.name, call.body)
+        parts = []
+        for told in await ask_both(self._runtimes, call):
+            if isinstance(told.answer, bytes):
+                parts.append(told.answer)
+                if wanted.everything:
+                    self._memory.of_list(told.runtime, call.name, told.answer, told.begun)
+            else:
+                parts.append(_without(told, call.name, wanted))
+        return b"".join(parts)
+
+    async def filesystems(self, call: Call) -> bytes:
+        """Return the file systems of both runtimes; the first is that of containers."""
+        parts = []
+        for told in await ask_both(self._runtimes, call):
+            if isinstance(told.answer, bytes):
+                parts.append(told.answer)
+                self._memory.of_whole(told.runtime, call.name, told.answer)
+            else:
+                parts.extend(one.raw for one in _last(told, call.name).values())
+        return b"".join(parts)
+
+
+async def ask_both(runtimes: Runtimes, call: Call) -> list[Told]:
+    """Ask both runtimes at once, and return their answers in order."""
+
+    async def ask(one: NodeRuntime) -> Told:
+        begun = one.mark()
+        try:
+            return Told(one, begun, await one.told(call, NO_LIST))
+        except CallFailedError as error:
+            return Told(one, begun, error)
+
+    async with asyncio.TaskGroup() as group:
+        second = group.create_task(ask(runtimes.vms))
+        first = await ask(runtimes.containers)
+    return [first, second.result()]
+
+
+def _without(told: Told, call: str, wanted: Wanted) -> bytes:
+    """Return the part of a list whose runtime gave no list."""
+    entries = _last(told, call)
+    if call in OF_STATISTICS and not wanted.everything:
+        owners = told.runtime.entries(OF_STATISTICS[call])
+        chosen = {one.key for one in selected(owners.values(), wanted)}
+        return answer(one for one in entries.values() if one.key in chosen)
+    return answer(selected(entries.values(), wanted))
+
+
+def _last(told: Told, call: str) -> dict[str, Entry]:
+    """Return the last entries of a runtime that is away.
+
+    The runtime of VMs may lack a call, and then has no part in its answer. Without the call in
+    the runtime of containers the node has no such call.
+    """
+    error = told.answer
+    if isinstance(error, CallFailedError):
+        if told.runtime.name == CONTAINERS or error.code != "UNIMPLEMENTED":
+            raise error
+        return {}
+    return told.runtime.last_list(call)

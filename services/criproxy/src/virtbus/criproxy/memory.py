@@ -1,0 +1,95 @@
+"""Keeps answers after they were passed on, so that no call waits for it.
+
+A status is asked for again after each change, so that the last known one is never an earlier one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from virtbus.criproxy.core import calls
+from virtbus.criproxy.edge import messages
+from virtbus.criproxy.edge.grpc_server import Call
+from virtbus.criproxy.edge.runtime_client import CallFailedError
+from virtbus.criproxy.runtimes import Mark, NodeRuntime
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[], Awaitable[None]]
+QUEUED = 1024
+SETTLE_S = 0.005
+"""A pause after an answer was given to gRPC, in which it is sent."""
+
+
+class Memory:
+    """The queue of answers to keep."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
+        self._lists: dict[tuple[str, str], tuple[bytes, Mark]] = {}
+        self._kept: dict[tuple[str, str], tuple[bytes, Mark]] = {}
+
+    async def run(self) -> None:
+        """Keep answers until cancelled."""
+        while True:
+            work = await self._queue.get()
+            await asyncio.sleep(SETTLE_S)
+            try:
+                await work()
+            except (messages.UnreadableError, CallFailedError) as error:
+                log.warning("an answer is not kept: %s", error, extra={"code": "not_kept"})
+            finally:
+                self._queue.task_done()
+
+    async def kept(self) -> None:
+        """Wait until all answers so far are kept."""
+        await self._queue.join()
+
+    def of_list(self, runtime: NodeRuntime, call: str, body: bytes, begun: Mark) -> None:
+        """Keep a whole list; of several that wait, only the last. An unchanged one is not read."""
+        key = (runtime.name, call)
+        if self._kept.get(key) == (body, begun) and begun.quiet:
+            return
+        waiting = key in self._lists
+        self._lists[key] = (body, begun)
+
+        async def keep() -> None:
+            last, mark = self._lists.pop(key)
+            await runtime.remember(call, messages.entries(call, last), mark)
+            self._kept[key] = (last, mark)
+
+        if not waiting and not self._put(keep):
+            del self._lists[key]
+
+    def of_whole(self, runtime: NodeRuntime, call: str, body: bytes) -> None:
+        """Keep an answer as a whole."""
+
+        async def keep() -> None:
+            entry = messages.whole(call, body)
+            await runtime.last[call].replace({entry.key: entry})
+
+        self._put(keep)
+
+    def of_status(self, runtime: NodeRuntime, of: calls.Of, body: bytes) -> None:
+        """Keep a status."""
+        self._put(lambda: runtime.restate(of, body))
+
+    def of_change(self, runtime: NodeRuntime, of: calls.Of, field: str, key: str) -> None:
+        """Ask for the status of what was changed, and keep it."""
+
+        async def keep() -> None:
+            asked = Call(calls.STATUS[of], messages.status_of(calls.STATUS[of], field, key), None)
+            answer = await runtime.told(asked)
+            if answer is not None:
+                await runtime.restate(of, answer)
+
+        self._put(keep)
+
+    def _put(self, work: Work) -> bool:
+        """Return False if too much waits; the next list then has what is lost."""
+        try:
+            self._queue.put_nowait(work)
+        except asyncio.QueueFull:
+            log.warning("%d answers wait to be kept", QUEUED, extra={"code": "not_kept"})
+            return False
+        return True

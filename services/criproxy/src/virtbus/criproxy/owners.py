@@ -1,0 +1,62 @@
+"""Finds the runtime of a sandbox, a container or a pod.
+
+The last lists say it. An id that no list has is asked for, so it need not be one that the proxy
+has seen: its state may be new, and clients may shorten ids.
+"""
+
+from virtbus.criproxy.core import calls
+from virtbus.criproxy.core.routing import Name
+from virtbus.criproxy.edge import messages
+from virtbus.criproxy.edge.grpc_server import Call
+from virtbus.criproxy.runtimes import NO_LIST, NodeRuntime, Runtimes
+
+REMEMBERED = 4096
+"""The number of removed ids whose repeated calls go where the first one went."""
+
+
+class Owners:
+    """The runtimes by the ids of their sandboxes and containers."""
+
+    def __init__(self, runtimes: Runtimes) -> None:
+        self._runtimes = runtimes
+        self._removed: dict[str, NodeRuntime] = {}
+
+    async def find(self, of: calls.Of, key: str) -> NodeRuntime:
+        """Return the runtime of an id.
+
+        An unknown id goes to the runtime of containers, which has CRI's answer for it: success of
+        a stop or removal, NOT_FOUND of other calls.
+
+        Raises:
+            VirtbusError: 503 `list_unknown`: a runtime is away that may have it.
+        """
+        for one in self._runtimes:
+            if key in one.entries(calls.LIST[of]):
+                return one
+        if key in self._removed:
+            return self._removed[key]
+        for one in self._runtimes:
+            if await _has(one, calls.LIST[of], key):
+                return one
+        return self._runtimes.containers
+
+    def removed(self, key: str, owner: NodeRuntime) -> None:
+        """Note the owner of a removed id."""
+        self._removed[key] = owner
+        while len(self._removed) > REMEMBERED:
+            del self._removed[next(iter(self._removed))]
+
+    def of_pod(self, uid: str) -> Name | None:
+        """Return the runtime that has a sandbox of a pod."""
+        for one in self._runtimes:
+            listed = one.entries(calls.LIST["sandbox"]).values()
+            if uid and any(sandbox.pod_uid == uid for sandbox in listed):
+                return one.name
+        return None
+
+
+async def _has(one: NodeRuntime, call: str, key: str) -> bool:
+    answer = await one.told(Call(call, messages.by_id(call, key), None), NO_LIST)
+    if answer is None:
+        return any(known.startswith(key) for known in one.last_list(call))
+    return bool(answer)
