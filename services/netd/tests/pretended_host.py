@@ -22,6 +22,7 @@ from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.address_assignment import addressed
 from virtbus.netd.core.attachment import Attachment, NicKind
 from virtbus.netd.core.dhcp_offer import DhcpSettings
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.names import mac_bytes, netns
 from virtbus.netd.edge import links
 from virtbus.netd.edge.attachers import Attachers
@@ -353,7 +354,7 @@ class Node:
         """Make the objects of a new process."""
         state = self.state_dir / "netd"
         bridge = HostBridge(
-            self.bridge, (self.gateway, self.gateway6), state / "host.json", self.state_dir
+            self.bridge, Gateways(self.gateway, self.gateway6), state / "host.json", self.state_dir
         )
         cni = Cni(
             self.conf_dir,
@@ -372,7 +373,7 @@ class Node:
             dhcp=DhcpServer(),
             emulators=QemuProcesses(Path(sys.executable)),
             resolver=Resolver(
-                (self.gateway, self.gateway6),
+                Gateways(self.gateway, self.gateway6),
                 "vm.internal",
                 HostServers(self.site.dns, self.gateway.ip),
                 "n1",

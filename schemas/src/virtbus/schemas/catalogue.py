@@ -5,7 +5,6 @@ it.
 """
 
 from virtbus.schemas import (
-    address_claim,
     api,
     counters,
     events,
@@ -138,13 +137,6 @@ CHANNELS: tuple[Channel, ...] = (
         network_object.NetworkRecord,
         "controller → controller",
         "A network with its kind and settings; the key claims its name.",
-    ),
-    _said(
-        subjects.address_claim,
-        Plane.RECORD,
-        address_claim.AddressClaim,
-        "controller → controller",
-        "The VM that has an address of a network; claimed before its record.",
     ),
     _said(
         subjects.operation_record,

@@ -129,8 +129,7 @@ class Interface(StrictModel):
     """None: up. A link that is down passes no frame."""
     limits: NicLimits | None = None
     addresses: tuple[StaticAddress, ...] = Field((), max_length=ADDRESSES_MAX)
-    """Addresses of the network's subnets that the guest gets; of a version without one here, the
-    network chooses one."""
+    """Of the network's subnets; the network chooses one of each version without one here."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
     """Ports of the VM's host that lead to the guest; only on the network `default`."""
 
@@ -335,10 +334,7 @@ class VmRecord(LenientModel):
     network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)
     """The network objects that it uses, by the names in its spec."""
     address_claims: dict[str, ClaimedAddresses] = Field(default_factory=dict)
-    """The addresses that it holds on the bus, by interface.
-
-    An interface that the spec does not have any more stays here until the guest has released it.
-    """
+    """The addresses that it holds on the bus, by interface, until the guest has released it."""
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 

@@ -29,7 +29,7 @@ def host_ports(settings: Settings) -> HostPorts:
     state = settings.state_dir / "netd"
     bridge = HostBridge(
         settings.bridge,
-        (settings.subnet, settings.subnet6),
+        settings.gateways,
         state / "host.json",
         settings.state_dir,
         settings.reach(),
@@ -51,7 +51,7 @@ def host_ports(settings: Settings) -> HostPorts:
         dhcp=DhcpServer(),
         emulators=QemuProcesses(settings.emulator),
         resolver=Resolver(
-            (settings.subnet, settings.subnet6),
+            settings.gateways,
             settings.zone,
             HostServers(settings.dns, settings.subnet.ip),
             settings.node,

@@ -65,6 +65,6 @@ class ForbiddenAddresses:
     def _apply(self) -> None:
         """Resolve the servers' names, and update nftables if an address changed. Blocks."""
         addresses = [*self._hosts, *server_addresses(self._settings.bus())]
-        hosts = usable(addresses, self._bridges.built_in.subnets)
+        hosts = usable(addresses, self._bridges.built_in.gateways.subnets)
         reach = self._settings.reach(self._resolver.addresses)
         self._bridges.set_reach(replace(reach, hosts=hosts))

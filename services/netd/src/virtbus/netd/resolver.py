@@ -7,11 +7,12 @@ own namespace, and of those that controllers open to it.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface, IPv6Interface, ip_address
+from ipaddress import IPv4Address, ip_address
 
 from virtbus.netd.core import dns_message
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.dns_message import BadQueryError, DnsQuery
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
 from virtbus.netd.core.query_limits import QueryLimits
 from virtbus.netd.core.reach import Address, is_host
@@ -30,19 +31,18 @@ class Resolver:
 
     def __init__(
         self,
-        gateways: tuple[IPv4Interface, IPv6Interface | None],
+        gateways: Gateways,
         domain: str,
         servers: HostServers,
         node: str,
     ) -> None:
         """`domain` is the domain of VMs' names; if it is empty, guests get no resolver."""
-        gateway, gateway6 = gateways
-        self._gateway = gateway.ip
-        network6 = gateway6.network if gateway6 is not None else None
-        self._zone = Zone(domain, gateway.network, network6)
+        self._gateway = gateways.four.ip
+        network6 = gateways.six.network if gateways.six is not None else None
+        self._zone = Zone(domain, gateways.four.network, network6)
         self._node = node
         self._forwarder = Forwarder(servers.addresses)
-        self._server = DnsServer(gateway.ip, self._resolve)
+        self._server = DnsServer(gateways.four.ip, self._resolve)
         self._guests = GuestNames()
         self._fleet: FleetNames | None = None
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.domain_names import is_domain
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.host_servers import RESOLV_CONF, host_dns
 from virtbus.schemas.address_pool import pool_of
@@ -147,6 +148,11 @@ class Settings(ServiceSettings):
                 msg = f"{name!r} is no domain name; write one such as example.com"
                 raise ValueError(msg)
         return value
+
+    @property
+    def gateways(self) -> Gateways:
+        """Return the gateways of the built-in network."""
+        return Gateways(self.subnet, self.subnet6)
 
     def reach(self, resolver: tuple[IPv4Address, ...] = ()) -> ReachRules:
         """Return the reach rules that the settings give, without addresses of hosts and servers.

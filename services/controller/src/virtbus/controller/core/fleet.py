@@ -81,7 +81,6 @@ class Fleet:
     """Uids of the VMs that leave their node."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     claims: dict[str, StoredClaim] = field(default_factory=dict)
-    """Of names and addresses, by key."""
     unplaced: dict[str, None] = field(default_factory=dict)
     """Uids of VMs without a node."""
     refused: dict[str, None] = field(default_factory=dict)
@@ -153,8 +152,7 @@ class Fleet:
     def purge_vm(self, key: str, revision: int) -> str | None:
         """Process one purge marker of `$KV.vm`; return the uid if a VM was removed."""
         self.revision = max(self.revision, revision)
-        tokens = key.split(".")
-        if tokens[-1] == NODE_SPEC_KEY:
+        if (tokens := key.split("."))[-1] == NODE_SPEC_KEY:
             self.node_spec(NodeSpec(node=tokens[2]), revision)
             return None
         if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
@@ -219,7 +217,7 @@ class Fleet:
     def purge_status(self, key: str, revision: int) -> str | None:
         """Process a status's purge marker; return the uid if the status was known."""
         self.status_revision = max(self.status_revision, revision)
-        node, _, uid = key.removeprefix("$KV.st.").partition(".")
+        node, uid = key.split(".")[2:4]
         self.holding.forget(node, uid)
         return uid if self.statuses.pop((node, uid), None) is not None else None
 

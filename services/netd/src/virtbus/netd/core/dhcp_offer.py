@@ -50,7 +50,7 @@ def offers_of(
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What a guest gets on one interface, by IP version; None: nothing."""
+    """The offers of one interface, by IP version; None: the guest gets none."""
 
     four: Offer | None
     six: Offer6 | None = None

@@ -56,7 +56,7 @@ class BridgeAttacher:
             if other.kind is nic.kind and other.place == nic.place
             for address in other.addresses
         }
-        return addressed(nic, vm.uid, bridge.gateways, taken)
+        return addressed(nic, vm.uid, bridge.gateways.all, taken)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         for bridge in self._of(nics):

@@ -9,17 +9,18 @@ import logging
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from ipaddress import IPv4Interface, IPv6Interface, ip_network
+from ipaddress import IPv4Interface, ip_network
 from pathlib import Path
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import NicKind
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.host_table import ROUTER, has_host_table, host_table, no_host_table, table_of
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.edge import forwarding, links
 from virtbus.netd.edge.bridge_memo import BridgeMemo
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
-from virtbus.schemas.address_pool import Net, overlapping
+from virtbus.schemas.address_pool import Net
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
@@ -35,7 +36,7 @@ class HostBridge:
     def __init__(
         self,
         name: str,
-        gateways: tuple[IPv4Interface, IPv6Interface | None],
+        gateways: Gateways,
         memo: Path,
         owner: Path,
         reach: ReachRules = ReachRules(),  # noqa: B008  frozen
@@ -51,7 +52,7 @@ class HostBridge:
         self.reach = reach
         self._applied: ReachRules | None = None
         self.name = name
-        self.gateway, self.gateway6 = gateways
+        self.gateways = gateways
         self.memo = BridgeMemo(memo)
         self.owner = owner
         self.mark = names.owner_mark(str(owner.resolve()))
@@ -77,14 +78,9 @@ class HostBridge:
             return self.index
 
     @property
-    def gateways(self) -> list[links.Interface]:
-        """Return the gateways of IPv4 and, if the network has it, IPv6."""
-        return [self.gateway] if self.gateway6 is None else [self.gateway, self.gateway6]
-
-    @property
-    def subnets(self) -> list[Net]:
-        """Return the guests' subnets."""
-        return [one.network for one in self.gateways]
+    def gateway(self) -> IPv4Interface:
+        """Return the gateway of IPv4."""
+        return self.gateways.four
 
     def check_owner(self) -> None:
         """Raise 409 `bridge_in_use` if the bridge belongs to another netd."""
@@ -125,7 +121,7 @@ class HostBridge:
         """Return True if the host forwards packets, or this network does not need it."""
         if self._kind is NicKind.ISOLATED:
             return True
-        six = self.gateway6 is None or forwarding.forwards6()
+        six = self.gateways.six is None or forwarding.forwards6()
         return six and forwarding.forwards4()
 
     def _owned(self, host: Netlink) -> links.KernelLink | None:
@@ -155,7 +151,7 @@ class HostBridge:
         isolated = self._kind is NicKind.ISOLATED
         mac = names.bridge_mac(str(self.gateway.network))
         host.do([links.new_bridge(self.name, mac=mac), host_end.no_ipv6(self.name)])
-        routes6 = self.gateway6 is not None and not isolated
+        routes6 = self.gateways.six is not None and not isolated
         link = self._owned(host)
         if link is None:
             raise VirtbusError(
@@ -165,7 +161,9 @@ class HostBridge:
         host.do([up] if isolated else [up, links.add_address(link.index, self.gateway)])
         if routes6:
             forwarding.silence_autoconfiguration(self.name)
-            host.do([links.add_address(link.index, one) for one in (ROUTER, self.gateway6) if one])
+            host.do(
+                [links.add_address(link.index, one) for one in (ROUTER, self.gateways.six) if one]
+            )
         self._apply()
         if not isolated:
             forwarding.begin(six=routes6)
@@ -184,7 +182,7 @@ class HostBridge:
                 self._apply()
         if gone or not self._forwards():
             if not self._forwards():
-                forwarding.begin(six=self.gateway6 is not None)
+                forwarding.begin(six=self.gateways.six is not None)
             what = "the nftables table" if gone else "ip_forward"
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
@@ -204,7 +202,9 @@ class HostBridge:
 
     def _apply(self) -> None:
         with Netlink(NETLINK_NETFILTER) as filters:
-            filters.do(host_table(self.name, self.gateway, self.reach, self._kind, self.gateway6))
+            filters.do(
+                host_table(self.name, self.gateway, self.reach, self._kind, self.gateways.six)
+            )
         self._applied = self.reach
 
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
@@ -223,19 +223,15 @@ class HostBridge:
         if self._kind is NicKind.ISOLATED:
             return  # the host has no address in it
         ours = links.find(host, self.name)
-        own = {(ours.index, one) for one in self.gateways} if ours is not None else set()
+        own = {(ours.index, one) for one in self.gateways.all} if ours is not None else set()
         for found in links.list_addresses(host):
-            subnet = self._overlapped(found.interface.network)
+            subnet = self.gateways.overlapped(found.interface.network)
             if subnet is not None and (found.index, found.interface) not in own:
                 raise self._taken(f"the host has the address {found.interface}", subnet)
         for address in sorted(self.reach.hosts, key=str) if self._target is not None else ():
-            subnet = self._overlapped(ip_network(address))
+            subnet = self.gateways.overlapped(ip_network(address))
             if subnet is not None:
                 raise self._taken(f"a host of the fleet or of the bus has {address}", subnet)
-
-    def _overlapped(self, other: Net) -> Net | None:
-        """Return the guests' subnet that has a common address with another one."""
-        return next((one for one in self.subnets if overlapping(one, other)), None)
 
     def _taken(self, who: str, subnet: Net) -> VirtbusError:
         way_out = "set another `subnet` for netd (VIRTBUS_SUBNET)"
