@@ -102,11 +102,13 @@ async def test_guests_reach_each_other_on_the_link(node6: Node) -> None:
     async with node6.guest(A) as one, node6.guest(B) as other:
         first, second = six(node6, A, one), six(node6, B, other)
         assert first.address != second.address
+        await first.ping(GATEWAY)
+        await second.ping(GATEWAY)  # now the kernel sends to both taps
         one.send(first.solicitation(second.address))
-        asked = await other.receive(lambda f: f[20] == ICMP6 and f[54] == 135)
-        assert asked[62:78] == second.address.packed
+        asked = await other.receive(lambda f: f[54] == 135 and f[62:78] == second.address.packed)
+        assert asked[6:12] == one.mac
         other.send(second.advertisement(second.address))
-        told = await one.receive(lambda f: f[20] == ICMP6 and f[54] == 136)
+        told = await one.receive(lambda f: f[54] == 136 and f[62:78] == second.address.packed)
         assert told[6:12] == other.mac
 
 
