@@ -13,7 +13,7 @@ EXPOSURE = {
     "nats": 2.1,
     "controller": 1.2,
     "imaged": 1.2,
-    "nodeagent": 2.2,
+    "nodeagent": 2.5,  # it makes layers immutable, and finds and ends lost guests (ADR 0061)
     "netd": 4.6,
     "cri": 2.1,
     "criproxy": 1.3,

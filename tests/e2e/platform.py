@@ -212,6 +212,8 @@ class Platform:
         host.run("ip", "link", "delete", BRIDGE, check=False)
         host.run("nft", "delete", "table", "inet", "virtbus", check=False)
         self.at_end.close()
+        layers = str(self.state_dir / "disks" / "layers")
+        host.run("chattr", "-R", "-f", "-i", layers, check=False)  # ADR 0061
         shutil.rmtree(self.base, ignore_errors=True)
 
     # --- use ------------------------------------------------------------------------------

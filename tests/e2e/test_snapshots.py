@@ -52,9 +52,6 @@ def test_the_disks_of_a_vm_are_restored_and_brought_back(
     use = ("--image", "tiny", "--memory", "128MiB", "--volume", "data-1")
     platform.create("web", *use, "--user-data", str(user_data), wait="ready")
     until(lambda: "1 1" in starts(platform, "web").values(), "the guest wrote")
-    with pytest.raises(Refused) as refused:
-        platform.cli("snapshot", "create", "one", "--vm", "web", "-o", "json")
-    assert refused.value.error["reason"] == "vm_runs"
     platform.cli("vm", "stop", "web", "--grace", "0", "--wait")
 
     taken = json.loads(platform.cli("snapshot", "create", "one", "--vm", "web", "-o", "json"))

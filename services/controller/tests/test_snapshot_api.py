@@ -119,7 +119,7 @@ def test_refusals(case: str) -> None:
         }
         more = cases.get(case, {})
         if case == "runs":
-            await made.say(status(one, VmState.RUNNING))
+            await made.say(status(one, VmState.STARTING))
             await settle()
         elif case == "taken":
             await create(made, uid=uid(5))

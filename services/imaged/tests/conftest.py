@@ -95,7 +95,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                 )
                 pools = Pools(files, pool_settings, SpaceLimits(min_free_bytes, 0.0))
                 disks = Disks(images, store, pools, threads, bounds.max_virtual_bytes, time.time_ns)
-                store.space.make_room_by(Eviction(store, disks, names, wanted).make_room)
+                store.space.make_room_by(Eviction(store, disks.users, names, wanted).make_room)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)
                 images.stop()
         finally:

@@ -21,7 +21,8 @@ from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.snapshot_files import SnapshotFolders
-from virtbus.imaged.snapshots import SnapshotParts, Snapshots
+from virtbus.imaged.snapshot_parts import SnapshotParts
+from virtbus.imaged.snapshots import Snapshots
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import HeldSnapshot, WorkState
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef

@@ -237,5 +237,5 @@ async def test_another_medium_of_a_drive_has_another_name_until_the_drive_has_it
     await host.files.drop_media(of.uid, sources)
     assert not Path(first).exists()
     assert Path(sources["root"].path).samefile(host.disk)
-    drop_pins(host.state, of)
+    drop_pins(host.state, of, running=True)
     assert Path(sources["root"].path).exists()

@@ -75,7 +75,9 @@ class Guest:
 
     async def drop_media(self, uid: str, sources: object) -> None: ...
 
-    async def sources(self, record: VmRecord, _made: object) -> dict[str, DiskSource]:
+    async def sources(
+        self, record: VmRecord, _made: object, *, running: bool = False
+    ) -> dict[str, DiskSource]:
         return {
             name: DiskSource(str(self.path(name)), ImageFormat.QCOW2, volume=True)
             for name in record.volume_refs

@@ -85,7 +85,7 @@ async def test_a_snapshot_of_a_volume_needs_that_no_guest_has_it(site: Site) -> 
     imaged = Imaged()
     of = {"resource": "volume", "uid": uid(7), "name": "data-1", "ref": REF}
     async with imaged.serving(site):
-        site.vms[VM].phase, site.vms[VM].powered = "running", True
+        site.vms[VM].phase, site.vms[VM].powered = "starting", True
         await put(site, **of)
         await site.runner.round()
         status = await site.status()

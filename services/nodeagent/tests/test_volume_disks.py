@@ -107,9 +107,9 @@ async def test_a_detached_volume_loses_the_name_in_the_folder_of_its_vm(
 ) -> None:
     files = HostDiskFiles(tmp_path)
     pin = Path((await files.sources(holding(A), MADE))["data"].path)
-    drop_pins(tmp_path, holding(A))
+    drop_pins(tmp_path, holding(A), running=True)
     assert pin.exists()
-    drop_pins(tmp_path, holding(A, spec=record().spec, volume_refs={}))
+    drop_pins(tmp_path, holding(A, spec=record().spec, volume_refs={}), running=True)
     assert not pin.exists()
     assert (await files.sources(holding(B), MADE))["data"].path.startswith(
         str(tmp_path / "vms" / B)
@@ -121,12 +121,12 @@ async def test_another_volume_under_the_name_of_a_disk_takes_its_place(
 ) -> None:
     pin = Path((await HostDiskFiles(tmp_path).sources(holding(A), MADE))["data"].path)
     other = {"data": ref().model_copy(update={"uid": B})}
-    drop_pins(tmp_path, holding(A, volume_refs=other))
+    drop_pins(tmp_path, holding(A, volume_refs=other), running=True)
     assert not pin.exists()
 
 
 async def test_the_last_name_of_a_file_is_never_removed(tmp_path: Path, disk: Path) -> None:
     pin = Path((await HostDiskFiles(tmp_path).sources(holding(A), MADE))["data"].path)
     disk.unlink()
-    drop_pins(tmp_path, holding(A, spec=record().spec, volume_refs={}))
+    drop_pins(tmp_path, holding(A, spec=record().spec, volume_refs={}), running=True)
     assert pin.exists()

@@ -24,7 +24,7 @@ STORED_S = 30.0
 @click.group(
     cls=LazyGroup,
     verbs={
-        "create": (f"{_HERE}:create", "Copy the disks of a VM that is off, or a volume."),
+        "create": (f"{_HERE}:create", "Freeze the disks of a VM, or a volume."),
         "list": (f"{_HERE}:listing", "List snapshots."),
         "get": (f"{_HERE}:get", "Show one snapshot."),
         "update": (f"{_HERE}:update", "Protect a snapshot, or clear that."),
@@ -34,8 +34,8 @@ STORED_S = 30.0
     },
     epilog=examples(
         """
-        virtbus vm stop web
         virtbus snapshot create web-1 --vm web
+        virtbus vm stop web
         virtbus snapshot restore web-1
         virtbus snapshot list
         """
@@ -44,8 +44,9 @@ STORED_S = 30.0
 def command() -> None:
     """Manage snapshots: frozen copies of the disks of a VM or of a volume.
 
-    A snapshot outlives its VM or volume. Its data is on their node. File systems with reflinks
-    (XFS, btrfs) share it with the disk, others copy it.
+    A snapshot outlives its VM or volume. Its data is on their node. That of a running guest is not
+    copied: its disks continue in new files. Disks of a VM that is off are copied, and shared on
+    file systems with reflinks (XFS, btrfs).
     """
 
 
@@ -73,19 +74,21 @@ def _wait(function: Any) -> Any:
     "--volume", metavar="VOLUME", shell_complete=completion_sources.volumes, help="Its source."
 )
 @click.option("--protected", is_flag=True, help="Refuse deletes until this is cleared.")
+@click.option("--layered", is_flag=True, help="Copy nothing, also if the VM is off.")
 @click.option("--uid", metavar="UUID", help="A uid of your choice, to repeat this.")
 @_wait
 @namespace_option
 @verb
 def create(invocation: Invocation, *, name: str, namespace: str, wait: bool, **flags: Any) -> None:
-    """Make the snapshot NAME of all disks of a VM that is off, or of a volume.
+    """Make the snapshot NAME of all disks of a VM, or of a volume, at one instant.
 
-    The VM can start again after the copy; an earlier start waits.
+    A running guest continues. If it has a guest agent, its file systems are frozen for that
+    instant. A VM that is off can start again after the copy; an earlier start waits.
     """
     if (flags["vm"] is None) == (flags["volume"] is None):
         raise usage("a snapshot has one source", "give either --vm or --volume")
     asked = {"name": name, "namespace": namespace, "uid": flags["uid"] or uuid7()}
-    asked |= {key: flags[key] for key in ("vm", "volume", "protected") if flags[key]}
+    asked |= {key: flags[key] for key in ("vm", "volume", "protected", "layered") if flags[key]}
     _accepted(invocation, "create", asked, wait=wait)
 
 

@@ -1,13 +1,14 @@
 """Requests to the services of a node, and their events (`virtbus.node.<id>.…`)."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageKeys, ImageTarget
+from virtbus.schemas.layer import LAYER_NAME
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeSpec, ServiceState
@@ -106,6 +107,8 @@ class WorkState(LenientModel):
     result: ExportResult | None = None
     virtual_size_bytes: int = Field(0, ge=0)
     """The size of the disk that a fill has made."""
+    message: str = ""
+    """A remark about the result."""
 
 
 class GuestCommand(LenientModel):
@@ -183,6 +186,8 @@ class MadeDisk(LenientModel):
     virtual_size_bytes: int = Field(ge=0)
     digest: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
     image_format: ImageFormat | None = None
+    layers: tuple[Annotated[str, Field(pattern=LAYER_NAME)], ...] = Field((), max_length=64)
+    """The file names of the layers between the disk and its image, from the top (ADR 0061)."""
 
 
 class ImageReady(LenientModel):

@@ -53,7 +53,7 @@ OperationKind = Literal["export", "fill", "snapshot", "restore"]
 STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "export": (Step("convert"), Step("pack"), Step("publish", final=True)),
     "fill": (Step("fetch"), Step("copy"), Step("publish", final=True)),
-    "snapshot": (Step("copy"), Step("publish", final=True)),
+    "snapshot": (Step("copy"), Step("layer"), Step("publish", final=True)),
     "restore": (Step("copy"), Step("replace", final=True)),
 }
 """The steps of an operation in order, by its kind."""
@@ -97,6 +97,8 @@ class OperationRecord(LenientModel):
     """The snapshot that it makes. A restore makes one of the disks that it replaces."""
     restored: SnapshotRef | None = None
     """The snapshot that it restores."""
+    layered: bool = False
+    """True: the files of the disks become layers, also if the VM is off (ADR 0061)."""
     cancel: bool = False
     """True: end it, unless its final step has begun."""
     created_ns: int

@@ -29,6 +29,8 @@ class SnapshotDisk(LenientModel):
     name: Id
     """The name of the disk in the VM's spec; `disk` in the snapshot of a volume."""
     ref: VolumeRef | None = None
+    size_bytes: int = Field(0, ge=0)
+    """The size that a running guest sees; 0: its file says it."""
 
 
 class SnapshotRecord(LenientModel):

@@ -12,10 +12,12 @@ from virtbus.schemas.snapshot import SnapshotState
 
 
 class SnapshotCreate(StrictModel):
-    """`snapshot.create`: copy the disks of a VM that is off, or of a volume that no guest uses.
+    """`snapshot.create`: freeze the disks of a VM, or a volume.
 
-    Give exactly one of `vm` and `volume`. Without `uid` the server generates one. Send your own
-    UUID to make the request repeatable. It is also the id of the operation that makes the data.
+    The disks of a running guest become layers at one instant, without a copy. Those of a VM that is
+    off are copied; with `layered`, they become layers as well. Give exactly one of `vm` and
+    `volume`. Without `uid` the server generates one. Send your own UUID to make the request
+    repeatable. It is also the id of the operation that makes the data.
     """
 
     name: Id
@@ -23,6 +25,7 @@ class SnapshotCreate(StrictModel):
     vm: Id | None = None
     volume: Id | None = None
     protected: bool = False
+    layered: bool = False
     uid: Uid | None = None
 
 

@@ -26,6 +26,12 @@ class SnapshotWork(LenientModel):
     restored: SnapshotRef | None = None
     may_begin: bool = True
     """False: a guest may use the disks unless this work has begun."""
+    layered: bool = False
+    """True: the files of the disks become layers; the disks continue in new files (ADR 0061)."""
+    live: bool = False
+    """True: a guest uses the disks. Its QEMU takes the new files while the step is `layer`."""
+    switched: bool | None = None
+    """QEMU's answer: it uses the new files, or not. So the work goes forward or back."""
 
 
 class SnapshotRelease(LenientModel):

@@ -8,6 +8,7 @@ from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import MadeDisk
+from virtbus.schemas.snapshot import SnapshotDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -109,14 +110,32 @@ class NoDisks:
     """The `DiskFiles` port: simulated guests open no disks."""
 
     async def sources(
-        self, record: VmRecord, made: Mapping[str, MadeDisk]
+        self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
     ) -> dict[str, DiskSource]:
+        del running
         return disk_sources(Path("/simulated"), record, made)
 
     async def opened(self, ref: VolumeRef) -> bool:
         """Return False."""
         del ref
         return False
+
+    def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
+        """Return a path that nobody opens."""
+        return f"/simulated/{uid}/{volume}.{snapshot_uid}"
+
+    async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
+        """Do nothing."""
+
+    async def unpin(self, pin: str) -> None:
+        """Do nothing."""
+
+    async def protect_layers(self) -> bool:
+        """Return False."""
+        return False
+
+    async def remove_layers(self, names: Sequence[str]) -> None:
+        """Do nothing."""
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
         """Do nothing."""

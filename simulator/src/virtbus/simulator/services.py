@@ -17,6 +17,7 @@ from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image_upload import UploadImage
+from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.model import Model
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.network_path import NetworkAsk, NetworkView
@@ -95,6 +96,7 @@ class SimulatedNode:
             "fill": (FillWork, self.images.fill),
             "snapshot": (SnapshotWork, self.images.snapshot),
             "snapshot-release": (SnapshotRelease, self.images.release_snapshot),
+            "layers": (LayersAsk, lambda _want: UnneededLayers()),
             "quarantine": (QuarantineWork, self.quarantine),
             "pull": (PullImage, lambda want: self.images.pull(want.ref, want.target)),
             "upload": (UploadImage, self.images.upload),

@@ -80,7 +80,7 @@ class HostFiles:
         return len(list(self._pods.glob("*.json")))
 
     def naming_proxy(self) -> list[str]:
-        """Return where kubelet is told to use the proxy: its files, and a running kubelet."""
+        """Return where kubelet gets the proxy as its runtime: its files, and a running kubelet."""
         files = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
         named = [str(path) for path in files if PROXY in _text(path)]
         running = [f"the running kubelet (pid {pid})" for pid in self._kubelets()]

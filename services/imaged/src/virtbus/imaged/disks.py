@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,11 +24,12 @@ from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.disk_results import Ensured, EnsuredDisk, Gone
-from virtbus.imaged.edge.disk_files import DiskFolders, FoundDisk
+from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.image_users import ImageUsers
+from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
-from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeNote
 from virtbus.imaged.images import Images
@@ -62,7 +62,9 @@ class Disks:
         self._store = store
         self._files = pools.files
         self.pools = pools
+        self._layers = LayerFolder(pools.files.root)
         self._quarantine = QuarantineFiles(pools.files)
+        self.users = ImageUsers(pools, self._quarantine)
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
@@ -169,13 +171,14 @@ class Disks:
                 self._make(record, disk, image)
                 found = files.read(*place)
             if found is not None:
-                digest = self._base_of(disk, found)
+                layers, lowest = self._layers.chain(found)
+                digest = self._base_of(disk, lowest)
                 if disk.ref is not None and not missing:
-                    path = found.backing_path
-                    self._note(record, disk.ref, f"sha256:{Path(path).name}" if path else "")
+                    self._note(record, disk.ref, digest)
                 if found.virtual_size_bytes < (disk.size_bytes or 0):
                     found = self._grown(files, place, disk, found)
-                made[disk.volume] = EnsuredDisk(made_disk(found, digest), digest, missing)
+                file = made_disk(found, digest, lowest.backing_format, layers)
+                made[disk.volume] = EnsuredDisk(file, digest, missing)
         return made
 
     def _grown(
@@ -224,7 +227,10 @@ class Disks:
         return not self._store.may_be(pin, f"sha256:{Path(found.backing_path).name}")
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
-        """Return the digest of an existing disk's image, empty for an empty disk."""
+        """Return the digest of an existing disk's image, empty for an empty disk.
+
+        `found` is the lowest overlay of the disk: the disk itself, unless it rests on layers.
+        """
         path = Path(found.backing_path) if found.backing_path else None
         if (path is not None) != (disk.source is not None):
             raise mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
@@ -332,7 +338,7 @@ class Disks:
         """
         for name in wanted:
             self._store.used(name)
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         names = expired(self._store.uses(frozenset(used)), wanted, self._store.now_s(), keep)
         if names:
             await self._threads.run(self._store.remove_links, names)
@@ -341,7 +347,7 @@ class Disks:
 
     async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
         """Remove images without a name, disk, lease or recent use; return their digests."""
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         digests = self._store.garbage(frozenset(used), grace_s)
         await self._threads.run(self._store.discard, digests)
         return digests
@@ -352,35 +358,11 @@ class Disks:
         Return the freed bytes, and the uids of VMs that use the other images.
         """
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
-        used = await self._threads.run(self._used)
+        used = await self._threads.run(self.users.used)
         gone = self._store.garbage(frozenset(used), 0.0, among=digests)
         await self._threads.run(self._store.discard, gone)
         users = {uid for digest in digests for uid in used.get(digest, ())}
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
-
-    def _used(self) -> dict[str, set[str]]:
-        """Return by image digest the uids of VMs and volumes that use it, quarantine included."""
-        used: dict[str, set[str]] = {}
-        for found in self._found():
-            if found.digest:
-                used.setdefault(found.digest, set()).add(found.uid.rpartition(".")[2])
-        return used
-
-    def images_in_use(self) -> frozenset[str] | None:
-        """Return the images of disks; None if that of any disk is unknown. In a disk thread."""
-        try:
-            disks = list(self._found())
-        except OSError:
-            return None
-        if any(disk.is_unknown for disk in disks):
-            return None
-        return frozenset(disk.digest for disk in disks if disk.digest)
-
-    def _found(self) -> Iterator[FoundDisk]:
-        """Yield all disks that may rest on images, also those that move meanwhile."""
-        frozen = SnapshotFolders(self._files.root).find()
-        volumes, quarantine = self.pools.local.find(), self._quarantine.find()
-        return itertools.chain(self._files.find(), volumes, frozen, quarantine, self._files.find())
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch

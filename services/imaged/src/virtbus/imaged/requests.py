@@ -12,6 +12,7 @@ from virtbus.imaged.exports import Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import Fills
 from virtbus.imaged.images import Images
+from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
@@ -20,6 +21,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.image_upload import UploadedImage, UploadImage
+from virtbus.schemas.layer import LayersAsk, UnneededLayers
 from virtbus.schemas.node_rpc import (
     Ensure,
     ExportWork,
@@ -59,6 +61,7 @@ class Transfers:
     exports: Exports
     fills: Fills
     snapshots: Snapshots
+    layers: LayerSweep
     waits: FillWaits
 
 
@@ -137,6 +140,11 @@ class Requests:
     async def snapshot(self, request: Request) -> WorkState:
         """Begin, continue or cancel a snapshot or a restore; the answer does not wait."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
+
+    async def layers(self, request: Request) -> UnneededLayers:
+        """Return the layers that nothing needs."""
+        validate(LayersAsk, request.data)
+        return await self._transfers.layers.unneeded()
 
     async def snapshot_release(self, request: Request) -> SnapshotReleased:
         """Remove the data of a snapshot. No error if there is none."""

@@ -36,11 +36,13 @@ from virtbus.imaged.exports import ExportParts, Exports
 from virtbus.imaged.fill_waits import FillWaits
 from virtbus.imaged.fills import FillParts, Fills
 from virtbus.imaged.images import Images
+from virtbus.imaged.layer_sweep import LayerSweep
 from virtbus.imaged.pool_probes import PoolProbes
 from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.requests import Requests, Transfers
 from virtbus.imaged.settings import Settings
-from virtbus.imaged.snapshots import SnapshotParts, Snapshots
+from virtbus.imaged.snapshot_parts import SnapshotParts
+from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -52,6 +54,7 @@ log = logging.getLogger(__name__)
 
 VERBS = dict.fromkeys(("ensure", "release", "inspect", "quarantine", "delete", "list"), 64)
 VERBS |= dict.fromkeys(("volume-release", "export", "fill", "snapshot", "snapshot-release"), 64)
+VERBS["layers"] = 1
 VERBS["export-link"] = 16
 VERBS["pull"] = 1024
 """The verbs, each with the number of requests handled at once. A pull request only waits for a
@@ -143,7 +146,7 @@ class Imaged:
         def pinned() -> Awaitable[frozenset[str]]:
             return threads.run(lambda: names.pinned(store.plain_names()) | uploaded_names(store))
 
-        eviction = Eviction(store, disks, names, wanted, self._changed.set)
+        eviction = Eviction(store, disks.users, names, wanted, self._changed.set)
         store.space.make_room_by(eviction.make_room)
         await threads.run(names.read)  # logs the problems of the rules
         self._store = store
@@ -211,7 +214,8 @@ class Imaged:
         snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
-        return Transfers(uploads, exports, fills, snapshots, waits)
+        sweep = LayerSweep(frozen, disks.users.found, threads)
+        return Transfers(uploads, exports, fills, snapshots, sweep, waits)
 
     def _registries(self) -> Registries:
         return Registries(

@@ -7,21 +7,18 @@ the same file, so that no data is copied twice.
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from virtbus.imaged.disk_jobs import DiskJobs, Job
-from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.edge.disk_copy import DiskCopy, lock_disk, open_disk, used_bytes
-from virtbus.imaged.edge.disk_places import DiskPlaces
-from virtbus.imaged.edge.disk_space import DiskSpace
-from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.layered_disks import stage_on_layer
 from virtbus.imaged.edge.partial_download import store_error
-from virtbus.imaged.edge.snapshot_files import SnapshotFolders, SnapshotNote
+from virtbus.imaged.edge.snapshot_files import SnapshotNote
+from virtbus.imaged.layering import Layering, discard, refuse_long
+from virtbus.imaged.snapshot_parts import SnapshotParts, finished, snapshot_lock, translated
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.layer import layer_name
 from virtbus.schemas.node_rpc import HeldResources, WorkState
 from virtbus.schemas.operation import STEPS
 from virtbus.schemas.quantity import format_bytes
@@ -30,25 +27,10 @@ from virtbus.schemas.snapshot_rpc import SnapshotWork
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 AT_ONCE = 4
 """Copies at a time: each takes the disk's bandwidth."""
-AGAIN_S = 1.0
-"""Delay before a retry of the final step of a restore."""
-COPY, PUBLISH = (step.name for step in STEPS["snapshot"])
+COPY, _, PUBLISH = (step.name for step in STEPS["snapshot"])
 REPLACE = STEPS["restore"][-1].name
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotParts:
-    """The parts of imaged that snapshots use."""
-
-    locks: DiskLocks
-    places: DiskPlaces
-    files: SnapshotFolders
-    space: DiskSpace
-    threads: DiskThreads
 
 
 class Snapshots:
@@ -57,10 +39,11 @@ class Snapshots:
     def __init__(self, jobs: DiskJobs, parts: SnapshotParts) -> None:
         self._jobs = jobs
         self._parts = parts
+        self._layering = Layering(jobs, parts)
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def recover(self) -> None:
-        """Continue the restores that a crash interrupted in their final step.
+        """Continue the restores and layered snapshots that a crash interrupted after their journal.
 
         Their disks are locked on return, so that no guest starts from some of them.
 
@@ -68,16 +51,19 @@ class Snapshots:
             VirtbusError: 503 `store_error`.
         """
         files = self._parts.files
-        for note in await self._parts.threads.run(_translated, files.interrupted):
+        for note in await self._parts.threads.run(translated, files.interrupted):
             held = AsyncExitStack()
             refs = [disk.ref for disk in note.disks if disk.ref is not None]
             await held.enter_async_context(self._parts.locks.held(note.uid, *refs))
+            if note.layered:
+                await self._layering.resume(held, note)
+                continue
             self._jobs.begin(note.ref.uid, note.uid, partial(self._continue, held, note))
 
     async def _continue(self, held: AsyncExitStack, note: SnapshotNote, job: Job) -> None:
         job.step, job.final = REPLACE, True
         async with held:
-            await self._replace(note)
+            await self._parts.forward(self._parts.files.replace_disks, note)
         extra = {"code": "restore_completed", "uid": note.uid}
         log.warning("completed the interrupted restore of %s", note.name, extra=extra)
 
@@ -91,36 +77,32 @@ class Snapshots:
                 `disk_damaged`, `disk_mismatch`, `disk_unreadable`, `disks_differ`; 503
                 `disk_full`, `store_error`.
         """
+        if want.layered:
+            return await self._layering.do(want)
         if want.do == "ensure":
-            done, work = partial(self._done, want), partial(self._run, want)
+            done, work = partial(finished, self._parts, want.snapshot), partial(self._run, want)
             return await self._jobs.ensure(want.id, want.uid, done, work)
-        late = await self._jobs.end(want.id) or await self._done(want)
+        late = await self._jobs.end(want.id) or await finished(self._parts, want.snapshot)
         if late is not None:
             return late
-        await self._parts.threads.run(_translated, self._discard, want)
+        await self._parts.threads.run(translated, discard, self._parts.files, want)
         return WorkState(state="none")
 
     async def release(self, ref: SnapshotRef) -> bool:
         """Remove the data of a snapshot; return False if there was none; raises VirtbusError."""
-        async with self._parts.locks.of(_lock(ref)):
+        async with self._parts.locks.of(snapshot_lock(ref)):
             return await self._parts.threads.run(self._parts.files.remove, ref.folder)
 
     async def held(self, after: str) -> HeldResources:
         """Return a page of the snapshots on the host, with folders above `after`."""
         return await self._parts.threads.run(self._parts.files.page, after)
 
-    async def _done(self, want: SnapshotWork) -> WorkState | None:
-        files = self._parts.files
-        note = await self._parts.threads.run(files.complete, want.snapshot.folder)
-        if note is None:
-            return None
-        size = note.size_bytes
-        return WorkState(state="done", done_bytes=size, total_bytes=size)
-
     # --- the job ----------------------------------------------------------------------------
     async def _run(self, want: SnapshotWork, job: Job) -> None:
         refs = [disk.ref for disk in want.disks if disk.ref is not None]
-        snapshots = {_lock(one) for one in (want.snapshot, want.restored) if one is not None}
+        snapshots = {
+            snapshot_lock(one) for one in (want.snapshot, want.restored) if one is not None
+        }
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._slots)
             await stack.enter_async_context(self._parts.locks.held(want.uid, *refs))
@@ -132,7 +114,7 @@ class Snapshots:
                 raise store_error(error) from error
             finally:
                 if not job.final:
-                    await self._parts.threads.run(_translated, self._discard, want)
+                    await self._parts.threads.run(translated, discard, self._parts.files, want)
         extra = {"code": "snapshot_done", "uid": want.uid}
         log.info("%s of %s is complete", want.snapshot.name, want.name, extra=extra)
 
@@ -141,7 +123,7 @@ class Snapshots:
         if not want.may_begin:
             message = f"{want.name} was started before its disks were copied; stop it, then repeat"
             raise VirtbusError(Code.CONFLICT, "disk_in_use", message)
-        disks = await threads.run(self._chosen, want)
+        restored, disks = await threads.run(self._chosen, want)
         note = SnapshotNote(
             ref=want.snapshot, resource=want.resource, uid=want.uid, name=want.name, disks=disks
         )
@@ -149,11 +131,11 @@ class Snapshots:
         job.step = COPY
         with ExitStack() as opened:
             present = await threads.run(self._opened, opened, want.uid, disks)
-            if want.restored is not None:
-                await self._stage(want, want.restored, disks, job)
-                await threads.run(files.note_replacing, note)
+            if restored is not None:
+                await self._stage(want, restored, disks, job)
+                await threads.run(files.note_begun, note)
                 job.step, job.final = REPLACE, True
-                await self._replace(note)
+                await self._parts.forward(self._parts.files.replace_disks, note)
                 return
             job.total_bytes = sum(used_bytes(one) for one in present.values())
             for disk, source in present.items():
@@ -168,35 +150,29 @@ class Snapshots:
     async def _stage(
         self,
         want: SnapshotWork,
-        restored: SnapshotRef,
+        restored: SnapshotNote,
         disks: tuple[SnapshotDisk, ...],
         job: Job,
     ) -> None:
-        """Copy the disks of `restored` next to those that they replace, and keep the latter."""
+        """Put the disks of `restored` next to those that they replace, and keep the latter.
+
+        A new disk rests on a layer; other disks are copied.
+        """
         threads, files = self._parts.threads, self._parts.files
         with ExitStack() as opened:
             for disk in disks:
-                path = files.path(restored.folder, disk.name)
-                source = await threads.run(open_disk, opened, path)
-                job.total_bytes += used_bytes(source)
-                target = await threads.run(files.stage, want.uid, disk)
-                opened.callback(os.close, target)
-                await self._copy(source, target, job)
-                await threads.run(os.fsync, target)
+                if restored.layered:
+                    await threads.run(translated, self._stage_on_layer, want.uid, disk, restored)
+                else:
+                    path = files.path(restored.ref.folder, disk.name)
+                    source = await threads.run(open_disk, opened, path)
+                    job.total_bytes += used_bytes(source)
+                    target = await threads.run(files.stage, want.uid, disk)
+                    opened.callback(os.close, target)
+                    await self._copy(source, target, job)
+                    await threads.run(os.fsync, target)
                 place = files.place(want.uid, disk)
                 await threads.run(files.keep, want.snapshot.folder, disk.name, place)
-
-    async def _replace(self, note: SnapshotNote) -> None:
-        """Do the final step of a restore, which has a journal: it only goes forward."""
-        while True:
-            try:
-                await self._parts.threads.run(self._parts.files.replace_disks, note)
-            except VirtbusError as error:
-                extra = {"code": error.reason, "uid": note.uid}
-                log.error("the restore of %s will be retried: %s", note.name, error, extra=extra)
-                await asyncio.sleep(AGAIN_S)
-            else:
-                return
 
     async def _copy(self, source: int, target: int, job: Job) -> None:
         """Copy an open disk. A reflink needs no free space."""
@@ -210,10 +186,17 @@ class Snapshots:
             await threads.run(space.check_room, 0)
 
     # --- in a disk thread -------------------------------------------------------------------
-    def _chosen(self, want: SnapshotWork) -> tuple[SnapshotDisk, ...]:
-        """Return the disks that are copied or replaced; raises VirtbusError."""
+    def _stage_on_layer(self, uid: str, disk: SnapshotDisk, restored: SnapshotNote) -> None:
+        files = self._parts.files
+        frozen = files.layers.read(layer_name(restored.ref.uid, disk.name))
+        refuse_long(disk, len(files.layers.chain(frozen)[0]) + 1)
+        layer = files.frozen_path(restored, disk.name)
+        stage_on_layer(files, uid, disk, layer, frozen.virtual_size_bytes)
+
+    def _chosen(self, want: SnapshotWork) -> tuple[SnapshotNote | None, tuple[SnapshotDisk, ...]]:
+        """Return the restored snapshot, and the disks that are copied or replaced."""
         if want.restored is None:
-            return want.disks
+            return None, want.disks
         note = self._parts.files.complete(want.restored.folder)
         if note is None:
             message = f"the node has no complete data of the snapshot {want.restored.name}"
@@ -221,7 +204,7 @@ class Snapshots:
         present = {one.name: one for one in want.disks}
         for frozen in note.disks:
             self._refuse_unlike(want, note, frozen, present.get(frozen.name))
-        return tuple(present[frozen.name] for frozen in note.disks)
+        return note, tuple(present[frozen.name] for frozen in note.disks)
 
     def _refuse_unlike(
         self, want: SnapshotWork, note: SnapshotNote, frozen: SnapshotDisk, now: SnapshotDisk | None
@@ -231,13 +214,14 @@ class Snapshots:
         Another VM or volume has other volumes. They begin, as the snapshot's, with an image or
         empty.
         """
-        kept = self._parts.files.read(note.ref.folder, frozen.name)
+        kept = self._parts.files.frozen(note, frozen.name)
         folders = [one.ref.folder if one is not None and one.ref else "" for one in (frozen, now)]
         same = want.uid != note.uid or folders[0] == folders[1]
         if now is None or kept is None or not same or bool(folders[0]) != bool(folders[1]):
             raise _differs(want, frozen.name, "it does not have that disk")
-        found = self._parts.places.of(want.uid, now.name, now.ref).overlay
-        if bool(found.backing_path) != bool(kept.backing_path):
+        found = self._parts.places.of(want.uid, now.name, now.ref).lowest
+        lowest = self._parts.files.layers.chain(kept)[1]
+        if bool(found.backing_path) != bool(lowest.backing_path):
             raise _differs(want, frozen.name, "only one of both begins with an image")
         if now.ref is not None and kept.virtual_size_bytes > now.ref.size_bytes:
             size = format_bytes(kept.virtual_size_bytes)
@@ -254,24 +238,7 @@ class Snapshots:
             lock_disk(descriptor)
         return found
 
-    def _discard(self, want: SnapshotWork) -> None:
-        """Remove the remains of an attempt before its final step; the journal goes first."""
-        self._parts.files.remove(want.snapshot.folder)
-        self._parts.files.unstage(want.uid, want.disks)
-
 
 def _differs(want: SnapshotWork, disk: str, why: str) -> VirtbusError:
     message = f"the disk {disk} of the snapshot cannot replace one of {want.name}: {why}"
     return VirtbusError(Code.CONFLICT, "disks_differ", message)
-
-
-def _lock(ref: SnapshotRef) -> str:
-    return f"snapshot {ref.folder}"
-
-
-def _translated(call: Callable[..., T], *args: object) -> T:
-    """Return `call(*args)`; raise VirtbusError for an error of the file system."""
-    try:
-        return call(*args)
-    except OSError as error:
-        raise store_error(error) from error

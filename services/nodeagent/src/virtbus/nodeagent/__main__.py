@@ -92,6 +92,7 @@ async def serve(settings: Settings) -> None:
             gate=own.prove,
             freezes=freezes,
             plugs=hypervisor.devices,
+            layers=hypervisor.layers,
         )
         liveness = Heartbeat(bus, settings, facts, own)
         agent = NodeAgent(

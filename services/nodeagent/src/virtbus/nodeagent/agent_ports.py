@@ -6,10 +6,11 @@ from typing import Any
 
 from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Gate
+from virtbus.nodeagent.core.disk_file_port import DiskFiles
 from virtbus.nodeagent.core.freezes import Freezes
+from virtbus.nodeagent.core.guest_layers import GuestLayerPort
 from virtbus.nodeagent.core.plugs import DiskPlugs
 from virtbus.nodeagent.core.ports import (
-    DiskFiles,
     Hypervisor,
     NetdAdmin,
     Readiness,
@@ -17,6 +18,7 @@ from virtbus.nodeagent.core.ports import (
     Seeds,
 )
 from virtbus.nodeagent.edge.freezing import NoFreezes
+from virtbus.nodeagent.edge.libvirt_layers import NoLayers
 from virtbus.nodeagent.edge.no_plugs import NoPlugs
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas.events import EventKind
@@ -54,6 +56,8 @@ class AgentPorts:
     gate: Gate | None = None
     """Awaited before each list of records. Raises if this agent no longer acts for the node."""
     freezes: Freezes = field(default_factory=NoFreezes)
+    """The default is for simulated guests."""
+    layers: GuestLayerPort = field(default_factory=NoLayers)
     """The default is for simulated guests."""
     plugs: DiskPlugs = field(default_factory=NoPlugs)
     """The default is for simulated guests."""

@@ -21,6 +21,8 @@ from virtbus.nodeagent.core.uid_table import (
     Word,
 )
 from virtbus.nodeagent.early_events import EarlyEvents
+from virtbus.nodeagent.layer_keeper import LayerKeeper
+from virtbus.nodeagent.live_snapshots import LiveSnapshots
 from virtbus.nodeagent.node_spec import OTHER_BUS, JoinCheck, NodeSpecFollower
 from virtbus.nodeagent.operation_runner import OperationRunner
 from virtbus.nodeagent.status_gc import StatusCollector
@@ -58,11 +60,13 @@ class Assignments:
         self.join = JoinCheck(tools.files)
         self.listed = False
         """True once a list was complete since the start of the agent."""
+        self.layers = LayerKeeper(tools)
         self.operations = OperationRunner(
             tools.bus,
             tools.settings.node,
             lambda: [actor.vm for actor in self.actors.values()],
             lambda: self.listed and self.join.trusted,
+            LiveSnapshots(tools, self.layers.wake),
         )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()

@@ -33,6 +33,9 @@ GO = Verdict()
 
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     """Return the verdict on an operation that has not begun; `vms` are those of the node."""
+    vms = list(vms)
+    if guest_of(op, vms) is not None:
+        return GO
     if not _of_vm(op):
         return _of_volume(_copied(op), vms)
     vm = _found(op, vms)
@@ -41,6 +44,17 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
     if _leaves(vm):
         return Verdict(ends=GOING)
     return GO if vm.phase in OFF else _busy(vm)
+
+
+def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
+    """Return the running VM with the disks of a snapshot; None for other work, or if none runs."""
+    for vm in vms:
+        of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
+        held = {ref.uid for ref in vm.record.volume_refs.values()}
+        of_volume = op.resource == "volume" and op.uid in held
+        if op.kind == "snapshot" and vm.phase in UP and not _leaves(vm) and (of_vm or of_volume):
+            return vm
+    return None
 
 
 def _busy(vm: ActorState) -> Verdict:
@@ -112,7 +126,8 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
             for volume in record.spec.volumes
             if not volume.is_iso
         ]
-    fields = op.model_dump(include={"id", "resource", "uid", "name", "snapshot", "restored"})
+    names = {"id", "resource", "uid", "name", "snapshot", "restored", "layered"}
+    fields = op.model_dump(include=names)
     may = before(op, found) == GO
     return SnapshotWork.model_validate(fields | {"do": do, "disks": disks, "may_begin": may})
 

@@ -7,13 +7,14 @@ agent that restarts continues where it was, and a repeated step changes nothing.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.recent import Recent
 from virtbus.bus.runtime.tasks import wait_for_event
-from virtbus.nodeagent.operation_rules import before, during, snapshot_work
+from virtbus.nodeagent.live_snapshots import UNKNOWN, LiveSnapshots
+from virtbus.nodeagent.operation_rules import before, during, guest_of, snapshot_work
 from virtbus.nodeagent.operation_statuses import OperationStatuses
 from virtbus.nodeagent.vm.state import ActorState
 from virtbus.schemas import subjects
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 ROUND_S = 1.0
 ASK_S = 5.0
 REMEMBERED = 10_000
-LATER = frozenset({"recovering"})
+LATER = frozenset({"recovering", UNKNOWN})
 """Errors of imaged after which the step is repeated. Any other one is the operation's failure."""
 
 
@@ -47,12 +48,17 @@ class OperationRunner:
         node: str,
         vms: Callable[[], Iterable[ActorState]],
         ready: Callable[[], bool],
+        live: LiveSnapshots | None = None,
     ) -> None:
-        """`ready` returns True once a list was complete and the bus is the node's own."""
+        """`ready` returns True once a list was complete and the bus is the node's own.
+
+        `live` takes the snapshots of running guests.
+        """
         self._bus = bus
         self._node = node
         self._vms = vms
         self._ready = ready
+        self._live = live
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._missing: set[str] = set()
@@ -157,8 +163,15 @@ class OperationRunner:
         cancel = op.cancel or bool(verdict.ends)
         if op.snapshot is not None and not cancel and before(op, self._vms()).waits:
             return  # imaged may have lost the work, and a guest may have the disks
+        do: Literal["cancel", "ensure"] = "cancel" if cancel else "ensure"
+        guest = guest_of(op, self._vms()) if self._live is not None else None
         try:
-            state = await self._ask(op, "cancel" if cancel else "ensure")
+            if guest is not None and self._live is not None:
+                work = snapshot_work(op, do, self._vms())
+                step = self._live.cancel if cancel else self._live.ensure
+                state = await step(work, guest, self._ask_snapshot)
+            else:
+                state = await self._ask(op, do)
         except VirtbusError as error:
             if error.reason not in LATER:
                 now_ns = self._bus.sources.time_ns()
@@ -175,8 +188,8 @@ class OperationRunner:
             size = status.total_bytes if op.kind == "fill" else state.done_bytes
             if state.result is not None:
                 size = state.result.size_bytes
-            done = {"step": "", "done_bytes": size, "total_bytes": size}
-            done["virtual_size_bytes"] = state.virtual_size_bytes
+            done: dict[str, object] = {"step": "", "done_bytes": size, "total_bytes": size}
+            done |= {"virtual_size_bytes": state.virtual_size_bytes, "message": state.message}
             return status.after("succeed", now_ns, result=state.result, **done)
         if state.state == "none":
             return status.after("cancel", now_ns, step="", message=why)
@@ -193,17 +206,21 @@ class OperationRunner:
             self._wake.set()  # for the next operation of this VM or volume
 
     async def _ask(self, op: OperationRecord, do: str) -> WorkState:
-        work: FillWork | ExportWork | SnapshotWork
+        work: FillWork | ExportWork
         verb: str = op.kind
+        if op.kind in {"snapshot", "restore"}:
+            return await self._ask_snapshot(snapshot_work(op, do, self._vms()))
         if op.kind == "fill":
             fields = {"id": op.id, "do": do, "ref": op.ref, "source": op.source}
             work = FillWork.model_validate(fields)
-        elif op.kind == "export":
+        else:
             fields = {"id": op.id, "do": do, "uid": op.uid, "ref": op.ref, "format": op.format}
             work = ExportWork.model_validate(fields | {"disk": op.disk or None})
-        else:
-            verb, work = "snapshot", snapshot_work(op, do, self._vms())
         subject = subjects.rpc(self._node, "imaged", verb)
+        return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
+
+    async def _ask_snapshot(self, work: SnapshotWork) -> WorkState:
+        subject = subjects.rpc(self._node, "imaged", "snapshot")
         return validate(WorkState, await self._bus.request(subject, work, timeout_s=ASK_S))
 
     async def _remove(self, id_: str) -> None:

@@ -58,6 +58,7 @@ class NodeAgent:
             group.create_task(self._liveness.run())
             group.create_task(vms.left.run())
             group.create_task(vms.operations.run())
+            group.create_task(vms.layers.run())
             async with (
                 tools.bus.subscribe(subjects.ready_all(node)) as ready,
                 tools.hypervisor.events() as events,

@@ -18,6 +18,7 @@ class Data(StrEnum):
     QUARANTINE = "a disk in quarantine"
     EXPORT = "an export"
     SNAPSHOT = "a snapshot"
+    LAYER = "a layer"
 
 
 class Fate(StrEnum):
@@ -61,6 +62,12 @@ _NOBODY = f"{_RESTORED}::test_a_restored_bus_ends_no_guest_and_loses_no_byte_unt
 _CANCELLED = f"{_OPERATIONS}::test_a_delete_of_a_volume_cancels_its_export"
 _COPIED = f"{_SNAPSHOTS}::test_a_snapshot_is_restored_and_what_it_replaced_is_kept"
 _KEPT_IMAGE = f"{_SNAPSHOTS}::test_a_snapshot_outlives_its_vm_and_keeps_its_image"
+_LAYERED = "services/imaged/tests/test_layered_snapshots.py"
+_NEEDED = (
+    "services/imaged/tests/test_layer_sweep.py"
+    "::test_disks_snapshots_and_the_quarantine_need_their_layers"
+)
+_UNTIL = Outcome(Fate.STAYS, _NEEDED, "until nothing needs it")
 _LEFT_ON = f"{_UNINSTALL}::test_a_purge_of_the_host_is_refused_while_there_is_data"
 
 FATES: dict[str, dict[Data, Outcome]] = {
@@ -72,6 +79,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             Fate.STAYS, f"{_EXPORTS}::test_an_export_outlives_its_disk", "cancelled if unfinished"
         ),
         Data.SNAPSHOT: Outcome(Fate.STAYS, _KEPT_IMAGE),
+        Data.LAYER: _UNTIL,
     },
     "`volume delete`": {
         Data.VOLUME: Outcome(
@@ -80,6 +88,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "refused while a VM holds it or it is protected",
         ),
         Data.EXPORT: Outcome(Fate.STAYS, _CANCELLED, "cancelled if unfinished"),
+        Data.LAYER: _UNTIL,
     },
     "`vm stop`": {
         Data.DISK: Outcome(
@@ -173,6 +182,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_SNAPSHOTS}::test_a_cancel_before_the_end_leaves_nothing_and_after_it_is_too_late",
             "one that is complete stays",
         ),
+        Data.LAYER: Outcome(
+            Fate.REMOVED,
+            f"{_LAYERED}::test_without_a_switch_nothing_has_changed",
+            "the disk keeps its file",
+        ),
     },
     "a day after the end of the operation, `operation delete`": {
         Data.EXPORT: Outcome(Fate.REMOVED, f"{_EXPORTS}::test_old_exports_expire"),
@@ -220,11 +234,20 @@ FATES: dict[str, dict[Data, Outcome]] = {
     "`snapshot create`": {
         Data.DISK: Outcome(Fate.COPIED, _COPIED),
         Data.VOLUME: Outcome(Fate.COPIED, _COPIED),
+        Data.LAYER: Outcome(
+            Fate.STAYS,
+            f"{_LAYERED}::test_the_content_of_each_state_is_the_one_of_its_instant",
+            "the disk of a running guest becomes one",
+        ),
     },
     "`snapshot restore`": {
         Data.DISK: Outcome(Fate.REPLACED, _COPIED, "kept as a snapshot"),
         Data.VOLUME: Outcome(Fate.REPLACED, _COPIED, "kept as a snapshot"),
         Data.SNAPSHOT: Outcome(Fate.STAYS, _COPIED),
+        Data.LAYER: Outcome(
+            Fate.STAYS,
+            f"{_LAYERED}::test_a_restore_rests_on_the_layer_and_copies_nothing",
+        ),
     },
     "`snapshot delete`": {
         Data.SNAPSHOT: Outcome(
@@ -232,8 +255,12 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_SNAPSHOT_API}::test_a_delete_ends_the_operation_then_the_data_then_the_record",
             "refused while it is protected",
         ),
+        Data.LAYER: _UNTIL,
     },
-    "`node quarantine purge`": {Data.QUARANTINE: Outcome(Fate.REMOVED, _PURGED_BY_NAME)},
+    "`node quarantine purge`": {
+        Data.QUARANTINE: Outcome(Fate.REMOVED, _PURGED_BY_NAME),
+        Data.LAYER: _UNTIL,
+    },
     "`deploy/uninstall --purge`": {
         Data.DISK: Outcome(Fate.REFUSED, _LEFT_ON),
         Data.VOLUME: Outcome(Fate.REFUSED, _LEFT_ON),

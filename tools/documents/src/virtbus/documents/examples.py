@@ -86,6 +86,8 @@ _VALUES: dict[str, Any] = {
     "subnet": "10.127.0.0/16",
     "entry": UID,
     "adopted": UID,
+    "layers": [f"{UID}.root.qcow2"],
+    "UnneededLayers.names": [f"{UID}.root.qcow2"],
     "new_uid": UID,
     "mtu": 1400,
     "tap": "vb0192f0c12d3e",

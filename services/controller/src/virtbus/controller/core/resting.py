@@ -15,8 +15,12 @@ OFF_STATES = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmSt
 """States of a VM whose disks may be copied. The copy waits for a VM that is stopping."""
 
 
-def of_vm(vm: VmRecord, state: VmState) -> dict[str, object]:
-    """Return the fields of an operation on the disks of a VM.
+UP_STATES = frozenset({VmState.RUNNING, VmState.PAUSED})
+"""States of a VM whose guest can continue in new files while a snapshot is taken (ADR 0061)."""
+
+
+def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, object]:
+    """Return the fields of an operation on the disks of a VM; with `live`, its guest may run.
 
     Raises:
         VirtbusError: 409 `unplaced`, `deleting`, `vm_runs`.
@@ -26,7 +30,7 @@ def of_vm(vm: VmRecord, state: VmState) -> dict[str, object]:
     if vm.node == UNPLACED:
         message = f"{vm.name} has no node yet, so it has no disk"
         raise VirtbusError(Code.CONFLICT, "unplaced", message)
-    if state not in OFF_STATES:
+    if state not in OFF_STATES and not (live and state in UP_STATES):
         message = f"{vm.name} is {state}; `virtbus vm stop {vm.name}`, then repeat"
         raise VirtbusError(Code.CONFLICT, "vm_runs", message)
     place = {"uid": vm.uid, "name": vm.name, "node": vm.node, "epoch": vm.epoch}
@@ -40,14 +44,16 @@ def of_volume(record: VolumeRecord, running: str) -> dict[str, object]:
     return {"resource": "volume", "owner": record.owner, **place}
 
 
-def running_holder(record: VolumeRecord, holder: VmView | None) -> str:
+def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = False) -> str:
     """Return the VM that holds a volume and is not off, otherwise an empty string.
 
+    With `live`, its guest may run.
     `holder` is the view of that VM, if it is known. The node checks its state again.
     """
     if holder is None:
         return record.holder
-    return "" if holder.state in OFF_STATES else holder.name
+    free = holder.state in OFF_STATES or (live and holder.state in UP_STATES)
+    return "" if free else holder.name
 
 
 def refuse_unready(record: VolumeRecord, running: str) -> None:

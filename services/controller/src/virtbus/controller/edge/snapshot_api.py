@@ -87,6 +87,7 @@ class SnapshotApi:
         uid = want.uid or self._sources.uuid7()
         now_ns, more = self._sources.time_ns(), {"protected": want.protected}
         record = snapshot_changes.made(want, uid, fields, now_ns, **more)
+        fields["layered"] = want.layered
         return self.show(await self._accept(record, fields, None, request))
 
     async def restore(self, request: Request) -> SnapshotView:
@@ -127,7 +128,7 @@ class SnapshotApi:
         if source.resource == "vm":
             vm = await self._vms.find(VmRef(name=source.name, namespace=source.namespace), account)
             snapshot_changes.refuse_pools(vm.record.volume_refs.values())
-            return resting.of_vm(vm.record, self._vms.show(vm).state)
+            return resting.of_vm(vm.record, self._vms.show(vm).state, live=not in_place)
         ask = VolumeAsk(name=source.name, namespace=source.namespace)
         volume = await self._volumes.latest(ask.namespace, ask.name)
         if volume is None:
@@ -138,7 +139,9 @@ class SnapshotApi:
             snapshot_changes.refuse_protected(volume.record)
         now_s = asyncio.get_running_loop().time()
         holder = self._fleet.show(volume.record.holder, now_s)
-        return resting.of_volume(volume.record, resting.running_holder(volume.record, holder))
+        return resting.of_volume(
+            volume.record, resting.running_holder(volume.record, holder, live=not in_place)
+        )
 
     async def _accept(
         self,

@@ -208,10 +208,13 @@ def on_server(ref: VolumeRef) -> MadeDisk:
     return MadeDisk(virtual_size_bytes=ref.size_bytes)
 
 
-def made_disk(found: Overlay, digest: str) -> MadeDisk:
-    """Return the report of a disk on the image `digest`, empty for none."""
+def made_disk(
+    found: Overlay, digest: str, image_format: str, layers: tuple[str, ...] = ()
+) -> MadeDisk:
+    """Return the report of a disk on `layers`, and on the image `digest`, empty for none."""
     return MadeDisk(
         virtual_size_bytes=found.virtual_size_bytes,
         digest=digest,
-        image_format=ImageFormat(found.backing_format) if digest else None,
+        image_format=ImageFormat(image_format) if digest else None,
+        layers=layers,
     )

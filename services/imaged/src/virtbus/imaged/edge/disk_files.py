@@ -20,6 +20,7 @@ from virtbus.imaged.core.overlay import (
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.layer import LAYERS
 from virtbus.schemas.wire import decode, encode_json
 
 SUFFIX = ".qcow2"
@@ -51,9 +52,18 @@ class FoundDisk:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the disk's image; empty if it has no image or no readable header."""
+        """Return the digest of the disk's image; empty if it has no image or no readable header.
+
+        A disk on a layer has none of its own: its lowest layer has it.
+        """
         path = self.overlay.backing_path if self.overlay is not None else ""
-        return f"sha256:{Path(path).name}" if path else ""
+        return f"sha256:{Path(path).name}" if path and not self.layer else ""
+
+    @property
+    def layer(self) -> str:
+        """Return the name of the layer that the disk rests on; empty if there is none."""
+        path = Path(self.overlay.backing_path if self.overlay is not None else "")
+        return path.name if path.parent.name == LAYERS else ""
 
 
 class DiskFolders:
@@ -99,13 +109,17 @@ class DiskFolders:
         """Return True if any disk of the VM may have been written to since `make`.
 
         QEMU's first write extends the file, so its length decides. An unreadable disk counts as
-        written.
+        written, and so does one on a layer.
         """
         for found in self.find(uid):
             if not found.file:
                 continue
             made = found.overlay
-            if made is None or Path(found.file).lstat().st_size != length_bytes(made):
+            if (
+                made is None
+                or found.layer
+                or Path(found.file).lstat().st_size != length_bytes(made)
+            ):
                 return True
         return False
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.edge.export_conversion import OpenedSource
+from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK
@@ -19,12 +20,16 @@ class DiskPlace:
 
     path: Path
     overlay: Overlay
+    lowest: Overlay
+    """The overlay on the image: that of the disk, or of its lowest layer."""
+    layers: tuple[Path, ...] = ()
+    """The files between the disk and its image, from the top."""
 
     def opened(self) -> OpenedSource:
-        """Open the disk and its image; raises VirtbusError 409 `disk_unreadable`."""
-        found = self.overlay
-        image = Path(found.backing_path) if found.backing_path else None
-        return OpenedSource(self.path, image, found.virtual_size_bytes, found.backing_format)
+        """Open the disk, its layers and its image; raises VirtbusError 409 `disk_unreadable`."""
+        image = Path(self.lowest.backing_path) if self.lowest.backing_path else None
+        size = self.overlay.virtual_size_bytes
+        return OpenedSource(self.path, image, size, self.lowest.backing_format, layers=self.layers)
 
 
 class DiskPlaces:
@@ -36,6 +41,7 @@ class DiskPlaces:
     def __init__(self, pools: Pools, store: ImageStore) -> None:
         self._files = pools.files
         self._pools = pools
+        self._layers = LayerFolder(pools.files.root)
         self._images = store.data_dir
 
     def of(self, uid: str, disk: str, ref: VolumeRef | None) -> DiskPlace:
@@ -43,7 +49,7 @@ class DiskPlaces:
 
         Raises:
             VirtbusError: 404 `disk_missing`; 409 `disk_damaged`, `disk_mismatch`; 503
-                `store_error`; as `Pools.of`.
+                `store_error`; as `Pools.of` and `LayerFolder.chain`.
         """
         files, folder, name = self._files, uid, disk
         if ref is not None:
@@ -52,10 +58,12 @@ class DiskPlaces:
         if found is None:
             message = "the disk does not exist on this node; a first start of its VM makes it"
             raise VirtbusError(Code.NOT_FOUND, "disk_missing", message)
-        if found.backing_path and (
-            Path(found.backing_path).parent != self._images
-            or found.backing_format not in set(ImageFormat)
+        names, lowest = self._layers.chain(found)
+        if lowest.backing_path and (
+            Path(lowest.backing_path).parent != self._images
+            or lowest.backing_format not in set(ImageFormat)
         ):
             message = "the disk rests on a file outside the image store; it is not read"
             raise VirtbusError(Code.CONFLICT, "disk_mismatch", message)
-        return DiskPlace(files.path(folder, name), found)
+        layers = tuple(self._layers.root / one for one in names)
+        return DiskPlace(files.path(folder, name), found, lowest, layers)

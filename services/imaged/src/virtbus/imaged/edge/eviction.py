@@ -19,7 +19,7 @@ DECISION_S = 10.0
 
 
 class DiskHolders(Protocol):
-    """The interface of the disks: `disks.Disks`."""
+    """The interface of the disks: `edge.image_users.ImageUsers`."""
 
     def images_in_use(self) -> frozenset[str] | None: ...
 

@@ -28,16 +28,22 @@ class ExportSource:
     image: int | None = None
     image_format: str = ""
     disk_format: str = "qcow2"
+    layers: tuple[int, ...] = ()
+    """The opened layers between the disk and its image, from the top."""
+
+    @property
+    def below(self) -> tuple[int, ...]:
+        """Return the files that the disk rests on."""
+        return self.layers if self.image is None else (*self.layers, self.image)
 
     @property
     def used_bytes(self) -> int:
-        """Return the disk space of both files, an estimate of the result's."""
-        files = [self.disk] if self.image is None else [self.disk, self.image]
-        return sum(map(used_bytes, files))
+        """Return the disk space of all files, an estimate of the result's."""
+        return sum(map(used_bytes, (self.disk, *self.below)))
 
 
 class OpenedSource:
-    """A disk and its image, opened; leaving the context closes the files."""
+    """A disk, its layers and its image, opened; leaving the context closes the files."""
 
     def __init__(
         self,
@@ -46,12 +52,16 @@ class OpenedSource:
         virtual_size_bytes: int,
         image_format: str,
         disk_format: str = "qcow2",
+        layers: tuple[Path, ...] = (),
     ) -> None:
-        """Open both files; raises VirtbusError 409 `disk_unreadable`."""
+        """Open all files; raises VirtbusError 409 `disk_unreadable`."""
         with ExitStack() as stack:
             opened = open_disk(stack, disk)
             base = None if image is None else open_disk(stack, image)
-            self._source = ExportSource(opened, virtual_size_bytes, base, image_format, disk_format)
+            between = tuple(open_disk(stack, layer) for layer in layers)
+            self._source = ExportSource(
+                opened, virtual_size_bytes, base, image_format, disk_format, between
+            )
             self._files = stack.pop_all()
 
     def __enter__(self) -> ExportSource:
@@ -64,14 +74,17 @@ class OpenedSource:
 def source_option(source: ExportSource) -> str:
     """Return the disk as an option of qemu-img.
 
-    It names the image's descriptor. So a guest that took over its QEMU and changed the header of
-    its disk cannot make us read another file.
+    It names the descriptors of the layers and of the image. So a guest that took over its QEMU and
+    changed the header of its disk cannot make us read another file.
     """
-    disk: dict[str, object] = {"driver": source.disk_format, "file": _file(source.disk)}
-    if source.disk_format == "qcow2":
-        disk["backing"] = None
+    below: dict[str, object] | None = None
     if source.image is not None:
-        disk["backing"] = {"driver": source.image_format, "file": _file(source.image)}
+        below = {"driver": source.image_format, "file": _file(source.image)}
+    for layer in reversed(source.layers):
+        below = {"driver": "qcow2", "file": _file(layer), "backing": below}
+    disk: dict[str, object] = {"driver": source.disk_format, "file": _file(source.disk)}
+    if source.disk_format == "qcow2" or below is not None:
+        disk["backing"] = below
     return "json:" + json.dumps(disk)
 
 
@@ -96,8 +109,7 @@ async def convert(
     """
     cpu_s = int(limits.free_decode_s + source.used_bytes / limits.least_decode_bytes_s) + 1
     file_bytes = source.virtual_size_bytes + source.virtual_size_bytes // 64 + _SLACK_BYTES
-    more = () if source.image is None else (source.image,)
-    files = qemu_img.Files(source.disk, target, more)
+    files = qemu_img.Files(source.disk, target, source.below)
     out = (source_option(source), qemu_img.name_of(target))
     arguments = (*into, "-O", _DRIVERS[format_], *out)
     try:

@@ -95,6 +95,16 @@ def replace(name: str, data: bytes, dir_fd: int) -> None:
     os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
+@contextmanager
+def reading(name: str, dir_fd: int) -> Iterator[int]:
+    """Yield a read-only descriptor of a regular file; raises as `open_file`."""
+    descriptor = open_file(name, dir_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def names(dir_fd: int) -> list[str]:
     """Return the sorted names in a directory."""
     return sorted(os.listdir(dir_fd))

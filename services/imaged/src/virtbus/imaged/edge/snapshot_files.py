@@ -2,7 +2,8 @@
 
 A folder is named by `SnapshotRef.folder`. Its files are frozen: no program writes or opens them. A
 snapshot is complete if it has `record.json`. A restore first writes `replacing.json`, its journal;
-from then on it can only be completed, also after a crash.
+from then on it can only be completed, also after a crash. A snapshot whose disks become layers has
+no other file in its folder; `layering.json` is its journal (ADR 0061).
 """
 
 import contextlib
@@ -12,13 +13,16 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_files import NOTE_SUFFIX, SUFFIX, read_disk
+from virtbus.imaged.edge.layer_files import LayerFolder
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.imaged.edge.volume_files import DISK, VolumeFolders
 from virtbus.imaged.edge.volume_files import FOLDER as VOLUMES
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.layer import STAGED, layer_name
 from virtbus.schemas.model import LenientModel
 from virtbus.schemas.node_rpc import HeldResources, HeldSnapshot
 from virtbus.schemas.snapshot import SnapshotDisk, SnapshotRef
@@ -29,8 +33,7 @@ log = logging.getLogger(__name__)
 FOLDER = "snapshots"
 RECORD = "record.json"
 REPLACING = "replacing.json"
-STAGED = ".new-"
-"""Prefix of a copy before it takes its place, in the folder of that place."""
+LAYERING = "layering.json"
 PAGE = 200
 MAX_NOTE_BYTES = 1024 * 1024
 _PRIVATE = 0o700
@@ -46,6 +49,10 @@ class SnapshotNote(LenientModel):
     name: Id
     disks: tuple[SnapshotDisk, ...]
     size_bytes: int = 0
+    layered: bool = False
+    """True: its disks are layers, named by its uid."""
+    live: bool = False
+    """True: a guest used the disks when the journal was written."""
 
 
 class SnapshotFolders(VolumeFolders):
@@ -55,11 +62,36 @@ class SnapshotFolders(VolumeFolders):
         super().__init__(disks)
         self.root = disks / FOLDER
         self._disks = disks
+        self.layers = LayerFolder(disks)
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, folder: str) -> SnapshotNote | None:
         """Return the description of a complete snapshot, or None; raises VirtbusError."""
         return self._noted(folder, RECORD)
+
+    def frozen_path(self, note: SnapshotNote, disk: str) -> Path:
+        """Return the file of a disk of a snapshot."""
+        if note.layered:
+            return self.layers.path(note.ref.uid, disk)
+        return self.path(note.ref.folder, disk)
+
+    def frozen(self, note: SnapshotNote, disk: str) -> Overlay | None:
+        """Return the overlay of a disk of a snapshot; raises VirtbusError as `read`."""
+        if note.layered:
+            return self.layers.read(layer_name(note.ref.uid, disk))
+        return self.read(note.ref.folder, disk)
+
+    def notes(self) -> list[SnapshotNote]:
+        """Return the descriptions of all snapshots, also of those that are being made.
+
+        Raises:
+            VirtbusError: 503 `store_error`: one cannot be read.
+        """
+        found = []
+        for folder in filter(self._folder.match, self._folders()):
+            notes = (self._noted(folder, name) for name in (LAYERING, RECORD))
+            found += [note for note in notes if note is not None]
+        return found
 
     def _noted(self, folder: str, name: str) -> SnapshotNote | None:
         try:
@@ -104,7 +136,7 @@ class SnapshotFolders(VolumeFolders):
         """
         try:
             with self._open(folder) as directory:
-                for name in (RECORD, REPLACING):
+                for name in (RECORD, REPLACING, LAYERING):
                     openat2.remove(name, directory)
                 os.fsync(directory)
         except FileNotFoundError:
@@ -137,14 +169,15 @@ class SnapshotFolders(VolumeFolders):
                 follow_symlinks=False,
             )
 
-    def note_replacing(self, note: SnapshotNote) -> None:
-        """Write the journal of a restore: all its disks are staged and kept."""
+    def note_begun(self, note: SnapshotNote) -> None:
+        """Write the journal of a restore, or of a snapshot by layers: all its disks are staged."""
         for folder in {self.place(note.uid, disk).parent for disk in note.disks}:
             with openat2.opened_directory(folder) as directory:
                 os.fsync(directory)
         with self._open(note.ref.folder) as directory:
             os.fsync(directory)
-            openat2.replace(REPLACING, encode_json(note), directory)
+            journal = LAYERING if note.layered else REPLACING
+            openat2.replace(journal, encode_json(note), directory)
             os.fsync(directory)
 
     def publish(self, note: SnapshotNote) -> None:
@@ -154,7 +187,8 @@ class SnapshotFolders(VolumeFolders):
                 os.fsync(directory)
                 openat2.replace(RECORD, encode_json(note), directory)
                 os.fsync(directory)
-                openat2.remove(REPLACING, directory)
+                for journal in (REPLACING, LAYERING):
+                    openat2.remove(journal, directory)
         except OSError as error:
             raise store_error(error) from error
 
@@ -192,12 +226,13 @@ class SnapshotFolders(VolumeFolders):
         try:
             for disk in note.disks:
                 with contextlib.suppress(FileNotFoundError):
-                    self._replace(self.place(note.uid, disk))
+                    self.put(self.place(note.uid, disk))
         except OSError as error:
             raise store_error(error) from error
         self.publish(note)
 
-    def _replace(self, path: Path) -> None:
+    def put(self, path: Path) -> None:
+        """Put a staged disk into its place; no effect if it is there already."""
         with openat2.opened_directory(path.parent) as directory:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(STAGED + path.name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -208,14 +243,14 @@ class SnapshotFolders(VolumeFolders):
                 openat2.replace(name + NOTE_SUFFIX, made, directory)
 
     def interrupted(self) -> list[SnapshotNote]:
-        """Return the restores that a crash interrupted after their journal.
+        """Return the restores and snapshots that a crash interrupted after their journal.
 
         Remove what other interrupted attempts left. No attempt may run meanwhile.
         """
         found = []
         for folder in filter(self._folder.match, self._folders()):
             try:
-                note = self._noted(folder, REPLACING)
+                note = self._noted(folder, REPLACING) or self._noted(folder, LAYERING)
                 if note is not None:
                     found.append(note)
                 elif self.complete(folder) is None:

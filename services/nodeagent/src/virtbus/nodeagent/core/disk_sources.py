@@ -14,6 +14,7 @@ from virtbus.nodeagent.core.network_disks import NetworkDisk, network_disk
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.layer import LAYERS
 from virtbus.schemas.node_rpc import MadeDisk
 from virtbus.schemas.pool import ABILITIES, LOCAL
 from virtbus.schemas.vm import VmRecord, Volume
@@ -46,6 +47,8 @@ class DiskSource:
     format: ImageFormat = ImageFormat.QCOW2
     backing_path: str = ""
     backing_format: ImageFormat | None = None
+    layers: tuple[str, ...] = ()
+    """The paths of the files between the disk and its image, from the top (ADR 0061)."""
     place: tuple[str, ...] = ()
     """The folders of the file below `<state_dir>/disks`, and its name."""
     pin: str = ""
@@ -109,6 +112,7 @@ def disk_sources(
             path="/".join((str(state_dir), DISKS, *place)),
             backing_path=below,
             backing_format=disk.image_format,
+            layers=tuple(f"{state_dir}/{DISKS}/{LAYERS}/{name}" for name in disk.layers),
             place=place,
             pin=disk_name(f"{volume.name}.{image[:_DIGITS]}" if drive and image else volume.name),
             volume=volume.volume is not None,
@@ -133,11 +137,26 @@ def volume_place(ref: VolumeRef) -> tuple[str, ...]:
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
-    """Raise `disk_refused` unless the disk is qcow2, with exactly the image of `source`."""
+    """Raise `disk_refused` unless the disk is qcow2, on exactly what `source` says."""
+    check_backing(volume, head, below(source, 0))
+
+
+def below(source: DiskSource, depth: int) -> tuple[str, str]:
+    """Return the path and the format of what the disk (depth 0) or its `depth`-th layer rests on.
+
+    Both are empty for nothing.
+    """
+    if depth < len(source.layers):
+        return source.layers[depth], str(ImageFormat.QCOW2)
+    return source.backing_path, str(source.backing_format) if source.backing_path else ""
+
+
+def check_backing(volume: str, head: bytes, wanted: tuple[str, str]) -> None:
+    """Raise `disk_refused` unless a file is qcow2, on the file `wanted` of that format."""
     backing, backing_format = _qcow2(volume, head)
-    if backing != source.backing_path.encode():
+    if backing != wanted[0].encode():
         raise refused(volume, f"its header names the backing file {_shown(backing)}")
-    if backing and backing_format != str(source.backing_format).encode():
+    if backing and backing_format != wanted[1].encode():
         raise refused(volume, f"its header says its image is {_shown(backing_format)}")
 
 

@@ -24,6 +24,7 @@ from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import port_address
 from virtbus.schemas.disk import Tray
 from virtbus.schemas.disk_rules import is_drive
+from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.vm import Disk, DiskBus, Domain, VmRecord
 
 _USB_PORTS = 15
@@ -182,18 +183,22 @@ def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
 def _backing(file: DiskSource) -> Element:
     """Return the complete backing chain, so that libvirt never guesses a file's format (IMG-07).
 
-    Everyone may read images, and imaged can replace them. So libvirt, which is root, must not
-    change the owner of these paths.
+    Everyone may read images and layers, and imaged can replace them. So libvirt, which is root,
+    must not change the owner of these paths.
     """
-    if not file.backing_path:
-        return el("backingStore")
-    return el(
-        "backingStore",
-        el("format", type=str(file.backing_format)),
-        el("source", el("seclabel", model="dac", relabel="no"), file=file.backing_path),
-        el("backingStore"),
-        type="file",
-    )
+    chain = [(path, str(ImageFormat.QCOW2)) for path in file.layers]
+    if file.backing_path:
+        chain.append((file.backing_path, str(file.backing_format)))
+    element = el("backingStore")
+    for path, of_format in reversed(chain):
+        element = el(
+            "backingStore",
+            el("format", type=of_format),
+            el("source", el("seclabel", model="dac", relabel="no"), file=path),
+            element,
+            type="file",
+        )
+    return element
 
 
 def disk_controllers(domain: Domain, addresses: Addresses) -> list[Element]:

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from virtbus.nodeagent.core.addresses import Addresses
-from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.live_devices import LiveDevices
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
-from virtbus.schemas.node_rpc import Arm, MadeDisk
+from virtbus.schemas.node_rpc import Arm
 from virtbus.schemas.vm import VmRecord, VmSecrets
-from virtbus.schemas.volume_ref import VolumeRef
 
 
 class DomainState(StrEnum):
@@ -282,25 +280,6 @@ class Seeds(Protocol):
 
     def stand(self, record: VmRecord) -> bool:
         """Return True if every file of the VM's first-boot data is on disk."""
-
-
-class DiskFiles(Protocol):
-    """A VM's disks as files of this host."""
-
-    async def sources(
-        self, record: VmRecord, made: Mapping[str, MadeDisk]
-    ) -> Mapping[str, DiskSource]:
-        """Check the files, and return them by volume name.
-
-        Raises:
-            VirtbusError: 409 `disk_refused`.
-        """
-
-    async def opened(self, ref: VolumeRef) -> bool:
-        """Return True if any QEMU of this host has the volume's disk open."""
-
-    async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of media that are not among `sources`; no drive has them any more."""
 
 
 class Readiness(Protocol):

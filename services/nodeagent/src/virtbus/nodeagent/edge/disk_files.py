@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from virtbus.bus.runtime.image_locks import locked
@@ -22,6 +22,8 @@ from virtbus.nodeagent.core.disk_sources import (
     HEAD_BYTES,
     IMAGES,
     DiskSource,
+    below,
+    check_backing,
     check_disk,
     check_image,
     disk_name,
@@ -29,8 +31,12 @@ from virtbus.nodeagent.core.disk_sources import (
     refused,
     volume_place,
 )
+from virtbus.nodeagent.edge import layer_files
 from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.layer import LAYERS, STAGED, layer_name
 from virtbus.schemas.node_rpc import MadeDisk
+from virtbus.schemas.snapshot import SnapshotDisk
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -40,6 +46,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Non-blocking, so that opening a FIFO cannot hang."""
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
+LAYER_PIN = "layer-"
+"""`layer-<volume>.<snapshot uid>.qcow2`: that of the file in which a running guest continued."""
 
 
 class HostDiskFiles:
@@ -50,9 +58,11 @@ class HostDiskFiles:
         self._pools = pools or {}
 
     async def sources(
-        self, record: VmRecord, made: Mapping[str, MadeDisk]
+        self, record: VmRecord, made: Mapping[str, MadeDisk], *, running: bool = False
     ) -> dict[str, DiskSource]:
         """Return every disk of the record, checked now, under names that only we can change.
+
+        If a guest is `running`, the names that its QEMU knows stay.
 
         Raises:
             VirtbusError: 409 `disk_refused`: a file is not regular or has several names, or its
@@ -61,10 +71,55 @@ class HostDiskFiles:
         wanted = disk_sources(self._state, record, made, self._pools)
 
         def judge() -> dict[str, DiskSource]:
-            drop_pins(self._state, record)
+            drop_pins(self._state, record, running=running)
             return {name: self._judged(record.uid, name, one) for name, one in wanted.items()}
 
         return await in_thread(judge)
+
+    # --- new files of a running guest -----------------------------------------------------------
+    def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
+        """Return our name of the new file of a disk, while a snapshot is taken."""
+        name = f"{LAYER_PIN}{volume}.{disk_name(snapshot_uid)}"
+        return str(self._state / "vms" / uid / name)
+
+    async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
+        """Check the new file of a disk, and give it our name; raises VirtbusError as `sources`."""
+        layer = self._state / DISKS / LAYERS / layer_name(snapshot_uid, disk.name)
+        path = Path(self.layer_pin(uid, volume, snapshot_uid))
+
+        def pin() -> None:
+            place = volume_place(disk.ref) if disk.ref else (uid, disk_name(volume))
+            *folders, name = place
+            try:
+                with opened_beneath(
+                    self._state / DISKS, tuple(folders), STAGED + name
+                ) as descriptor:
+                    head = os.pread(descriptor, HEAD_BYTES, 0)
+                    check_backing(volume, head, (str(layer), str(ImageFormat.QCOW2)))
+                    if _same(path, Path(f"/proc/self/fd/{descriptor}")):
+                        _check_file(volume, descriptor, names=2)
+                        return
+                    _check_file(volume, descriptor, names=1)
+                    path.unlink(missing_ok=True)
+                    pinned = self._link(descriptor, path)
+            except OSError as error:
+                raise refused(volume, f"its new file cannot be opened: {error.strerror}") from error
+            if not pinned:
+                raise refused(volume, "its folder is on another file system than the agent's")
+
+        await in_thread(pin)
+
+    async def unpin(self, pin: str) -> None:
+        """Remove our name of a new file, so that nobody can open it any more."""
+        await in_thread(lambda: Path(pin).unlink(missing_ok=True))
+
+    async def protect_layers(self) -> bool:
+        """Keep all programs from changing layers; return False if there are none."""
+        return await in_thread(lambda: layer_files.protect(self._state / DISKS / LAYERS))
+
+    async def remove_layers(self, names: Sequence[str]) -> None:
+        """Remove layers by their file names; raises OSError."""
+        await in_thread(lambda: layer_files.remove(self._state / DISKS / LAYERS, names))
 
     async def opened(self, ref: VolumeRef) -> bool:
         """Return True if any QEMU of this host has the volume's disk open."""
@@ -100,6 +155,12 @@ class HostDiskFiles:
                     _check_file(volume, descriptor, names=1)
                     head = os.pread(descriptor, HEAD_BYTES, 0)
                     check_image(volume, head, source.backing_format)
+            for depth, layer in enumerate(source.layers, start=1):
+                name = Path(layer).name
+                with opened_beneath(self._state / DISKS, (LAYERS,), name) as descriptor:
+                    _check_regular(volume, descriptor)
+                    head = os.pread(descriptor, HEAD_BYTES, 0)
+                    check_backing(volume, head, below(source, depth))
             *folders, name = source.place
             with opened_beneath(self._state / DISKS, tuple(folders), name) as descriptor:
                 check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
@@ -114,13 +175,18 @@ class HostDiskFiles:
         Empty if `disks/` is on another filesystem, where a hard link is impossible.
         """
         path = self._state / "vms" / uid / f"{PINNED}{pin}"
-        kept = path.lstat() if os.path.lexists(path) else None
         found = os.fstat(descriptor)
-        ours = kept is not None and os.path.samestat(kept, found)
+        known = [path, *path.parent.glob(f"{LAYER_PIN}{volume}.*")]
+        ours = [one for one in known if os.path.lexists(one)]
+        ours = [one for one in ours if os.path.samestat(one.lstat(), found)]
         _check_file(volume, descriptor, names=2 if ours else 1)
         if ours:
-            return str(path)
+            return str(ours[0])
         path.unlink(missing_ok=True)
+        return self._link(descriptor, path)
+
+    def _link(self, descriptor: int, path: Path) -> str:
+        """Give an open file the name `path`; return it, empty on another filesystem."""
         folder = os.open(path.parent, _DIRECTORY)
         try:
             os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
@@ -133,21 +199,36 @@ class HostDiskFiles:
         return str(path)
 
 
-def drop_pins(state_dir: Path, record: VmRecord) -> None:
-    """Remove our names of volumes that the VM does not hold any more. No guest has them.
+def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
+    """Remove our names of files that no guest of the VM has any more.
 
-    A second name would make the volume unusable for its next VM. The last name of a file stays.
+    A second name would make a volume unusable for its next VM. The last name of a file stays. While
+    a guest is `running`, its QEMU also knows the former files of its disks by our names.
     """
     disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
-    names = {f"{PINNED}{disk_name(one)}": one for one in disks}
-    for path in (state_dir / "vms" / record.uid).glob(f"{PINNED}*"):
-        name = f"{path.name.partition('.')[0]}.qcow2"  # that of a medium has a part of its digest
-        ref = record.volume_refs.get(names.get(name, ""))
-        kept = name in names
-        if ref is not None:
-            kept = _same(path, state_dir.joinpath(DISKS, *volume_place(ref)))
+    folder = state_dir / "vms" / record.uid
+    places: dict[str, tuple[str, ...]] = {name: (record.uid, disk_name(name)) for name in disks}
+    places |= {name: volume_place(ref) for name, ref in record.volume_refs.items()}
+    found = [(path, _disk_of(path, PINNED), False) for path in folder.glob(f"{PINNED}*")]
+    found += [(path, _disk_of(path, LAYER_PIN), True) for path in folder.glob(f"{LAYER_PIN}*")]
+    current = {
+        path
+        for path, name, _ in found
+        if name in disks and _same(path, state_dir.joinpath(DISKS, *places[name]))
+    }
+    used = {name for path, name, _ in found if path in current}
+    for path, name, of_layer in found:
+        # that of a medium has a part of its digest, and another file in its place
+        own = name in disks and name not in record.volume_refs
+        former = running and name in used
+        kept = path in current or former or (own and not of_layer)
         if not kept and path.lstat().st_nlink > 1:
             path.unlink(missing_ok=True)
+
+
+def _disk_of(path: Path, prefix: str) -> str:
+    """Return the name of the disk in one of our names."""
+    return path.name.removeprefix(prefix).partition(".")[0]
 
 
 def _same(path: Path, other: Path) -> bool:
@@ -184,8 +265,13 @@ def _check_file(volume: str, descriptor: int, *, names: int) -> None:
 
     With more links it could be a foreign file.
     """
+    found = _check_regular(volume, descriptor)
+    if found.st_nlink != names:
+        raise refused(volume, f"its file has {found.st_nlink} names instead of {names}")
+
+
+def _check_regular(volume: str, descriptor: int) -> os.stat_result:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise refused(volume, "it is no regular file")
-    if found.st_nlink != names:
-        raise refused(volume, f"its file has {found.st_nlink} names instead of {names}")
+    return found

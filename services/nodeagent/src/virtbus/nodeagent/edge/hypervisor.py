@@ -24,6 +24,7 @@ from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours, on_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
+from virtbus.nodeagent.edge.libvirt_layers import LibvirtLayers
 from virtbus.nodeagent.edge.libvirt_limits import MAX_WORKERS, read_max_workers
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.lost_guests import LostGuests, lost_facts
@@ -93,6 +94,7 @@ class LibvirtHypervisor:
         self.guests = LibvirtGuests(quick, slow, freezes)
         self.displays = LibvirtDisplays(displays)
         self.devices = LibvirtDevices(self._changes)
+        self.layers = LibvirtLayers(self._changes)
 
     async def __aenter__(self) -> Self:
         start_event_loop()

@@ -6,12 +6,13 @@ from typing import TypeVar
 import libvirt
 
 from virtbus.nodeagent.core.addresses import Addresses
+from virtbus.nodeagent.core.guest_layers import layers_differ, named_files
 from virtbus.nodeagent.core.metadata import NAMESPACE, PREFIX, with_disks
 from virtbus.nodeagent.core.plugs import GuestDevices, guest_devices
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_errors import cause
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
-from virtbus.nodeagent.edge.qemu_monitor import ask_to_release, close_left, has_nic
+from virtbus.nodeagent.edge.qemu_monitor import ask_to_release, close_left, has_nic, used_files
 
 Result = TypeVar("Result")
 CALL_TIMEOUT_S = 15.0
@@ -74,6 +75,7 @@ class LibvirtDevices:
         def run(domain: libvirt.virDomain) -> None:
             for target, size_bytes in sizes.items():
                 if domain.blockInfo(target)[0] < size_bytes:
+                    _refuse_old(domain, target)
                     domain.blockResize(target, size_bytes, libvirt.VIR_DOMAIN_BLOCK_RESIZE_BYTES)
 
         await self._of_active(uid, run, "grow the disk")
@@ -93,3 +95,10 @@ class LibvirtDevices:
             return work(domain) if domain.isActive() else None
 
         return await on_ours(self._links, uid, run, doing, timeout_s=CALL_TIMEOUT_S)
+
+
+def _refuse_old(domain: libvirt.virDomain, target: str) -> None:
+    """Raise 409 `layers_differ` if libvirt would grow another file than that of the guest."""
+    named = named_files(domain.XMLDesc()).get(target)
+    if named not in used_files(domain):
+        raise layers_differ()

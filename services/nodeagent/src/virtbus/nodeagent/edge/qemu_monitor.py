@@ -55,6 +55,27 @@ def close_left(domain: libvirt.virDomain) -> None:
             _execute(domain, "blockdev-del", **{"node-name": node})
 
 
+def used_files(domain: libvirt.virDomain) -> dict[str, int]:
+    """Return the files that the guest's devices use, each with the size that the guest sees.
+
+    This is QEMU's own answer, also after libvirt has lost count.
+    """
+    found = {}
+    for device in _execute(domain, "query-block").get("return", []):
+        inserted = device.get("inserted")
+        if inserted is not None:
+            found[_file_of(inserted["file"])] = int(inserted["image"]["virtual-size"])
+    return found
+
+
+def _file_of(name: str) -> str:
+    """Return the path in QEMU's name of a node: the path, or options in JSON."""
+    node: Any = json.loads(name.removeprefix("json:")) if name.startswith("json:") else name
+    while isinstance(node, dict):
+        node = node.get("filename") or node.get("file") or ""
+    return str(node)
+
+
 def ask_to_release(number: int) -> Callable[[libvirt.virDomain], None]:
     """Return a function that asks the guest to release NIC `number` of its start.
 

@@ -118,7 +118,7 @@ class AgentFiles:
             data = encode(record)
             if not _holds(folder / "record", data):
                 replace(folder / "record", data)
-            drop_pins(self._state, record)
+            drop_pins(self._state, record, running=True)
 
         await self._change(save)
 

@@ -33,7 +33,7 @@ async def set_drives(
     except TimeoutError:
         message = "the disks are not known yet; the agent retries"
         raise VirtbusError(Code.UNAVAILABLE, "no_image", message) from None
-    sources = await tools.disks.sources(record, made.disks)
+    sources = await tools.disks.sources(record, made.disks, running=True)
     files = volume_files(sources, tools.seeds.paths(record))
     wanted = drives(spec.domain, files, default_order(record), kept)
     await tools.hypervisor.set_drives(record.uid, wanted)

@@ -171,7 +171,7 @@ async def _files(
     except TimeoutError:
         message = image.silence or "imaged has not made the disk yet"
         raise VirtbusError(Code.UNAVAILABLE, "no_image", message) from None
-    return await tools.disks.sources(record, made.disks)
+    return await tools.disks.sources(record, made.disks, running=True)
 
 
 def _without(addresses: Addresses, names: Collection[str]) -> dict[str, dict[str, int]]:

@@ -1,0 +1,30 @@
+"""Layers: frozen files of disks, which disks, snapshots and clones rest on (ADR 0061)."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from virtbus.schemas.model import LenientModel
+
+STAGED = ".new-"
+"""Prefix of a file before it takes its place, in the folder of that place."""
+LAYERS = "layers"
+"""`<state_dir>/disks/layers/`."""
+MAX_LAYERS = 24
+"""The longest chain below a disk. Each layer costs 1 to 2 % of a sequential read."""
+LAYER_NAME = r"^[0-9a-f-]{36}\.[a-z0-9][a-z0-9-]{0,62}\.qcow2$"
+
+
+def layer_name(snapshot_uid: str, disk: str) -> str:
+    """Return the file name of the layer that a snapshot made of a disk."""
+    return f"{snapshot_uid}.{disk}.qcow2"
+
+
+class LayersAsk(LenientModel):
+    """`rpc.imaged.layers`: which layers does nothing need? The agent removes their files."""
+
+
+class UnneededLayers(LenientModel):
+    """File names in `<state_dir>/disks/layers/` that two requests in a row found without a user."""
+
+    names: tuple[Annotated[str, Field(pattern=LAYER_NAME)], ...] = ()

@@ -1,0 +1,47 @@
+"""Finds the disks of a node and the images that they use. All methods block on the disk."""
+
+import itertools
+from collections.abc import Iterator
+
+from virtbus.imaged.edge.disk_files import FoundDisk
+from virtbus.imaged.edge.layer_files import LayerFolder
+from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.edge.quarantine import QuarantineFiles
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
+
+
+class ImageUsers:
+    """The disks of VMs and volumes, in snapshots and quarantine, and layers."""
+
+    def __init__(self, pools: Pools, quarantine: QuarantineFiles) -> None:
+        self._pools = pools
+        self._quarantine = quarantine
+        self._layers = LayerFolder(pools.files.root)
+
+    def used(self) -> dict[str, set[str]]:
+        """Return by image digest the uids of VMs and volumes that use it, quarantine included."""
+        used: dict[str, set[str]] = {}
+        for found in self.found():
+            if found.digest:
+                used.setdefault(found.digest, set()).add(found.uid.rpartition(".")[2])
+        return used
+
+    def images_in_use(self) -> frozenset[str] | None:
+        """Return the images of disks; None if that of any disk is unknown. In a disk thread."""
+        try:
+            disks = list(self.found())
+        except OSError:
+            return None
+        if any(disk.is_unknown for disk in disks):
+            return None
+        return frozenset(disk.digest for disk in disks if disk.digest)
+
+    def found(self) -> Iterator[FoundDisk]:
+        """Yield all layers, and all disks that may rest on images, also those that move meanwhile.
+
+        In a disk thread.
+        """
+        frozen = SnapshotFolders(self._pools.files.root).find()
+        volumes, quarantine = self._pools.local.find(), self._quarantine.find()
+        fixed = (volumes, frozen, quarantine, self._layers.find())
+        return itertools.chain(self._pools.files.find(), *fixed, self._pools.files.find())

@@ -1,0 +1,69 @@
+"""Finds layers that nothing needs any more (ADR 0061). The agent removes them, as root."""
+
+from collections.abc import Callable, Iterable
+
+from virtbus.imaged.edge.disk_files import FoundDisk
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.snapshot_files import SnapshotFolders
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.layer import UnneededLayers, layer_name
+
+
+class LayerSweep:
+    """Searches all headers for references. A layer is unneeded if two searches say so.
+
+    A reference may move from a disk to a snapshot, or back, during one search.
+    """
+
+    def __init__(
+        self,
+        files: SnapshotFolders,
+        disks: Callable[[], Iterable[FoundDisk]],
+        threads: DiskThreads,
+    ) -> None:
+        """`disks` yields all disks, those in snapshots and quarantine, and all layers."""
+        self._files = files
+        self._disks = disks
+        self._threads = threads
+        self._before: frozenset[str] = frozenset()
+
+    async def unneeded(self) -> UnneededLayers:
+        """Return the layers that this request and the one before found without a user."""
+        found = await self._threads.run(self._search)
+        both, self._before = found & self._before, found
+        return UnneededLayers(names=tuple(sorted(both)))
+
+    def _search(self) -> frozenset[str]:
+        """Return layers without a user; none if any header or description cannot be read."""
+        names = self._files.layers.names()
+        if not names:
+            return names
+        try:
+            needed, below = self._of_notes(), self._of_disks()
+        except (OSError, VirtbusError):
+            return frozenset()
+        if below is None:
+            return frozenset()
+        todo = [*needed, *(layer for name, layer in below.items() if name not in names)]
+        needed = set()
+        while todo:
+            name = todo.pop()
+            if name and name not in needed:
+                needed.add(name)
+                todo.append(below.get(name, ""))
+        return names - needed
+
+    def _of_notes(self) -> set[str]:
+        """Return the layers of all snapshots."""
+        notes = (note for note in self._files.notes() if note.layered)
+        return {layer_name(note.ref.uid, disk.name) for note in notes for disk in note.disks}
+
+    def _of_disks(self) -> dict[str, str] | None:
+        """Return what each disk (by path) and each layer (by name) rests on; None if unknown."""
+        layers, found = str(self._files.layers.root), {}
+        for disk in self._disks():
+            if disk.is_unknown:
+                return None
+            folder, _, name = disk.file.rpartition("/")
+            found[name if folder == layers else disk.file] = disk.layer
+        return found

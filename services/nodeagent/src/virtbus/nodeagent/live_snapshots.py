@@ -1,0 +1,244 @@
+"""Takes snapshots of running guests: imaged has the files, and libvirt the guest (ADR 0061).
+
+Each step can be repeated. The agent stores nothing: imaged has the journal, and QEMU says which
+files it uses.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+from virtbus.nodeagent.agent_ports import AgentPorts
+from virtbus.nodeagent.core.addresses import target
+from virtbus.nodeagent.core.guest_layers import GuestLayers, layers_differ
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.disk import DiskBus
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node_rpc import WorkState
+from virtbus.schemas.operation import STEPS
+from virtbus.schemas.snapshot import SnapshotDisk
+from virtbus.schemas.snapshot_rpc import SnapshotWork
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+LAYER = STEPS["snapshot"][1].name
+FREEZE_S = 60.0
+"""The guest thaws by itself after this time, also if the agent died."""
+FREEZE_TIMEOUT_S = 10.0
+THAW_S = 10.0
+UNKNOWN = "guest_unknown"
+"""The reason of an error after which the step is repeated."""
+Ask = Callable[[SnapshotWork], Awaitable[WorkState]]
+
+
+class _Switch(NamedTuple):
+    """The disks of a running guest that continue in new files."""
+
+    guest: ActorState
+    work: SnapshotWork
+    targets: Mapping[str, str]
+    """libvirt's name of each disk, by the disk's name in the work."""
+    pins: Mapping[str, str]
+    """The agent's names of the new files, by target."""
+
+
+class LiveSnapshots:
+    """The snapshots of running guests on a node."""
+
+    def __init__(self, tools: AgentPorts, made: Callable[[], None]) -> None:
+        """`made` is called when there are new layers."""
+        self._tools = tools
+        self._made = made
+
+    async def ensure(self, work: SnapshotWork, guest: ActorState, ask: Ask) -> WorkState:
+        """Do the next steps, up to the end if nothing waits; return imaged's state.
+
+        Raises:
+            VirtbusError: nothing has changed. 409 `disk_not_switchable`, `layers_differ`; those of
+                imaged and libvirt. 503: unknown yet, so it must be repeated.
+        """
+        one = self._switch(work, guest)
+        seen = await self._look(guest)
+        if seen is None:  # it ended, or libvirt has lost it: imaged waits until no QEMU has a disk
+            return await ask(one.work)
+        words = ""
+        if not seen.uses(one.pins):
+            try:
+                _refuse_old(one, seen)
+                state = await ask(_sized(one, seen))
+                if state.state != "working" or state.step != LAYER:
+                    return state
+                words = await self._take(one)
+            except VirtbusError as error:
+                if error.reason != UNKNOWN:
+                    await self._back(one, ask)
+                raise
+        state = await ask(one.work.model_copy(update={"switched": True}))
+        guest.image.reset()  # imaged reports other layers now
+        self._made()
+        return state.model_copy(update={"message": words})
+
+    async def cancel(self, work: SnapshotWork, guest: ActorState, ask: Ask) -> WorkState:
+        """End the work, unless QEMU uses the new files already; raises VirtbusError as `ensure`."""
+        return await self._back(self._switch(work, guest), ask)
+
+    async def _back(self, one: _Switch, ask: Ask) -> WorkState:
+        """End the work, or complete it if QEMU uses the new files."""
+        more = {"do": "cancel", "switched": await self._switched(one)}
+        return await ask(one.work.model_copy(update=more))
+
+    # --- steps ------------------------------------------------------------------------------
+    def _switch(self, work: SnapshotWork, guest: ActorState) -> _Switch:
+        record = guest.record
+        fixed = {
+            disk.name
+            for disk in record.spec.domain.devices.disks
+            if disk.readonly or disk.device == "cdrom"
+        }  # the guest cannot change them
+        disks = tuple(disk for disk in work.disks if _name(disk, record) not in fixed)
+        names = {disk.name: _name(disk, record) for disk in disks}
+        targets = _targets(guest, set(names.values()))
+        of_work = {disk: targets[name] for disk, name in names.items()}
+        pins = {
+            of_work[disk.name]: self._tools.disks.layer_pin(
+                record.uid, names[disk.name], work.snapshot.uid
+            )
+            for disk in disks
+        }
+        live = work.model_copy(update={"layered": True, "live": True, "disks": disks})
+        return _Switch(guest, live, of_work, pins)
+
+    async def _take(self, one: _Switch) -> str:
+        """Let QEMU take the new files; return why the guest was not frozen, empty if it was.
+
+        Raises:
+            VirtbusError: QEMU does not use them, and will not.
+        """
+        uid = one.guest.record.uid
+        error: VirtbusError | None = None
+        for disk in one.work.disks:
+            name = _name(disk, one.guest.record)
+            await self._tools.disks.pin_layer(uid, name, disk, one.work.snapshot.uid)
+        words = await self._freeze(uid)
+        try:
+            await self._tools.layers.switch(uid, one.pins)
+        except VirtbusError as failed:
+            error = failed
+        finally:
+            if not words:
+                await self._thaw(uid)
+        if error is not None and not await self._switched(one):
+            raise error
+        return words
+
+    async def _switched(self, one: _Switch) -> bool:
+        """Return True if QEMU uses the new files. Otherwise it never will: their names are gone.
+
+        Raises:
+            VirtbusError: 503: nobody knows it now.
+        """
+        uid = one.guest.record.uid
+        for pin in one.pins.values():
+            await self._tools.disks.unpin(pin)
+        seen = await self._look(one.guest)
+        if seen is None:
+            raise _unknown("the guest ended meanwhile, and imaged finds out what its disks have")
+        if not seen.uses(one.pins):
+            return False
+        for disk in one.work.disks:
+            name = _name(disk, one.guest.record)
+            await self._tools.disks.pin_layer(uid, name, disk, one.work.snapshot.uid)
+        return True
+
+    async def _look(self, guest: ActorState) -> GuestLayers | None:
+        try:
+            return await self._tools.layers.look(guest.record.uid)
+        except VirtbusError as error:
+            if error.code != Code.UNAVAILABLE:
+                raise
+            raise _unknown(str(error)) from error
+
+    # --- freeze -----------------------------------------------------------------------------
+    async def _freeze(self, uid: str) -> str:
+        """Freeze the guest's file systems; return why not, empty if it was done.
+
+        A guest that a user has frozen stays frozen afterwards.
+        """
+        freezes = self._tools.freezes
+        if freezes.of(uid) is not None:
+            return "a user has frozen it before"
+        try:
+            await freezes.freeze(uid, for_s=FREEZE_S, timeout_s=FREEZE_TIMEOUT_S)
+        except VirtbusError as error:
+            return f"the guest was not frozen: {error}"
+        return ""
+
+    async def _thaw(self, uid: str) -> None:
+        try:
+            await self._tools.freezes.thaw(uid, "the snapshot is taken", timeout_s=THAW_S)
+        except VirtbusError as error:  # the deadline of the freeze holds
+            extra = {"code": error.reason, "uid": uid}
+            log.warning("not thawed after the snapshot yet: %s", error, extra=extra)
+
+
+def _refuse_old(one: _Switch, seen: GuestLayers) -> None:
+    """Raise 409 if libvirt's XML is old, or does not have all disks."""
+    if seen.differs:
+        raise layers_differ()
+    missing = sorted(set(one.pins) - seen.named.keys())
+    if missing:
+        message = (
+            "the running guest does not have all disks as the VM's record says "
+            f"({', '.join(missing)}); repeat when `virtbus vm get` shows nothing pending"
+        )
+        raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
+
+
+def _sized(one: _Switch, seen: GuestLayers) -> SnapshotWork:
+    """Return the work with the sizes that the guest sees."""
+    disks = [
+        disk.model_copy(update={"size_bytes": seen.used[seen.named[one.targets[disk.name]]]})
+        for disk in one.work.disks
+    ]
+    return one.work.model_copy(update={"disks": tuple(disks)})
+
+
+def _name(disk: SnapshotDisk, record: VmRecord) -> str:
+    """Return the name of a disk in the spec of the VM that has it."""
+    if disk.ref is None:
+        return disk.name
+    of = (name for name, ref in record.volume_refs.items() if ref.uid == disk.ref.uid)
+    return next(of, disk.name)
+
+
+def _targets(guest: ActorState, names: set[str]) -> dict[str, str]:
+    """Return libvirt's names of disks.
+
+    Raises:
+        VirtbusError: 409 `disk_not_switchable`.
+    """
+    spec, addresses = guest.record.spec, guest.observed.disks.addresses
+    found = {}
+    for disk in spec.domain.devices.disks:
+        if disk.name not in names:
+            continue
+        if disk.bus is DiskBus.NVME:
+            message = (
+                f"the disk {disk.name} has no snapshot while the guest runs, because libvirt does "
+                "not know disks on nvme; stop the VM, then repeat"
+            )
+            raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
+        try:
+            found[disk.name] = target(disk, addresses)
+        except KeyError:
+            break
+    if missing := sorted(names - found.keys()):
+        message = f"the running guest does not have the disk {missing[0]} yet; repeat in a moment"
+        raise VirtbusError(Code.CONFLICT, "disk_not_switchable", message)
+    return found
+
+
+def _unknown(why: str) -> VirtbusError:
+    message = f"nobody knows which files the guest uses: {why}; the agent repeats this"
+    return VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)

@@ -1,0 +1,104 @@
+"""A guest that writes all the time is frozen at one instant, and each instant can be restored."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.e2e.platform import Platform, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+WRITES = """#!/bin/sh
+cat >/lib/tiny/writes <<'END'
+#!/bin/sh
+of() { dd if=$1 bs=8 count=1 2>/dev/null | tr -dc 0-9; }
+put() { printf '%-8s' $2 | dd of=$1 conv=fsync 2>/dev/null; }
+first=$(of /dev/vdb) second=$(of /dev/vdc) n=${second:-0}
+echo "START $(cat /proc/sys/kernel/random/boot_id) ${first:-0} ${second:-0} DONE" >/dev/ttyS0
+while :; do
+    n=$((n + 1))
+    put /dev/vdb $n
+    put /dev/vdc $n
+    echo "AT $n." >/dev/ttyS0
+done
+END
+chmod 755 /lib/tiny/writes
+echo '::once:/lib/tiny/writes' >>/etc/inittab
+sync
+/lib/tiny/writes &
+"""
+"""The guest writes each number to its first volume, then to its second one, each time to disk."""
+
+
+def written(platform: Platform, vm: str = "web") -> int:
+    """The last number that the guest has on both disks."""
+    return max(map(int, re.findall(r"AT (\d+)\.", platform.console_log(vm))), default=0)
+
+
+def starts(platform: Platform, vm: str) -> dict[str, tuple[int, int]]:
+    """The numbers that the guest found on its disks, by the id of its boot."""
+    found = re.findall(r"START (\S+) (\d+) (\d+) DONE", platform.console_log(vm))
+    return {boot: (int(first), int(second)) for boot, first, second in found}
+
+
+def found_by(platform: Platform, vm: str = "web") -> tuple[int, int]:
+    """Start the guest, end it, and return what it found."""
+    before = starts(platform, vm).keys()
+    platform.cli("vm", "start", vm, "--wait")
+    until(lambda: starts(platform, vm).keys() - before, lambda: platform.console_log(vm)[-2000:])
+    found = starts(platform, vm)
+    platform.cli("vm", "stop", vm, "--grace", "0", "--wait")
+    return next(found[boot] for boot in found if boot not in before)
+
+
+def writing(platform: Platform, tmp_path: Path, vm: str = "web") -> None:
+    """Create a VM whose guest writes to two volumes."""
+    user_data = tmp_path / "user-data"
+    user_data.write_text(WRITES)
+    for name in ("data-1", "data-2"):
+        platform.cli("volume", "create", name, "--size", "64MiB")
+    use = ("--image", "tiny", "--memory", "128MiB", "--volume", "data-1", "--volume", "data-2")
+    platform.create(vm, *use, "--user-data", str(user_data), wait="ready")
+    until(lambda: written(platform) > 3, "the guest writes")
+
+
+def clean(platform: Platform) -> None:
+    """Every disk and layer is sound for qemu-img."""
+    for path in sorted((platform.state_dir / "disks").glob("**/*.qcow2")):
+        subprocess.run(["qemu-img", "check", "-q", str(path)], check=True)
+
+
+def test_each_snapshot_of_a_running_guest_has_one_instant_of_all_its_disks(
+    platform: Platform, tmp_path: Path
+) -> None:
+    writing(platform, tmp_path)
+    bounds = {}
+    for name in ("one", "two"):
+        before = written(platform)
+        taken = json.loads(platform.cli("snapshot", "create", name, "--vm", "web", "-o", "json"))
+        bounds[name] = before, written(platform) + 1
+        assert (taken["state"], taken["size_bytes"]) == ("Ready", 0)
+        until(lambda: written(platform) > bounds[name][1] + 1, "the guest writes on")  # noqa: B023
+    platform.cli("snapshot", "create", "alone", "--volume", "data-1")
+    assert platform.get("web")["state"] == "Running"
+    platform.cli("vm", "stop", "web", "--grace", "0", "--wait")
+    last = written(platform)
+    assert found_by(platform)[1] in {last, last + 1}
+    for name, (low, high) in bounds.items():
+        platform.cli("snapshot", "restore", name, "--keep", f"before-{name}")
+        first, second = found_by(platform)
+        assert low <= second <= high
+        assert first - second in {0, 1}
+    clean(platform)
+    layers = platform.state_dir / "disks" / "layers"
+    assert len(list(layers.glob("*.qcow2"))) == 7
+    platform.delete("web")
+    platform.cli("volume", "delete", "data-1", "data-2")
+    names = ("one", "two", "alone", "before-one", "before-two")
+    platform.cli("snapshot", "delete", *names)
+    until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed")
+    done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    platform.cli("operation", "delete", *(item["id"] for item in done))
+    platform.nothing_left()
