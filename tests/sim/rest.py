@@ -68,8 +68,8 @@ def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator
     uid, host = record.uid, observer.hosts[record.node]
     domain = host.domains.get(uid)
     active = domain is not None and domain.active
-    if observer.volumes.lacks_content(record):
-        if active:
+    if empty := observer.volumes.without_content(record):
+        if domain is not None and active and not empty.isdisjoint(domain.volumes.values()):
             yield "I1", f"{uid} runs, and its volume has no content"
         return
     if domain is not None and domain.active and domain.metadata is not None:
