@@ -1,3 +1,6 @@
 from libvirt import virDomain
 
+VIR_DOMAIN_QEMU_AGENT_COMMAND_DEFAULT: int
+
+def qemuAgentCommand(domain: virDomain, cmd: str, timeout: int, flags: int) -> str: ...
 def qemuMonitorCommand(domain: virDomain, cmd: str, flags: int = 0) -> str: ...

@@ -1,5 +1,6 @@
 """The full guest `debian`, from first boot to power-off, as an example of users' images."""
 
+import asyncio
 import json
 import os
 import select
@@ -12,8 +13,12 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.login import MIRROR, MIRROR_PORT, Login
-from tests.e2e.platform import Json, Platform, Refused, address, until
+from tests.e2e.platform import NODE, Json, Platform, Refused, address, until
 from tests.e2e.test_streams import document
+
+from virtbus.schemas import subjects
+from virtbus.schemas.guest import GuestExecuted
+from virtbus.schemas.wire import validate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -125,6 +130,7 @@ def test_a_full_guest_applies_its_seed_and_accepts_a_login(
     assert int(login(guest, "grep -c ^deb /etc/apt/sources.list")) > 0
     assert login(guest, "sudo grep WARNING /var/log/cloud-init.log || :") == ""
     assert login(guest, "systemctl is-active qemu-guest-agent").strip() == "active"
+    runs_a_program(platform, guest)
     assert login(guest, "systemctl --failed --no-legend") == ""
 
     with console(platform, "full") as terminal:
@@ -174,6 +180,20 @@ def the_guest_tells_of_itself(platform: Platform, guest: Json) -> None:
     (nic,) = (nic for nic in told["interfaces"] if nic["mac"] == mac)
     assert address(guest) in {each.partition("/")[0] for each in nic["addresses"]}
     assert "Debian GNU/Linux" in platform.cli("vm", "guest", "full", "os", "--timeout", "60")
+
+
+def runs_a_program(platform: Platform, guest: Json) -> None:
+    """Run a program by the guest agent, as the container runtime does."""
+    words = ("sh", "-c", "id -un; echo no >&2; exit 7")
+    want = {"uid": guest["uid"], "words": words, "timeout_s": 30}
+
+    async def ask() -> GuestExecuted:
+        async with platform.bus() as bus:
+            answer = await bus.request(subjects.rpc(NODE, "agent", "exec"), want, timeout_s=40)
+        return validate(GuestExecuted, answer)
+
+    done = asyncio.run(ask())
+    assert (done.exit_code, done.stdout, done.stderr) == (7, b"root\n", b"no\n")
 
 
 def a_hung_agent_costs_only_its_asker(platform: Platform, login: Login, guest: Json) -> None:

@@ -105,6 +105,16 @@ async def attach_and_forward(runtime: Runtime, sandbox_id: str, container_id: st
         named = {"port": "22", "requestid": "0"}
         client.open(streamtype="error", **named)
         await client.until(client.open(streamtype="data", **named), b"SSH-2.0-dropbear")
+    command = ["sh", "-c", "tty; cat; exit 7"]
+    url = runtime.call("Exec", container_id=container_id, cmd=command, **wanted).url
+    async with SpdyClient(url, "v4.channel.k8s.io") as client:
+        error, stdin, stdout, _ = (
+            client.open(streamtype=name) for name in ("error", "stdin", "stdout", "resize")
+        )
+        await client.until(stdout, b"/dev/pts/")
+        client.send(stdin, b"typed\n\x04")
+        assert (await client.status(error))["details"]["causes"][0]["message"] == "7"
+        assert b"typed" in client.got[stdout]
 
 
 def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> None:
@@ -124,6 +134,8 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> No
         until(lambda: b"GUEST-READY" in runtime.log(0), "the guest's lines are in the log")
         assert host.ping(runtime.address(sandbox_id))
         asyncio.run(attach_and_forward(runtime, sandbox_id, first))
+        done = runtime.call("ExecSync", container_id=first, cmd=["sh", "-c", "id -u; exit 3"])
+        assert (done.exit_code, done.stdout) == (3, b"0\n")
     with runtime.running(killed=False):  # the guest ran on, and the lists are the same
         (listed,) = runtime.call("ListContainers").containers
         assert (listed.id, listed.state) == (first, api_pb2.CONTAINER_RUNNING)

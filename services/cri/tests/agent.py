@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Request
 from virtbus.bus.client.streams import ByteStream, accepting
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestExec, GuestExecuted
 from virtbus.schemas.streams import ConsoleOpen, PortOpen
 from virtbus.schemas.wire import validate
 
@@ -25,12 +27,16 @@ class Agent:
         self.floods = False
         """Consoles write as fast as their clients read."""
         self._wrote_s = 0.0
+        self.refuses = ""
+        """The reason why the guest agent runs no program."""
+        self.running = self.most_running = 0
 
     def endpoints(self) -> list[Endpoint]:
         """Return the endpoints of the streams."""
-        handlers: dict[str, Callable[[Request], Awaitable[None]]] = {
+        handlers: dict[str, Callable[[Request], Awaitable[Any]]] = {
             "console": self._console,
             "port": self._port,
+            "exec": self._exec,
         }
         return [
             Endpoint(f"agent-{verb}", subjects.rpc(self._node, "agent", verb), handler, limit=200)
@@ -69,6 +75,19 @@ class Agent:
     async def _echo(stream: ByteStream) -> None:
         while keys := await stream.read():
             await stream.write(b"echo " + keys)
+
+    async def _exec(self, request: Request) -> GuestExecuted:
+        want = validate(GuestExec, request.data)
+        if self.refuses:
+            raise VirtbusError(Code.CONFLICT, self.refuses, "no guest agent runs in the guest")
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            if want.words[0] == "sleep":
+                await asyncio.sleep(float(want.words[1]))
+        finally:
+            self.running -= 1
+        return GuestExecuted(exit_code=3, stdout=" ".join(want.words).encode(), stderr=b"agent")
 
     async def _port(self, request: Request) -> None:
         want = validate(PortOpen, request.data)

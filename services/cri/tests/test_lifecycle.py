@@ -375,3 +375,19 @@ async def test_a_kill_during_a_create_makes_no_second_vm(tmp_path: Path, fleet: 
     async with cri(tmp_path, fleet) as kubelet:
         await kubelet.container(sandbox_id)
     assert len({data["uid"] for data in fleet.asked("vm.create")}) == 1
+
+
+async def test_a_vm_that_is_on_and_still_stopped_does_not_end_its_container(
+    fleet: Fleet, kubelet: Kubelet
+) -> None:
+    container_id = await kubelet.container(await kubelet.sandbox())
+    fleet.boots = False
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(kubelet.call("StartContainer", container_id=container_id))
+        while not fleet.asked("vm.start"):
+            await asyncio.sleep(0.01)
+        fleet.show(fleet.vm.uid, state=VmState.STOPPED, powered=True, power_observed=True)
+        await kubelet.call("Version")
+        fleet.show(fleet.vm.uid, state=VmState.RUNNING, started_ns=fleet.tick())
+    assert start.exception() is None
+    assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_RUNNING

@@ -126,7 +126,7 @@ async def test_the_vm_has_what_the_annotations_describe(fleet: Fleet, kubelet: K
     assert root.image.size == 4 * GIB
     drive = seed.cloud_init_config_drive
     assert drive is not None
-    assert (drive.hostname, drive.ssh_keys) == ("web", (KEY,))
+    assert (drive.hostname, drive.ssh_keys[0]) == ("web", KEY)
     assert drive.user_data == '#cloud-config\n{"users": [{"name": "me"}]}\n'
     assert drive.environment == {"MODE": "test"}
 

@@ -9,10 +9,12 @@ from typing import Any
 import grpc
 from cri_api.v1 import api_pb2
 from services.cri.tests.agent import Agent
+from services.cri.tests.guest import Guest
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.bus.errors import UnavailableError
+from virtbus.cri.edge.guest_shell import GuestShell
 from virtbus.cri.service import Cri
 from virtbus.cri.settings import Settings
 from virtbus.schemas import subjects
@@ -44,6 +46,8 @@ class Fleet:
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server)
         self.agent = Agent(self.bus, NODE)
+        self.guest = Guest()
+        self.address = ADDRESS
         self.vms: dict[str, VmView] = {}
         self.images = {"tiny": DIGEST, "other": OTHER_DIGEST}
         self.requests: list[tuple[str, Any]] = []
@@ -199,10 +203,9 @@ class Fleet:
             self._tell(WatchReply(change=self.vms[want.uid]))
         return VmCreated(vm=self.vms[want.uid], created=known is None)
 
-    @staticmethod
-    def _nic() -> InterfaceStatus:
+    def _nic(self) -> InterfaceStatus:
         return InterfaceStatus(
-            name="default", mac="02:00:00:00:00:01", addresses=(f"{ADDRESS}/16",)
+            name="default", mac="02:00:00:00:00:01", addresses=(f"{self.address}/16",)
         )
 
     def _find(self, uid: str | None) -> VmView:
@@ -369,7 +372,7 @@ def container(attempt: int = 0, **changes: Any) -> Plain:
 async def cri(folder: Path, fleet: Fleet) -> AsyncIterator[Kubelet]:
     """Run the CRI with its state in `folder`; its end is a clean stop."""
     settings = Settings(node=NODE, state_dir=folder / "state", run_dir=folder / "run")
-    service = asyncio.Task(Cri(settings, fleet.connect).run())
+    service = asyncio.Task(Cri(settings, fleet.connect, shell=GuestShell(fleet.guest.port)).run())
     try:
         while not settings.socket.is_socket() and not service.done():
             await asyncio.sleep(0.005)  # a channel that finds no socket waits a second

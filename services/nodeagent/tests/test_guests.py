@@ -1,6 +1,8 @@
 """Guest-agent data: from a simulated libvirt to a client on the bus."""
 
 import asyncio
+import base64
+import json
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import libvirt
+import libvirt_qemu
 import pytest
 from services.nodeagent.tests.pretended_node import record
 
@@ -26,7 +29,7 @@ from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.guest import GuestAsk, GuestExec, GuestExecuted, GuestInfo, GuestQuestion
 from virtbus.schemas.wire import encode, validate
 
 UIDS = tuple(f"0192f0c1-2d3e-7abc-8def-{number:012x}" for number in range(9))
@@ -97,6 +100,26 @@ class Domain:
     def isActive(self) -> bool:  # noqa: N802
         return self._host.active
 
+    def command(self, text: str) -> str:
+        """Answer a command for the agent: a program that prints its words, or sleeps."""
+        asked = json.loads(text)
+        arguments = asked["arguments"]
+        if asked["execute"] == "guest-exec":
+            self._host.programs.append([arguments["path"], *arguments["arg"]])
+            if arguments["path"] == "missing":
+                refused = "unable to execute QEMU agent command 'guest-exec': no such file"
+                raise Refusal(libvirt.VIR_ERR_INTERNAL_ERROR, refused)
+            return json.dumps({"return": {"pid": len(self._host.programs)}})
+        words = self._host.programs[arguments["pid"] - 1]
+        self._host.looks += 1
+        if words[0] == "sleep" or self._host.looks < 2:
+            return json.dumps({"return": {"exited": False}})
+        if words[0] == "lie":
+            return json.dumps({"return": {"exited": True, "exitcode": "no", "out-data": 7}})
+        out = base64.b64encode(" ".join(words).encode()).decode()
+        done = {"exited": True, "exitcode": 3, "out-data": out}
+        return json.dumps({"return": done | ({"signal": 9} if words[0] == "killed" else {})})
+
     def XMLDesc(self) -> str:  # noqa: N802
         return "<graphics />"
 
@@ -115,6 +138,8 @@ class Host:
         self.opened: list[str] = []
         self.hung: set[str] = set()
         self.active = True
+        self.programs: list[list[str]] = []
+        self.looks = 0
         self.let_go = threading.Event()
         self.error: libvirt.libvirtError | None = None
         self.patience_s = 0
@@ -153,6 +178,9 @@ class Refusal(libvirt.libvirtError):
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     found = Host()
     monkeypatch.setattr(libvirt, "open", lambda _uri: found)
+    monkeypatch.setattr(
+        libvirt_qemu, "qemuAgentCommand", lambda domain, text, _limit, _flags: domain.command(text)
+    )
     yield found
     found.let_go.set()
 
@@ -211,6 +239,36 @@ async def test_a_vm_of_another_node_gets_no_request(client: MemoryBus, host: Hos
         await ask(client, UIDS[1])
     assert caught.value.reason == "vm_not_here"
     assert host.asked == []
+
+
+async def execute(client: MemoryBus, *words: str, timeout_s: float = 5) -> GuestExecuted:
+    """Run a program in the guest, over the bus."""
+    want = GuestExec(uid=UIDS[0], words=words, timeout_s=timeout_s)
+    answer = await client.request(subjects.rpc("n1", "agent", "exec"), want, timeout_s=30)
+    return validate(GuestExecuted, answer)
+
+
+async def test_a_program_runs_in_the_guest_to_its_end(client: MemoryBus, host: Host) -> None:
+    done = await execute(client, "echo", "a b", "c")
+    assert (done.exit_code, done.stdout, done.stderr) == (3, b"echo a b c", b"")
+    assert host.programs == [["echo", "a b", "c"]]
+    assert (await execute(client, "killed")).exit_code == 128 + 9
+
+
+async def test_a_program_that_does_not_end_is_killed(client: MemoryBus, host: Host) -> None:
+    with pytest.raises(VirtbusError, match="did not end within 1 s") as refused:
+        await execute(client, "sleep", "60", timeout_s=1)
+    assert (refused.value.code, refused.value.reason) == (Code.DEADLINE, "exec_timeout")
+    assert host.programs[1] == ["kill", "-KILL", "1"]
+
+
+async def test_an_agent_that_refuses_or_lies_about_a_program_is_reported(
+    client: MemoryBus,
+) -> None:
+    for word, reason in (("missing", "guest_agent_refused"), ("lie", "guest_agent_silent")):
+        with pytest.raises(VirtbusError) as refused:
+            await execute(client, word)
+        assert refused.value.reason == reason
 
 
 async def test_an_absent_agent_is_reported_with_the_next_step(

@@ -296,6 +296,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "quarantine", qt.QuarantineAsk, qt.Quarantine, "Disks without a record."),
     _rpc("agent", "join", node_rpc.JoinBus, node_rpc.JoinedBus, "Join a rebuilt bus."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "Data of the guest agent."),
+    _rpc("agent", "exec", guest.GuestExec, guest.GuestExecuted, "Run a program in a guest."),
     _rpc("agent", "counters", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("netd", "traffic", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("agent", "network", path.NetworkAsk, path.NetworkView, "The path of its packets."),

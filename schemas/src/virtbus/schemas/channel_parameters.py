@@ -53,6 +53,7 @@ ASKERS = {
     "join": "controller",
     "audit": "controller",
     "guest": "client",
+    "exec": "client",
     "upload": "client",
     "export-link": "client",
     "counters": "client",

@@ -3,9 +3,11 @@
 Answers are untrusted. nodeagent limits the size of every field.
 """
 
+import base64
 from enum import StrEnum
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, field_validator
 
 from virtbus.schemas.model import LenientModel
 
@@ -29,6 +31,44 @@ class GuestAsk(LenientModel):
     uid: str
     about: tuple[GuestQuestion, ...] = ()
     timeout_s: float = Field(5.0, ge=1, le=60)
+
+
+EXEC_S = 600.0
+"""Longest time limit of a command in a guest."""
+EXEC_OUTPUT_BYTES = 256 * 1024
+"""Limit of each output of a command; the rest is dropped."""
+EXEC_WORDS = 256
+EXEC_WORD_BYTES = 64 * 1024
+
+
+class GuestExec(LenientModel):
+    """`rpc.agent.exec`: runs a program in the guest by its guest agent, and waits for its end.
+
+    `words` are the program and its arguments. After `timeout_s` it is killed.
+    """
+
+    uid: str
+    words: tuple[Annotated[str, StringConstraints(max_length=EXEC_WORD_BYTES)], ...] = Field(
+        min_length=1, max_length=EXEC_WORDS
+    )
+    timeout_s: float = Field(10.0, ge=1, le=EXEC_S)
+
+
+class GuestExecuted(LenientModel):
+    """The end of a program in a guest. A signal is the exit code 128 + its number.
+
+    `stdout` and `stderr` have the first bytes of its output, base64 in JSON.
+    """
+
+    exit_code: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+    @field_validator("stdout", "stderr", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        """Decode base64, the form of bytes in JSON."""
+        return base64.b64decode(value) if isinstance(value, str) else value
 
 
 class GuestOs(LenientModel):

@@ -159,8 +159,8 @@ CRI_VERBS = {
     "node": ("get",),
 }
 """API verbs of a node's container runtime, whose pods are VMs that it created."""
-CRI_STREAMS = frozenset({"console", "port"})
-"""Streams of its own node that a container runtime opens."""
+CRI_CALLS = frozenset({"console", "port", "exec"})
+"""Requests of a container runtime to the agent of its own node."""
 
 
 def cri(node: str) -> Role:
@@ -177,7 +177,7 @@ def cri(node: str) -> Role:
             *(
                 filled(subject, node)
                 for subject, _ in node_rpc(for_clients=True)
-                if subject.split(".")[5] in CRI_STREAMS
+                if subject.split(".")[5] in CRI_CALLS
             ),
         ),
         subscribe=(f"{inbox_prefix}.>",),

@@ -8,6 +8,7 @@ from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.configs import ContainerConfig
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Container, Pod
+from virtbus.cri.edge.volume_files import inspected
 from virtbus.cri.machines import Machines
 from virtbus.cri.pods import Pods, not_found
 from virtbus.schemas.errors import Code, VirtbusError
@@ -53,6 +54,7 @@ class Containers:
         key, sandbox_id = found
         async with self._pods.lock(key):
             pod = self._pod(key, sandbox_id)
+            config = inspected(config)
             vm_request.check_container(config)
             vm_request.refuse_second(pod, config.metadata.name)
             known = _same(pod, sandbox_id, config)

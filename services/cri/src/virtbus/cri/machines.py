@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from virtbus.bus.runtime.backoff import delays
-from virtbus.cri.core import observation, vm_request
+from virtbus.cri.core import observation, pod_volumes, vm_request
 from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
-from virtbus.cri.core.pod import Ending, Pod
+from virtbus.cri.core.pod import Ending, Pod, ShellKey
 from virtbus.cri.core.vm_request import Place
 from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.edge.volume_files import read_files
 from virtbus.cri.pods import Pods
 from virtbus.schemas.api import (
     VmCreate,
@@ -40,10 +41,17 @@ AGAIN_S = (0.5, 30.0)
 class Machines:
     """The VMs of this node's pods."""
 
-    def __init__(self, pods: Pods, link: BusLink, place: Callable[[], Place]) -> None:
+    def __init__(
+        self,
+        pods: Pods,
+        link: BusLink,
+        place: Callable[[], Place],
+        new_key: Callable[[], ShellKey],
+    ) -> None:
         self._pods = pods
         self._link = link
         self._place = place
+        self._new_key = new_key
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
@@ -65,9 +73,10 @@ class Machines:
             machine = pod.machine
         if machine is None or machine.made:
             uid = self._pods.sources.uuid7()
-            fresh = vm_request.new_machine(sandbox, image, uid)
+            fresh = vm_request.new_machine(sandbox, image, uid, self._new_key())
             pod = pod.model_copy(update={"machine": fresh})
-        request = vm_request.create_request(pod, sandbox, config, image, self._place())
+        files = read_files(pod_volumes.as_files(config.mounts))
+        request = vm_request.create_request(pod, sandbox, config, image, self._place(), files)
         if machine is not None and machine.made:
             await self._pods.discard(machine.uid)
         await self._pods.put(pod)

@@ -19,11 +19,8 @@ CRI_VERSION = "v1"
 KUBELET_VERSION = "0.1.0"
 """The version of kubelet's runtime API, which no client reads."""
 
-_NO_AGENT = "commands in a guest are not available in this version; use ssh"
 _LATER = "is not available for VM pods in this version"
 REFUSED: Mapping[str, str] = {
-    "ExecSync": _NO_AGENT,
-    "Exec": _NO_AGENT,
     "UpdateContainerResources": f"a change of a running pod's resources {_LATER}; replace the pod",
     "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
     "ListMetricDescriptors": f"ListMetricDescriptors {_LATER}",
@@ -62,22 +59,50 @@ class StatisticsCalls:
         return {"stats": self._statistics.sandboxes(call.request.get("filter", {}))}
 
 
+class StreamCalls:
+    """The handlers of RuntimeService about sessions in guests."""
+
+    def __init__(self, streaming: Streaming) -> None:
+        self._streaming = streaming
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Return the handlers by the names of their calls."""
+        return {
+            "Attach": self._attach,
+            "Exec": self._exec,
+            "ExecSync": self._exec_sync,
+            "PortForward": self._port_forward,
+        }
+
+    async def _attach(self, call: Call) -> Plain:
+        return {"url": self._streaming.attach(call.request)}
+
+    async def _exec(self, call: Call) -> Plain:
+        return {"url": await self._streaming.exec(call.request)}
+
+    async def _exec_sync(self, call: Call) -> Plain:
+        done = await self._streaming.exec_sync(call.request)
+        return {"stdout": done.stdout, "stderr": done.stderr, "exit_code": done.exit_code}
+
+    async def _port_forward(self, call: Call) -> Plain:
+        return {"url": self._streaming.port_forward(call.request)}
+
+
 class RuntimeService:
-    """The handlers of RuntimeService."""
+    """The handlers of RuntimeService. `others` are those of the classes above."""
 
     def __init__(
         self,
         sandboxes: Sandboxes,
         containers: Containers,
-        streaming: Streaming,
-        statistics: StatisticsCalls,
+        others: Mapping[str, Handler],
         node: NodeKeeper,
         settings: Settings,
     ) -> None:
         self._sandboxes = sandboxes
         self._containers = containers
-        self._streaming = streaming
-        self._statistics = statistics
+        self._others = others
         self._node = node
         self._settings = settings
 
@@ -102,9 +127,7 @@ class RuntimeService:
                 "ContainerStatus": self._container_status,
                 "ListContainers": self._list_containers,
                 "ReopenContainerLog": self._reopen_log,
-                "Attach": self._attach,
-                "PortForward": self._port_forward,
-                **self._statistics.handlers,
+                **self._others,
             },
             REFUSED,
         )
@@ -186,10 +209,3 @@ class RuntimeService:
     async def _reopen_log(self, call: Call) -> Plain:
         self._containers.reopen(call.request.get("container_id", ""))
         return {}
-
-    # --- streams --------------------------------------------------------------------------
-    async def _attach(self, call: Call) -> Plain:
-        return {"url": self._streaming.attach(call.request)}
-
-    async def _port_forward(self, call: Call) -> Plain:
-        return {"url": self._streaming.port_forward(call.request)}

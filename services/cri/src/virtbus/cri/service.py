@@ -9,17 +9,19 @@ from virtbus.cri.containers import Containers
 from virtbus.cri.core.pod import Pod
 from virtbus.cri.edge import grpc_server
 from virtbus.cri.edge.bus_link import BusLink, Connect
+from virtbus.cri.edge.guest_shell import GuestShell
 from virtbus.cri.edge.guest_usage import GuestUsage
 from virtbus.cri.edge.store import Store
 from virtbus.cri.edge.vm_watch import VmWatcher
 from virtbus.cri.event_streams import EventStreams
+from virtbus.cri.guest_commands import GuestCommands
 from virtbus.cri.image_service import ImageService
 from virtbus.cri.images import Images
 from virtbus.cri.logs import ContainerLogs
 from virtbus.cri.machines import Machines
 from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.pods import Pods
-from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls
+from virtbus.cri.runtime_service import RuntimeService, StatisticsCalls, StreamCalls
 from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
 from virtbus.cri.statistics import Statistics
@@ -27,11 +29,19 @@ from virtbus.cri.streaming import Streaming
 
 log = logging.getLogger(__name__)
 
+SHELL = GuestShell()
+
 
 class Cri:
     """The container runtime of one node. `connect` opens a connection to the bus."""
 
-    def __init__(self, settings: Settings, connect: Connect, sources: Sources = REAL) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        connect: Connect,
+        sources: Sources = REAL,
+        shell: GuestShell = SHELL,
+    ) -> None:
         self._settings = settings
         state = settings.state_dir / "cri"
         self._store = Store(state)
@@ -42,9 +52,10 @@ class Cri:
         self._pods.changed = self._changed
         self._node = NodeKeeper(self._store.nodes, self._link, settings.node, settings.pod_network)
         self._images = Images(self._store.images, self._link, settings.node)
-        self._machines = Machines(self._pods, self._link, lambda: self._node.place)
+        self._machines = Machines(self._pods, self._link, lambda: self._node.place, shell.new_key)
         self._watcher = VmWatcher(self._link, self._pods)
-        self._streaming = Streaming(self._pods, self._link, settings.node)
+        commands = GuestCommands(self._link, shell, settings.node)
+        self._streaming = Streaming(self._pods, self._link, settings.node, commands)
 
     async def run(self) -> None:
         """Serve until cancelled. The bus may be away from the beginning.
@@ -81,14 +92,11 @@ class Cri:
         containers = Containers(self._pods, self._machines, self._logs, self._images.known)
         folder, disks = settings.state_dir / "images", settings.state_dir / "disks"
         statistics = Statistics(self._pods, GuestUsage(settings.emulators_dir, disks), disks)
-        runtime = RuntimeService(
-            sandboxes,
-            containers,
-            self._streaming,
-            StatisticsCalls(statistics),
-            self._node,
-            settings,
-        )
+        others = {
+            **StatisticsCalls(statistics).handlers,
+            **StreamCalls(self._streaming).handlers,
+        }
+        runtime = RuntimeService(sandboxes, containers, others, self._node, settings)
         streams = {"GetContainerEvents": lambda _call: self._events.stream()}
         return {
             "RuntimeService": runtime.offer._replace(streams=streams),

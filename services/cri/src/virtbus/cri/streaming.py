@@ -1,17 +1,20 @@
-"""Serves the sessions of kubelet's clients: attach is the guest's console, a port is the guest's.
+"""Serves the sessions of kubelet's clients: the guest's console, its ports, commands in it.
 
-Both are streams of the node's agent over the bus (ADR 0023), with windows of their own size. So a
-session costs a bounded amount of memory on each side.
+Consoles and ports are streams of the node's agent over the bus (ADR 0023), with windows of their
+own size. So a session costs a bounded amount of memory on each side.
 """
 
 from collections.abc import Mapping
 
 from virtbus.bus.client.streams import ByteStream, opening
 from virtbus.cri.core.answers import Plain
+from virtbus.cri.core.pod import Machine
 from virtbus.cri.core.remote_command import RESIZE, STDIN, STDOUT, Wanted
 from virtbus.cri.edge.bus_link import BusLink
+from virtbus.cri.edge.guest_shell import Outcome
 from virtbus.cri.edge.pipes import Pipe
 from virtbus.cri.edge.stream_server import Command, Forward, StreamServer
+from virtbus.cri.guest_commands import GuestCommands
 from virtbus.cri.pods import Pods, not_found
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -26,10 +29,11 @@ LEFT, CLIENT_CLOSED = "the client left", "the client closed the connection"
 class Streaming:
     """The sessions, and the calls that begin them."""
 
-    def __init__(self, pods: Pods, link: BusLink, node: str) -> None:
+    def __init__(self, pods: Pods, link: BusLink, node: str, commands: GuestCommands) -> None:
         self._pods = pods
         self._link = link
         self._node = node
+        self._commands = commands
         self.server = StreamServer(self, link.sources)
 
     # --- calls ----------------------------------------------------------------------------
@@ -42,16 +46,42 @@ class Streaming:
         container_id = self._running(request.get("container_id", ""))
         return self.server.url(Command(container_id, wanted(request)))
 
+    async def exec(self, request: Plain) -> str:
+        """Return the URL of a command with streams.
+
+        Raises:
+            VirtbusError: as `attach`; 400 `command_empty`; 422 `no_shell`.
+        """
+        container_id = self._running(request.get("container_id", ""))
+        words = _words(request)
+        streams = wanted(request)
+        await self._commands.check(self._machine(container_id))
+        return self.server.url(Command(container_id, streams, words))
+
+    async def exec_sync(self, request: Plain) -> Outcome:
+        """Run a command without input; return its end.
+
+        Raises:
+            VirtbusError: 400 `command_empty`; 404; 409 `not_running`; the errors of
+                `GuestCommands.run`.
+        """
+        container_id = self._running(request.get("container_id", ""))
+        timeout_s = max(0.0, float(request.get("timeout", 0)))
+        return await self._commands.run(self._machine(container_id), _words(request), timeout_s)
+
     def port_forward(self, request: Plain) -> str:
         """Return the URL for connections to a pod's ports; raises VirtbusError 404, 409."""
         sandbox_id = request.get("pod_sandbox_id", "")
-        self._uid_of_sandbox(sandbox_id)
+        self._machine_of_sandbox(sandbox_id)
         return self.server.url(Forward(sandbox_id))
 
     # --- sessions -------------------------------------------------------------------------
     async def command(self, want: Command, pipes: Mapping[str, Pipe]) -> int:
-        """Show the guest's console until the guest stops (`stream_server.Sessions`)."""
-        uid = self._uid(want.container_id)
+        """Run a command, or show the guest's console until it stops (`Sessions`)."""
+        machine = self._machine(want.container_id)
+        if want.words:
+            return await self._commands.interactive(machine, want.words, want.wanted, pipes)
+        uid = machine.uid
         query = ConsoleOpen(uid=uid, write=want.wanted.stdin, owner="attach")
         subject = subjects.rpc(self._node, "agent", "console")
         bus = self._link.here()
@@ -62,7 +92,7 @@ class Streaming:
 
     async def forward(self, want: Forward, port: int, pipe: Pipe) -> None:
         """Carry a connection to a port of the guest (`stream_server.Sessions`)."""
-        uid = self._uid_of_sandbox(want.sandbox_id)
+        uid = self._machine_of_sandbox(want.sandbox_id).uid
         subject = subjects.rpc(self._node, "agent", "port")
         query = PortOpen(uid=uid, port=port)
         async with opening(self._link.here(), subject, query, window=WINDOW_BYTES) as stream:
@@ -79,13 +109,13 @@ class Streaming:
             raise _not_running(f"the container {container_id}")
         return container_id
 
-    def _uid(self, container_id: str) -> str:
+    def _machine(self, container_id: str) -> Machine:
         """Return the VM of a running container."""
         container_id = self._running(container_id)
         key, _ = self._pods.find_container(container_id) or ("", "")
-        return self._uid_of(key)
+        return self._machine_of(key)
 
-    def _uid_of_sandbox(self, wanted_id: str) -> str:
+    def _machine_of_sandbox(self, wanted_id: str) -> Machine:
         """Return the VM of a sandbox with a running container; raises VirtbusError 404, 409."""
         found = self._pods.find_sandbox(wanted_id)
         if found is None:
@@ -93,13 +123,13 @@ class Streaming:
         active = self._pods.all[found[0]].active
         if active is None or active.phase != "running" or active.sandbox_id != found[1]:
             raise _not_running(f"the guest of the sandbox {found[1]}")
-        return self._uid_of(found[0])
+        return self._machine_of(found[0])
 
-    def _uid_of(self, key: str) -> str:
+    def _machine_of(self, key: str) -> Machine:
         machine = self._pods.all[key].machine
         if machine is None:
             raise _not_running("the guest")
-        return machine.uid
+        return machine
 
 
 def wanted(request: Plain) -> Wanted:
@@ -116,6 +146,14 @@ def wanted(request: Plain) -> Wanted:
         message = "name at least one of stdin, stdout and stderr"
         raise VirtbusError(Code.INVALID, "streams_invalid", message)
     return Wanted(**flags)
+
+
+def _words(request: Plain) -> tuple[str, ...]:
+    """Return a command; raises VirtbusError 400 `command_empty`."""
+    words = tuple(str(word) for word in request.get("cmd", ()))
+    if not words or not words[0]:
+        raise VirtbusError(Code.INVALID, "command_empty", "name the program to run in the guest")
+    return words
 
 
 def _not_running(what: str) -> VirtbusError:

@@ -1,4 +1,4 @@
-"""Serves `node.<id>.rpc.agent.*`: inspect, guest agent queries, and streams (`streams.py`)."""
+"""Serves `node.<id>.rpc.agent.*`: inspect, guest agents, and streams (`streams.py`)."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -6,13 +6,14 @@ from contextlib import asynccontextmanager
 from virtbus.bus.client.owners import check_owner
 from virtbus.bus.client.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info, named_disks
-from virtbus.nodeagent.core.ports import Console, GuestAgents
+from virtbus.nodeagent.core.guest_ports import GuestPrograms
+from virtbus.nodeagent.core.ports import Console
 from virtbus.nodeagent.streams import GuestStreams, Streams
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
 from virtbus.schemas.counters import Counters, CountersAsk
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.guest import GuestAsk, GuestInfo
+from virtbus.schemas.guest import GuestAsk, GuestExec, GuestExecuted, GuestInfo
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.network_path import NetworkAsk, NetworkView
 from virtbus.schemas.node_rpc import HeldResources, Inspect
@@ -32,7 +33,7 @@ class AgentRpc:
         bus: Bus,
         node: str,
         console: Console,
-        agents: GuestAgents | None = None,
+        agents: GuestPrograms | None = None,
         connections: GuestStreams | None = None,
     ) -> None:
         """Without `agents` and `connections`, guests are simulated."""
@@ -62,6 +63,7 @@ class AgentRpc:
         handlers: dict[str, Handler] = {
             "inspect": self._inspect,
             "guest": self._guest,
+            "exec": self._exec,
             "counters": self._counters,
             "network": self._network,
         }
@@ -109,12 +111,20 @@ class AgentRpc:
     async def _guest(self, request: Request) -> GuestInfo:
         want = validate(GuestAsk, request.data)
         self.check_here(want.uid, request.account)
+        answers = await self._real_agents().ask(want.uid, want.about, timeout_s=want.timeout_s)
+        vm = self._guests[want.uid].vm
+        return named_disks(guest_info(answers), vm.record, vm.observed.disks.addresses)
+
+    async def _exec(self, request: Request) -> GuestExecuted:
+        want = validate(GuestExec, request.data)
+        self.check_here(want.uid, request.account)
+        return await self._real_agents().execute(want.uid, want.words, timeout_s=want.timeout_s)
+
+    def _real_agents(self) -> GuestPrograms:
         if self._agents is None:
             message = f"the guests of node {self._node} are simulated: they have no guest agent"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
-        answers = await self._agents.ask(want.uid, want.about, timeout_s=want.timeout_s)
-        vm = self._guests[want.uid].vm
-        return named_disks(guest_info(answers), vm.record, vm.observed.disks.addresses)
+        return self._agents
 
     async def _counters(self, request: Request) -> Counters:
         """Return the counters of a VM's NICs, as netd reads them now."""

@@ -88,7 +88,7 @@ def container_status(container: Container, log_path: str) -> Plain:
 def machine_info(pod: Pod) -> Plain:
     """Return the `info` of a verbose status: JSON about the pod's VM, as crictl shows it."""
     machine = pod.machine
-    told = {} if machine is None else machine.model_dump(mode="json")
+    told = {} if machine is None else machine.model_dump(mode="json", exclude={"key"})
     return {"info": json.dumps({"virtbusVm": told}, sort_keys=True)}
 
 

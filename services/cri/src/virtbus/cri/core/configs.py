@@ -89,6 +89,8 @@ class Mount(LenientModel):
     container_path: str = ""
     host_path: str = ""
     readonly: bool = False
+    is_file: bool = Field(False, exclude=True)
+    """The node's path is a file, as `edge/volume_files.py` found it; no field of CRI."""
 
 
 class Device(LenientModel):

@@ -68,7 +68,7 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
         message=view.message,
     )
     container = pod.active
-    if container is None or not view.power_observed:
+    if container is None or not view.power_observed or _begins(view):
         return pod
     match MEANING[view.state]:
         case "unchanged":
@@ -81,6 +81,14 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
             return pod.with_container(container.model_copy(update=update))
         case "ended":
             return ended(pod, container, ending_of(container, view, now_ns), off=view.powered)
+
+
+def _begins(view: VmView) -> bool:
+    """Return True before the node's first report about a start: the VM is on, and still stopped.
+
+    A guest that ended by itself is Succeeded or Failed; Stopped is one that its record stops.
+    """
+    return view.powered and view.state is VmState.STOPPED
 
 
 def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:

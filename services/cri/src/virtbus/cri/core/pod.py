@@ -61,12 +61,21 @@ class Container(LenientModel):
         return self.phase in {"starting", "running"}
 
 
+class ShellKey(LenientModel):
+    """The key by which the CRI logs in to a pod's guest, in OpenSSH's formats."""
+
+    private: str = ""
+    public: str = ""
+
+
 class Machine(LenientModel):
     """The pod's VM. It is stored before the VM is created, so a repeat creates no second one."""
 
     uid: Uid
     name: str
     image_id: str
+    key: ShellKey = ShellKey()
+    """Empty for the VM of an earlier version."""
     made: bool = False
     """The bus has accepted the VM."""
     revision: int = 0

@@ -4,6 +4,7 @@ SPDY has one stream for each name, a websocket one numbered channel for each.
 """
 
 import json
+import re
 from typing import NamedTuple
 
 from virtbus.cri.core.answers import Plain
@@ -16,7 +17,8 @@ CHANNELS = (STDIN, STDOUT, STDERR, ERROR, RESIZE)
 """The names by the number of their channel."""
 CLOSE_CHANNEL = 255
 SIZE_BYTES = 1024
-"""Limit of a message with the size of a terminal."""
+"""Limit of an unfinished object with the size of a terminal."""
+_OBJECT = re.compile(rb"\{[^{}]{0,200}\}")
 
 
 class Wanted(NamedTuple):
@@ -41,12 +43,28 @@ class Size(NamedTuple):
     rows: int
 
 
-def size(text: bytes) -> Size | None:
-    """Return the size in a message of the channel `resize`; None for other contents."""
+class SizeReader:
+    """Reads sizes, one JSON object after another, from the pieces of the stream `resize`."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Size | None:
+        """Return the latest size in the bytes so far, once; other contents are dropped."""
+        text = self._rest + data
+        objects = list(_OBJECT.finditer(text))
+        self._rest = text[objects[-1].end() if objects else 0 :][-SIZE_BYTES:]
+        found = None
+        for one in objects:
+            found = _size(one[0]) or found
+        return found
+
+
+def _size(text: bytes) -> Size | None:
     try:
         value = json.loads(text)
         found = Size(int(value["Width"]), int(value["Height"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return None
     return found if min(found) > 0 and max(found) < 2**16 else None
 

@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.cri.core import virtlet
+from virtbus.cri.core import pod_volumes, virtlet
 from virtbus.cri.core.configs import (
     NODE_MODE,
     ContainerConfig,
     LinuxResources,
-    Mount,
     PortMapping,
     SandboxConfig,
 )
 from virtbus.cri.core.image_record import PulledImage
-from virtbus.cri.core.pod import Machine, Pod
+from virtbus.cri.core.pod import Machine, Pod, ShellKey
 from virtbus.cri.core.virtlet import Wishes
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.publish import EVERY_ADDRESS, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
@@ -57,13 +57,18 @@ DEFAULT_MEMORY_BYTES = 1024**3
 """The memory of a pod without a memory limit, as in Virtlet."""
 NIC = "default"
 ROOT, SEED = "root", "cloudinit"
+ROOT_LOGIN = "#cloud-config\ndisable_root: false\n"
+"""Vendor data: exec logs in as root. The pod's own user data can forbid it again."""
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_CHARS = 50
 _LABEL_CHARS = 63
-OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
-"""Files that kubelet mounts into each container. A guest has its own."""
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""The token of the pod's service account. Guests do not get it."""
+
+
+class Inside(NamedTuple):
+    """The platform's part of the guest's seed: the pod's key, and the files of its volumes."""
+
+    key: ShellKey
+    files: tuple[GuestFile, ...]
 
 
 class Place(NamedTuple):
@@ -92,7 +97,12 @@ def check_sandbox(config: SandboxConfig) -> None:
 
 
 def create_request(
-    pod: Pod, sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage, place: Place
+    pod: Pod,
+    sandbox: SandboxConfig,
+    config: ContainerConfig,
+    image: PulledImage,
+    place: Place,
+    files: tuple[GuestFile, ...] = (),
 ) -> VmCreate:
     """Return the request for the pod's VM, which is created powered off.
 
@@ -109,7 +119,7 @@ def create_request(
             uid=machine.uid,
             labels=labels(sandbox, config),
             annotations={POD_NAME: sandbox.metadata.name, POD_UID: sandbox.metadata.uid},
-            spec=_spec(sandbox, config, image, place),
+            spec=_spec(sandbox, config, image, place, Inside(machine.key, files)),
         )
     except ValidationError as error:
         raise invalid(problems(error, model=VmCreate)) from None
@@ -120,13 +130,7 @@ def check_container(config: ContainerConfig) -> None:
     found: list[Detail] = []
     if not config.metadata.name:
         found.append(Detail(path="metadata.name", message="a container needs a name"))
-    for index, mount in enumerate(config.mounts):
-        if not _of_kubelet(mount):
-            message = f"a volume at {mount.container_path} cannot be given to a VM yet; remove it"
-            found.append(Detail(path=f"mounts[{index}]", message=message))
-    for index, device in enumerate(config.devices):
-        message = f"a device at {device.container_path} cannot be given to a VM yet; remove it"
-        found.append(Detail(path=f"devices[{index}]", message=message))
+    found += pod_volumes.refusals(config.mounts, config.devices)
     found += _resource_problems(config.linux.resources)
     _refuse(found)
 
@@ -146,11 +150,6 @@ def _refuse(found: list[Detail]) -> None:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         message = f"{found[0].message}{more}"
         raise VirtbusError(Code.INVALID, "pod_refused", message, details=tuple(found))
-
-
-def _of_kubelet(mount: Mount) -> bool:
-    path = mount.container_path
-    return path in OF_KUBELET or path == SERVICE_ACCOUNT or path.endswith("termination-log")
 
 
 def refuse_second(pod: Pod, name: str) -> None:
@@ -200,7 +199,11 @@ def label_value(text: str) -> str:
 
 
 def _spec(
-    sandbox: SandboxConfig, config: ContainerConfig, image: PulledImage, place: Place
+    sandbox: SandboxConfig,
+    config: ContainerConfig,
+    image: PulledImage,
+    place: Place,
+    inside: Inside,
 ) -> VmSpec:
     resources = config.linux.resources
     wanted = virtlet.wishes(sandbox.annotations)[0]
@@ -219,7 +222,7 @@ def _spec(
         ),
         volumes=(
             Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
-            _seed(sandbox, config, wanted),
+            _seed(sandbox, config, wanted, inside),
         ),
         networks=(Network(name=NIC, network=place.network),),
         node_selector={HOSTNAME: place.hostname},
@@ -227,12 +230,16 @@ def _spec(
     )
 
 
-def _seed(sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes) -> Volume:
+def _seed(
+    sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes, inside: Inside
+) -> Volume:
     values = {
         "hostname": wanted.hostname or _hostname(sandbox),
         "environment": {pair.key: pair.value for pair in config.envs},
         "user_data": wanted.user_data,
-        "ssh_keys": wanted.ssh_keys,
+        "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
+        "vendor_data": ROOT_LOGIN if inside.key.public else None,
+        "write_files": inside.files,
     }
     if wanted.config_drive:
         drive = CloudInitConfigDrive.model_validate(values)
@@ -272,7 +279,7 @@ def _published(ports: tuple[PortMapping, ...]) -> tuple[PublishedPort, ...]:
     )
 
 
-def new_machine(sandbox: SandboxConfig, image: PulledImage, uid: str) -> Machine:
+def new_machine(sandbox: SandboxConfig, image: PulledImage, uid: str, key: ShellKey) -> Machine:
     """Return the VM of a pod before it is created."""
     name = vm_name(sandbox.metadata.name, uid)
-    return Machine(uid=uid, name=name, image_id=image.digest)
+    return Machine(uid=uid, name=name, image_id=image.digest, key=key)

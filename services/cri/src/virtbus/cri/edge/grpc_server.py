@@ -45,6 +45,10 @@ STATUSES: Mapping[int, grpc.StatusCode] = {
 }
 
 
+IMPOSSIBLE = frozenset({"no_shell"})
+"""Reasons of errors that mean: this guest cannot do that."""
+
+
 class Call(NamedTuple):
     """A call: the request, and the seconds until the client's deadline (None: it has none)."""
 
@@ -183,7 +187,9 @@ def _status(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
     """Return the status and text for a handler's error. A defect's text stays in the log."""
     if isinstance(error, VirtbusError):
         log.info("%s: %s", name, error, extra={"code": error.reason})
-        return STATUSES[error.code], str(error)
+        impossible = error.reason in IMPOSSIBLE
+        status = grpc.StatusCode.UNIMPLEMENTED if impossible else STATUSES[error.code]
+        return status, str(error)
     if isinstance(error, BusError):
         log.info("%s: %s", name, error, extra={"code": "bus_away"})
         return grpc.StatusCode.UNAVAILABLE, str(error)

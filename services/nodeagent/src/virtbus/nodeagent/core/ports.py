@@ -10,7 +10,6 @@ from typing import Protocol
 from virtbus.nodeagent.core.addresses import Addresses
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.live_devices import LiveDevices
-from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.node_rpc import Arm
@@ -331,30 +330,6 @@ class Console(Protocol):
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         """Return the last `tail_bytes` of the log, then new output if `follow`."""
-
-
-class GuestAgents(Protocol):
-    """QEMU's guest agent inside our guests."""
-
-    async def ask(
-        self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
-    ) -> Mapping[str, object]:
-        """Return libvirt's flat map of answers, within `timeout_s`.
-
-        Raises:
-            VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
-        """
-
-    async def freeze(self, uid: str, *, timeout_s: float) -> bool:
-        """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
-
-        Raises:
-            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`. After any other
-                error the guest may be frozen.
-        """
-
-    async def thaw(self, uid: str, *, timeout_s: float) -> bool:
-        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
 
 
 @dataclass(frozen=True, slots=True)

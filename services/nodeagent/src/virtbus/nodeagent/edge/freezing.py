@@ -15,7 +15,7 @@ from virtbus.bus.runtime.keyed_lock import KeyedLock
 from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.bus.runtime.tasks import Background, background, wait_for_event
 from virtbus.nodeagent.core.freezes import FreezeChange, FreezeFiles, Frozen
-from virtbus.nodeagent.core.ports import GuestAgents
+from virtbus.nodeagent.core.guest_ports import GuestAgents
 from virtbus.schemas.api import FREEZE_MAX_S
 from virtbus.schemas.errors import Code, VirtbusError
 

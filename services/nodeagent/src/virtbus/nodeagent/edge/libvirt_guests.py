@@ -1,8 +1,8 @@
 """Asks QEMU's guest agents through libvirt (`virDomainGetGuestInfo`, `virDomainFSFreeze`).
 
-`qemuAgentCommand` is not used because it taints the domain. A guest may hang or lie. So each guest
-gets one call at a time, on connections only for guest agents, and libvirt's time limit ends it.
-Recently slow guests use separate connections, so that the others do not wait for them.
+`qemuAgentCommand` is used for programs only, because it taints the domain. A guest may hang or lie.
+So each guest gets one call at a time, on connections only for guest agents, and libvirt's time
+limit ends it. Recently slow guests use separate connections, so that others do not wait for them.
 """
 
 import asyncio
@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import libvirt
 
+from virtbus.nodeagent.edge import guest_programs
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_errors import cause
 from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.nodeagent.edge.serial_calls import SerialCalls
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.guest import GuestQuestion
+from virtbus.schemas.guest import GuestExecuted, GuestQuestion
 
 LIMIT_S = 180.0
 """Longer than libvirt takes for all questions if each answer arrives at the last moment."""
@@ -39,11 +40,13 @@ QUICK_S = 1
 """The seconds that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
 """Time for which a guest counts as slow. If it were short, slow guests would delay others."""
+_LOOK_S = 0.05
+"""The first pause between two questions for the end of a program; they grow to a second."""
 Answer = TypeVar("Answer")
 
 
 class LibvirtGuests:
-    """The `GuestAgents` port, with connections for `quick` guests and others for `slow` ones.
+    """The `GuestPrograms` port, with connections for `quick` guests and others for `slow` ones.
 
     A freeze may take seconds in a good guest, too, so freezes have connections of their own.
     """
@@ -88,6 +91,35 @@ class LibvirtGuests:
     async def thaw(self, uid: str, *, timeout_s: float) -> bool:
         """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
         return bool(await _in_time(self._asked(uid, _thawed, timeout_s), timeout_s))
+
+    async def execute(self, uid: str, words: Sequence[str], *, timeout_s: float) -> GuestExecuted:
+        """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
+
+        Raises:
+            VirtbusError: as `ask`; 409 `guest_agent_refused`; 504 `exec_timeout`.
+        """
+        until_s = time.monotonic() + timeout_s
+        pid = await self._of_a_program(uid, guest_programs.begin(words, capture=True), timeout_s)
+        pause_s = _LOOK_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            done = await self._of_a_program(uid, guest_programs.end(pid), max(left_s, QUICK_S))
+            if done is not None:
+                return done
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 1.0)
+        kill = guest_programs.begin(("kill", "-KILL", str(pid)), capture=False)
+        await self._of_a_program(uid, kill, _MOST_S)
+        message = f"the command did not end within {timeout_s:g} s and was killed"
+        raise VirtbusError(Code.DEADLINE, "exec_timeout", message)
+
+    async def _of_a_program(
+        self, uid: str, call: Callable[[libvirt.virDomain], Answer], timeout_s: float
+    ) -> Answer:
+        found = await _in_time(self._asked(uid, _answered(call), timeout_s), timeout_s)
+        if found is None:
+            message = "the guest is not running here; `virtbus vm get` shows its state"
+            raise VirtbusError(Code.CONFLICT, "domain_state", message)
+        return found[0]
 
     async def _asked(
         self, uid: str, work: Callable[[libvirt.virDomain], Answer], timeout_s: float
@@ -146,6 +178,23 @@ async def _in_time(asked: Awaitable[Answer], timeout_s: float) -> Answer:
             "or in the guest: systemctl restart qemu-guest-agent"
         )
         raise VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", message) from None
+
+
+def _answered(
+    call: Callable[[libvirt.virDomain], Answer],
+) -> Callable[[libvirt.virDomain], tuple[Answer]]:
+    """Return a function that translates the agent's own refusals."""
+
+    def run(domain: libvirt.virDomain) -> tuple[Answer]:
+        try:
+            return (call(domain),)
+        except libvirt.libvirtError as error:
+            refusal = _refused(error)
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    return run
 
 
 def _act(act: Callable[[libvirt.virDomain], object]) -> Callable[[libvirt.virDomain], bool]:

@@ -1,0 +1,100 @@
+"""Reads the files of a pod's small volumes, for the first boot of its guest.
+
+kubelet's volumes have `..data` and folders with a time for atomic updates; each file is taken once,
+by its own name. A link that leads out of its volume is refused.
+"""
+
+import base64
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from virtbus.cri.core.configs import ContainerConfig, Mount
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest_files import GuestFile
+from virtbus.schemas.seed import FILES
+
+MOST_BYTES = 256 * 1024
+"""Limit of all files of a pod: they are secret inputs of its VM, in base64."""
+
+
+def inspected(config: ContainerConfig) -> ContainerConfig:
+    """Return the configuration with the mounts that are files marked."""
+    mounts = tuple(
+        one.model_copy(update={"is_file": Path(one.host_path).is_file()}) for one in config.mounts
+    )
+    return config.model_copy(update={"mounts": mounts})
+
+
+def read_files(mounts: Iterable[Mount]) -> tuple[GuestFile, ...]:
+    """Return the files of these mounts at their paths in the guest.
+
+    Raises:
+        VirtbusError: 400 `volume_too_large`, `volume_unreadable`.
+    """
+    found: list[GuestFile] = []
+    left = MOST_BYTES
+    for mount in mounts:
+        try:
+            for path, name in _files(Path(mount.host_path)):
+                content, mode = _read(path, left)
+                left -= len(content)
+                target = f"{mount.container_path.rstrip('/')}/{name}".rstrip("/")
+                text = base64.b64encode(content).decode()
+                found.append(GuestFile(path=target, content_base64=text, mode=f"{mode:04o}"))
+                _check(len(found), left)
+        except (OSError, ValueError) as error:
+            message = f"the volume at {mount.container_path} cannot be read: {error}"
+            raise VirtbusError(Code.INVALID, "volume_unreadable", message) from error
+    return tuple(found)
+
+
+def _check(count: int, left: int) -> None:
+    if left < 0 or count > FILES:
+        message = (
+            "the ConfigMaps, Secrets and projected volumes of the pod have more than "
+            f"{FILES} files or {MOST_BYTES // 1024} KiB; give the guest less, or a disk"
+        )
+        raise VirtbusError(Code.INVALID, "volume_too_large", message)
+
+
+def _files(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files below a volume with their names in it; an empty name for a single file."""
+    if root.is_file():
+        yield root, ""
+        return
+    home = root.resolve(strict=True)
+    for folder, folders, names in os.walk(home, followlinks=False):
+        here = Path(folder)
+        links = [name for name in folders if (here / name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name not in links and name[:2] != "..")
+        for name in sorted(names):
+            if name[:2] != "..":
+                yield _inside(here / name, home), str((here / name).relative_to(home))
+        for name in sorted(links):  # a folder of a volume, as a link to the current version
+            if name[:2] == "..":
+                continue
+            inner = _inside(here / name, home)
+            for path, below in _files(inner):
+                yield path, str((here / name / below).relative_to(home))
+
+
+def _inside(path: Path, home: Path) -> Path:
+    """Return what a link means; raise ValueError if it is not below `home`."""
+    real = path.resolve(strict=True)
+    if not real.is_relative_to(home):
+        msg = f"{path.name} leads out of the volume"
+        raise ValueError(msg)
+    return real
+
+
+def _read(path: Path, left: int) -> tuple[bytes, int]:
+    """Return at most one byte more than `left` of a regular file, and its mode."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            msg = f"{path.name} is no file"
+            raise ValueError(msg)
+        return file.read(left + 1), stat.S_IMODE(mode) & 0o777

@@ -1,0 +1,109 @@
+"""Runs the commands of Exec and ExecSync in guests.
+
+ExecSync asks the guest agent, and SSH with the pod's key if the guest has none. Exec has streams,
+which the agent cannot carry, so it uses SSH.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from virtbus.bus.errors import BusError, OutcomeUnknownError
+from virtbus.bus.runtime.keyed_lock import KeyedLock
+from virtbus.cri.core.pod import Machine, ShellKey
+from virtbus.cri.core.remote_command import Wanted
+from virtbus.cri.edge.bus_link import BusLink, away
+from virtbus.cri.edge.guest_shell import GuestShell, Outcome
+from virtbus.cri.edge.pipes import Pipe
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import EXEC_OUTPUT_BYTES, EXEC_S, GuestExec, GuestExecuted
+from virtbus.schemas.wire import validate
+
+NO_AGENT = frozenset({"guest_agent_absent", "guest_agent_refused", "guest_simulated"})
+ANSWER_S = 5.0
+"""The time in which an answer arrives after the command's own time limit."""
+
+
+class GuestCommands:
+    """Commands in the guests of this node, one ExecSync at a time for each VM."""
+
+    def __init__(self, link: BusLink, shell: GuestShell, node: str) -> None:
+        self._link = link
+        self._shell = shell
+        self._node = node
+        self._queues = KeyedLock()
+
+    async def run(self, machine: Machine, words: tuple[str, ...], timeout_s: float) -> Outcome:
+        """Run a command without input; 0 is the longest time limit.
+
+        Raises:
+            VirtbusError: 422 `no_shell`; 504 `exec_timeout`; the errors of `agent.exec`.
+        """
+        limit_s = min(timeout_s or EXEC_S, EXEC_S)
+        try:
+            async with asyncio.timeout(limit_s) as limit, self._queues.of(machine.uid):
+                loop = asyncio.get_running_loop()
+                left_s = (limit.when() or loop.time()) - loop.time()
+                limit.reschedule(loop.time() + left_s + ANSWER_S)
+                try:
+                    return await self._by_agent(machine.uid, words, left_s)
+                except VirtbusError as error:
+                    if error.reason not in NO_AGENT:
+                        raise
+                    refusal = error
+                limit.reschedule(loop.time() + left_s)
+                try:
+                    return await self._by_shell(machine, words)
+                except VirtbusError as error:
+                    if error.reason != "no_shell":
+                        raise
+                    raise _neither(refusal, error) from error
+        except TimeoutError:
+            message = f"the command did not end within {limit_s:g} s"
+            raise VirtbusError(Code.DEADLINE, "exec_timeout", message) from None
+
+    async def _by_agent(self, uid: str, words: tuple[str, ...], limit_s: float) -> Outcome:
+        limit_s = min(max(1.0, limit_s), EXEC_S)
+        want = validate(GuestExec, {"uid": uid, "words": words, "timeout_s": limit_s})
+        subject = subjects.rpc(self._node, "agent", "exec")
+        try:
+            answer = await self._link.here().request(
+                subject, want, timeout_s=want.timeout_s + ANSWER_S
+            )
+        except OutcomeUnknownError as error:
+            message = f"the agent did not answer: {error}"
+            raise VirtbusError(Code.DEADLINE, "exec_timeout", message) from error
+        except BusError as error:
+            raise away(str(error)) from error
+        done = validate(GuestExecuted, answer)
+        return Outcome(done.exit_code, done.stdout, done.stderr)
+
+    async def _by_shell(self, machine: Machine, words: tuple[str, ...]) -> Outcome:
+        address, key = reachable(machine)
+        return await self._shell.collected(address, key, words, EXEC_OUTPUT_BYTES)
+
+    async def check(self, machine: Machine) -> None:
+        """Return if a command with streams can run; raises VirtbusError 422 `no_shell`."""
+        await self._shell.check(reachable(machine)[0])
+
+    async def interactive(
+        self, machine: Machine, words: tuple[str, ...], wanted: Wanted, pipes: Mapping[str, Pipe]
+    ) -> int:
+        """Run a command with a client's streams; return its exit code.
+
+        Raises:
+            VirtbusError: 422 `no_shell`; 503 `shell_lost`.
+        """
+        return await self._shell.interactive(*reachable(machine), words, wanted, pipes)
+
+
+def _neither(refusal: VirtbusError, error: VirtbusError) -> VirtbusError:
+    return VirtbusError(Code.UNSUPPORTED, "no_shell", f"{refusal}; {error}")
+
+
+def reachable(machine: Machine) -> tuple[str, ShellKey]:
+    """Return the address and the key of a guest; raises VirtbusError 422 `no_shell`."""
+    if machine.addresses and machine.key.private:
+        return machine.addresses[0], machine.key
+    what = "an address yet" if machine.key.private else "a key; create the pod again"
+    raise VirtbusError(Code.UNSUPPORTED, "no_shell", f"exec: the guest does not have {what}")

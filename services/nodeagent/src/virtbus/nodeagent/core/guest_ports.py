@@ -1,0 +1,41 @@
+"""Defines what the agent asks of the guest agents inside its guests."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from virtbus.schemas.guest import GuestExecuted, GuestQuestion
+
+
+class GuestAgents(Protocol):
+    """QEMU's guest agent inside our guests."""
+
+    async def ask(
+        self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
+    ) -> Mapping[str, object]:
+        """Return libvirt's flat map of answers, within `timeout_s`.
+
+        Raises:
+            VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
+        """
+
+    async def freeze(self, uid: str, *, timeout_s: float) -> bool:
+        """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
+
+        Raises:
+            VirtbusError: as `ask`; 409 `guest_frozen` or `guest_agent_refused`. After any other
+                error the guest may be frozen.
+        """
+
+    async def thaw(self, uid: str, *, timeout_s: float) -> bool:
+        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
+
+
+class GuestPrograms(GuestAgents, Protocol):
+    """QEMU's guest agent as a way to run programs."""
+
+    async def execute(self, uid: str, words: Sequence[str], *, timeout_s: float) -> GuestExecuted:
+        """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
+
+        Raises:
+            VirtbusError: as `ask`; 409 `guest_agent_refused`; 504 `exec_timeout`.
+        """
