@@ -47,7 +47,13 @@ async def test_create_sends_the_spec_of_each_kind(script: Script, cli: Cli, tmp_
     routed = ("--kind", "routed", "--on", "n1=10.1.0.0/24", "--on", "n2=10.2.0.0/24")
     assert (await cli("network", "create", "dmz", *routed, "--all-namespaces")).code == 0
     assert (await cli("network", "create", "lan", "--kind", "cni", "--config", conflist)).code == 0
-    first, second, third = script.data("network.create")
+    bridge = ("--kind", "bridge", "--link", "br-lan", "--vlan", "7")
+    assert (await cli("network", "create", "vlan7", *bridge)).code == 0
+    macvtap = ("--kind", "macvtap", "--link", "eth1", "--mode", "vepa")
+    assert (await cli("network", "create", "wan", *macvtap)).code == 0
+    first, second, third, fourth, fifth = script.data("network.create")
+    assert fifth["spec"] == {"kind": "macvtap", "link": "eth1", "mode": "vepa"}
+    assert fourth["spec"] == {"kind": "bridge", "link": "br-lan", "vlan": 7}
     assert first["labels"] == {"a": "b"}
     assert first["spec"] == {
         "kind": "nat",

@@ -80,6 +80,23 @@ def test_the_explanation_follows_the_kind_of_the_network(
     assert ("masquerade" in text, "10.127" in text) == (kind == "nat", False)
 
 
+@pytest.mark.parametrize(
+    ("kind", "drawn", "told"),
+    [
+        ("host-bridge", "eth0 == vb0 -- virtbus0 -- segment", "bridge belongs to the host"),
+        ("macvtap", "eth0 on virtbus0 -- segment", "eth0 is on virtbus0 of the host"),
+    ],
+)
+def test_a_guest_on_a_segment_is_explained_without_a_gateway(
+    kind: str, drawn: str, told: str
+) -> None:
+    nic = path().model_dump(mode="json") | {"kind": kind}
+    text = explained({**OUTSIDE, "interfaces": [nic]})
+    assert f"{drawn}\n" in text
+    assert (told in text, "masquerade" in text) == (True, False)
+    assert "The DHCP server of the segment gives the address." in text
+
+
 async def test_the_network_is_explained_and_checked_on_the_node(script: Script, cli: Cli) -> None:
     lan = InterfaceStatus(
         name="lan", network="lan", mac="02:00:00:00:00:02", plug=PlugState.WAITING

@@ -1,6 +1,7 @@
 """Logins to a guest."""
 
 import os
+import subprocess
 from pathlib import Path
 
 from tests.e2e import host
@@ -39,3 +40,9 @@ class Login:
 
     def __call__(self, view: Json, command: str) -> str:
         return host.run("ssh", *self._options, f"{self._user}@{address(view)}", command)
+
+    def give(self, view: Json, data: bytes, path: str) -> None:
+        """Write a program to a path of the guest."""
+        command = f"cat > {path} && chmod +x {path}"
+        argv = ["ssh", *self._options, f"{self._user}@{address(view)}", command]
+        subprocess.run(argv, input=data, check=True, timeout=60)

@@ -61,6 +61,8 @@ volumes = {{ "default.remote" = "one" }}
 _HALTS = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
 """A boot sector: cli; hlt; jmp."""
 BRIDGE = "virtbus0"
+LINKS = ("br-e2e", "wan-e2e")
+"""A bridge and an interface of the host that networks may name, once a test has made them."""
 QEMU = Path("/usr/bin/qemu-system-x86_64")
 SERVICES = ("controller", "imaged", "netd", "nodeagent")
 READY_S = 60.0
@@ -130,6 +132,7 @@ class Platform:
             "VIRTBUS_ACCELERATOR": _accelerator(),
             "VIRTBUS_DOWNLOAD_ADDRESS": "127.0.0.1:8480",
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
+            "VIRTBUS_LINKS_ALLOWED": json.dumps(LINKS),
             "VIRTBUS_POOLS_FILE": str(self.base / "pools.toml"),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),

@@ -82,7 +82,10 @@ async def test_names_and_uids_have_one_network(made: World) -> None:
 @played()
 async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
     wrong = {
-        "spec.kind": {"kind": "bridge"},
+        "spec.kind": {"kind": "switch"},
+        "spec.link": {"kind": "bridge"},
+        "spec.vlan": SPEC | {"vlan": 7},
+        "spec.mode": {"kind": "bridge", "link": "br-lan", "mode": "vepa"},
         "spec.subnet": {"kind": "nat"},
         "spec.subnets": {"kind": "routed"},
         "spec.conflist": {"kind": "cni"},
@@ -102,6 +105,28 @@ async def test_bad_fields_are_refused_with_their_paths(made: World) -> None:
     assert (public.code, paths(public)) == (400, ["spec.subnet"])
     assert paths(await refused(make(made, "default"))) == ["name"]
     assert await made.client.get(BLUE) is None
+
+
+@played()
+async def test_a_link_that_no_node_has_and_allows_is_refused(made: World) -> None:
+    await made.hear(node("n1", links={"br-lan": "bridge", "eth1": "macvtap"}))
+    for link in ("br-wan", "eth1"):
+        error = await refused(make(made, spec={"kind": "bridge", "link": link}))
+        assert (error.reason, paths(error)) == ("network_impossible", ["spec.link"])
+        assert "links_allowed" in str(error)
+
+
+@played()
+async def test_a_vm_goes_to_a_node_that_has_the_link_of_its_network(made: World) -> None:
+    await made.hear(node("n1"))
+    await made.hear(node("n2", links={"br-lan": "bridge"}))
+    await make(made, spec={"kind": "bridge", "link": "br-lan"})
+    for number in (7, 8, 9):
+        stored = await vm(made, number)
+        assert stored.node == "n2"
+    await made.hear(node("n2"))
+    full = await refused(vm(made, 10))
+    assert any("has or allows no bridge br-lan" in one.message for one in full.body.details)
 
 
 @played()
@@ -145,7 +170,9 @@ async def test_only_admins_take_subnets_of_hosts_and_make_networks_of_all(made: 
 
     isolated = {"kind": "isolated", "subnet": "10.9.0.0/24"}
     config = {"kind": "cni", "config": json.dumps({"plugins": [{"type": "ptp"}]})}
-    for spec, namespace in ((SPEC, "default"), (config, "default"), (isolated, "_")):
+    link = {"kind": "bridge", "link": "br-lan"}
+    wanted = ((SPEC, "default"), (config, "default"), (link, "default"), (isolated, "_"))
+    for spec, namespace in wanted:
         assert (await refused(ask(spec, namespace))).reason == "admin_only"
     api = made.controllers["c1"]._networks
     api._limits = NetworkLimits(Quota(100, 100), (IPv4Network("10.200.0.0/16"),))

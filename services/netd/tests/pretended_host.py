@@ -1,6 +1,7 @@
 """A network namespace that plays the host, and guests made of frames over a tap descriptor."""
 
 import asyncio
+import concurrent.futures
 import ctypes
 import errno
 import os
@@ -19,8 +20,9 @@ import pytest
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
-from virtbus.netd.core.address_assignment import addressed
+from virtbus.netd.core.address_assignment import addressed, leased
 from virtbus.netd.core.attachment import Attachment, NicKind
+from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.names import mac_bytes, netns
@@ -29,6 +31,7 @@ from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_servers import HostServers
@@ -36,7 +39,9 @@ from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.edge.segments import Segments
 from virtbus.netd.resolver import Resolver
+from virtbus.schemas.counters import Counters
 from virtbus.schemas.node_rpc import NetReady
 from virtbus.schemas.vm import VmRecord
 
@@ -45,7 +50,7 @@ VNET_HEADER = bytes(10)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _enter(fd: int) -> None:
+def enter(fd: int) -> None:
     assert libc.setns(fd, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
@@ -107,7 +112,7 @@ def pretended_host(tmp_path: Path) -> Iterator[Host]:
         while libc.umount2(str(directory).encode(), 2) == 0:
             pass
         assert ctypes.get_errno() in {errno.EINVAL, errno.ENOENT}
-        _enter(before)
+        enter(before)
         os.close(before)
 
 
@@ -163,43 +168,12 @@ def checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-class Guest:
-    """A guest in user space: it sends through the tap descriptor that QEMU would get."""
+class Frames:
+    """Makes frames of a guest with a MAC and an address."""
 
-    def __init__(self, fd: int, mac: str, address: str) -> None:
-        self.fd = fd
+    def __init__(self, mac: str, address: str) -> None:
         self.mac = mac_bytes(mac)
         self.ip = IPv4Interface(address).ip
-        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
-        os.set_blocking(fd, False)
-        asyncio.get_running_loop().add_reader(fd, self._read)
-
-    def _read(self) -> None:
-        try:
-            frame = os.read(self.fd, 65536)[10:]
-        except OSError:
-            return
-        if (
-            frame[12:14] == b"\x08\x06"
-            and frame[20:22] == b"\0\1"
-            and frame[38:42] == self.ip.packed
-        ):
-            self.send(self.arp(2, frame[22:28], IPv4Address(frame[28:32]), target=frame[22:28]))
-        elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 8:
-            self._echo(frame)
-        self.frames.put_nowait(frame)
-
-    def _echo(self, frame: bytes) -> None:
-        icmp = b"\0\0\0\0" + frame[38:]
-        icmp = icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
-        self.send(self.ipv4(frame[6:12], IPv4Address(frame[26:30]), 1, icmp))
-
-    def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self.fd)
-        os.close(self.fd)
-
-    def send(self, frame: bytes) -> None:
-        os.write(self.fd, VNET_HEADER + frame)
 
     def arp(
         self,
@@ -253,6 +227,44 @@ class Guest:
     ) -> bytes:
         payload = struct.pack("!HHHH", *ports, 8 + len(data), 0) + data
         return self.ipv4(to, destination, 17, payload, **options)
+
+
+class Guest(Frames):
+    """A guest in user space: it sends through the tap descriptor that QEMU would get."""
+
+    def __init__(self, fd: int, mac: str, address: str) -> None:
+        super().__init__(mac, address)
+        self.fd = fd
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
+        os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            frame = os.read(self.fd, 65536)[10:]
+        except OSError:
+            return
+        if (
+            frame[12:14] == b"\x08\x06"
+            and frame[20:22] == b"\0\1"
+            and frame[38:42] == self.ip.packed
+        ):
+            self.send(self.arp(2, frame[22:28], IPv4Address(frame[28:32]), target=frame[22:28]))
+        elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 8:
+            self._echo(frame)
+        self.frames.put_nowait(frame)
+
+    def _echo(self, frame: bytes) -> None:
+        icmp = b"\0\0\0\0" + frame[38:]
+        icmp = icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
+        self.send(self.ipv4(frame[6:12], IPv4Address(frame[26:30]), 1, icmp))
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.fd)
+        os.close(self.fd)
+
+    def send(self, frame: bytes) -> None:
+        os.write(self.fd, VNET_HEADER + frame)
 
     async def receive(self, wanted: Callable[[bytes], bool], timeout_s: float = 5.0) -> bytes:
         """Return the next `wanted` frame; TimeoutError if none comes."""
@@ -342,7 +354,9 @@ class Node:
         self.conf_dir = host.tmp / "cni"
         self.conf_dir.mkdir(exist_ok=True)
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
+        self.links_allowed = ("br-lan",)
         self.begun: list[NetReady] = []
+        self.leases: asyncio.Queue[tuple[str, int, DhcpLease]] = asyncio.Queue()
         self.doors: HostPorts
         self.attachments: Attachments
 
@@ -364,7 +378,7 @@ class Node:
             allowed=("bridge", "host-local"),
         )
         self.doors = HostPorts(
-            attachers=Attachers(HostBridges(bridge, "n1"), cni),
+            attachers=Attachers(HostBridges(bridge, "n1"), cni, Segments(self.links_allowed)),
             namespaces=self.host.namespaces,
             bridge=bridge,
             ports=PublishedPorts(bridge),
@@ -380,6 +394,7 @@ class Node:
             ),
         )
         self.attachments = Attachments(self.doors, self.site)
+        self.doors.dhcp.leased = lambda *lease: self.leases.put_nowait(lease)
 
     async def restart(self) -> None:
         self.stop()
@@ -403,12 +418,19 @@ class Node:
 
         return await self.attachments.ensure(make_record(uid, **extra), begun)
 
+    async def next_lease(self) -> NetReady | None:
+        """Apply the next lease that a server of a segment gives, as the service does."""
+        async with asyncio.timeout(5):
+            uid, index, lease = await self.leases.get()
+        reach = self.doors.bridge.reach
+        return await self.attachments.amend(uid, lambda vm: leased(vm, index, lease, reach))
+
     @asynccontextmanager
     async def guest(self, uid: str, index: int = 0) -> AsyncIterator[Guest]:
         """A guest on one interface of an attached VM."""
         attachment, taps = await self.attachments.take_taps(uid, 5.0)
         nic = attachment.nics[index]
-        guest = Guest(taps[index], nic.mac, nic.addresses[0])
+        guest = Guest(taps[index], nic.mac, nic.addresses[0] if nic.addresses else "0.0.0.0/0")
         try:
             yield guest
         finally:
@@ -416,6 +438,13 @@ class Node:
             for at, fd in enumerate(taps):
                 if at != index:
                     os.close(fd)
+
+    def counters(self, uid: str) -> Counters:
+        """Return the counters of a VM's interfaces."""
+        (attachment,) = [one for one in self.attachments.ready() if one.uid == uid]
+        links_ = GuestLinks(self.doors.namespaces, self.doors.attachers)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:  # it enters the namespace
+            return pool.submit(links_.counters, attachment).result()
 
     def inside(self, uid: str, command: str) -> str:
         """Return the output of a shell command in the VM's namespace."""

@@ -18,7 +18,8 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 _HERE = "virtbus.cli.network"
 HEADER = ("NAMESPACE", "NAME", "KIND", "STATE", "SUBNET", "VMS", "NODES")
 EVERYWHERE = "_"
-KINDS = ("nat", "routed", "isolated", "cni")
+KINDS = ("nat", "routed", "isolated", "bridge", "macvtap", "cni")
+MODES = ("bridge", "vepa", "private", "passthru")
 
 
 @click.group(
@@ -71,7 +72,9 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
         virtbus network create lab --kind isolated --subnet 10.9.0.0/24
         virtbus network create db --kind isolated --subnet 10.9.1.0/24 --pool fleet
         virtbus network create dmz --kind routed --on n1=10.1.0.0/24 --on n2=10.2.0.0/24
-        virtbus network create lan --kind cni --conflist lan
+        virtbus network create lan --kind bridge --link br-lan
+        virtbus network create wan --kind macvtap --link eth1
+        virtbus network create mesh --kind cni --conflist mesh
         virtbus network create vlan7 --kind cni --config ./vlan7.conflist --all-namespaces
         """
     )
@@ -110,6 +113,11 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
 )
 @click.option("--dns", multiple=True, metavar="IP", help="Name server of the guests; repeatable.")
 @click.option("--mtu", type=int, metavar="BYTES", help="[default: 1500]")
+@click.option(
+    "--link", metavar="NAME", help="For bridge and macvtap: a bridge or interface of hosts."
+)
+@click.option("--vlan", type=int, metavar="ID", help="For bridge: the VLAN of the guests.")
+@click.option("--mode", type=click.Choice(MODES), help="Of macvtap.  [default: bridge]")
 @click.option("--conflist", metavar="NAME", help="For cni: a conflist that nodes have.")
 @click.option(
     "--config",
@@ -130,7 +138,11 @@ def create(
 
     With nat, guests reach each other on their host, and the outside under the host's address. With
     routed, they have their own addresses there; `virtbus network get` shows the needed routes. With
-    isolated, they reach each other on their host, and nothing else. With cni, plugins decide.
+    isolated, they reach each other on their host, and nothing else. With bridge, they are on the
+    segment of a bridge that hosts have, and its DHCP server gives them addresses. With macvtap,
+    they are on that of an interface, and do not reach the host itself. With cni, plugins decide.
+
+    The netd of a host allows the bridges and interfaces of --link in its setting links_allowed.
     """
     wanted = {
         **_asked(name, namespace, everywhere=all_namespaces),
@@ -147,7 +159,10 @@ def create(
 
 def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
     spec: dict[str, Any] = {"kind": flags["kind"]}
-    words = ("subnet", "gateway", "subnet6", "gateway6", "pool", "mtu", "conflist", "protected")
+    words = (
+        *("subnet", "gateway", "subnet6", "gateway6", "pool", "link", "vlan", "mode"),
+        *("mtu", "conflist", "protected"),
+    )
     spec |= {word: flags[word] for word in words if flags[word]}
     spec |= {word: list(flags[word]) for word in ("dns", "ranges", "excluded") if flags[word]}
     if flags["config"]:
@@ -292,10 +307,15 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
         str(view.get("name", "")),
         str(spec.get("kind") or ""),
         f"{state},protected" if spec.get("protected") else state,
-        ", ".join(str(one) for one in subnets if one) or "set by its plugins",
+        ", ".join(str(one) for one in subnets if one) or _elsewhere(spec),
         str(view.get("user_count") or 0),
         ", ".join(dict.fromkeys(node for node, _ in by_node)) or "-",
     )
+
+
+def _elsewhere(spec: Mapping[str, Any]) -> str:
+    """Return who gives the addresses of a network without a subnet."""
+    return f"DHCP on {spec['link']}" if spec.get("link") else "set by its plugins"
 
 
 def _offer(item: Mapping[str, Any]) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ from virtbus.schemas.channel import of_api as _api
 from virtbus.schemas.channel import of_node as _rpc
 from virtbus.schemas.channel import ready as _ready
 from virtbus.schemas.channel_parameters import template
+from virtbus.schemas.node_channels import NODE_KEYS
 from virtbus.schemas.object_channels import OBJECTS
 from virtbus.schemas.vm_status import VmStatus, VmView
 
@@ -153,41 +154,7 @@ CHANNELS: tuple[Channel, ...] = (
         "nodeagent, controller → controller",
         "The progress and the end of an operation.",
     ),
-    _said(
-        subjects.join_nonce,
-        Plane.RECORD,
-        vm.JoinNonce,
-        "admin → nodeagent",
-        "The bus incarnation that the node joined.",
-    ),
-    _said(
-        subjects.node_spec,
-        Plane.RECORD,
-        node.NodeSpec,
-        "controller → controller, nodeagent",
-        "Cordon, drain and fence of a node.",
-    ),
-    _said(
-        subjects.node_host,
-        Plane.RECORD,
-        hosts.HostRecord,
-        "controller → controller, nodeagent",
-        "The node's host, and its approved labels and size.",
-    ),
-    _said(
-        subjects.node_hosts,
-        Plane.RECORD,
-        node.HostAddresses,
-        "controller → controller, netd",
-        "Addresses of the fleet's hosts, which guests of the node may not reach.",
-    ),
-    _said(
-        subjects.node_reserved,
-        Plane.RECORD,
-        node.Reserved,
-        "controller → controller",
-        "The sum of strict VMs on a node; changes in one batch with their records.",
-    ),
+    *NODE_KEYS,
     _said(
         subjects.vm_secret,
         Plane.RECORD,

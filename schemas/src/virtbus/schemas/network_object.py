@@ -42,6 +42,10 @@ class NetworkKind(StrEnum):
     """As nat, but with the guests' own addresses: the outside needs a route to each subnet."""
     ISOLATED = "isolated"
     """Guests reach other guests of the network on their host, and nothing else."""
+    BRIDGE = "bridge"
+    """Guests are on the segment of an existing bridge of the host."""
+    MACVTAP = "macvtap"
+    """Guests are on the segment of an interface of the host, without a bridge."""
     CNI = "cni"
     """The plugins of a CNI conflist, of the node or of the object."""
 
@@ -57,6 +61,23 @@ class PoolScope(StrEnum):
 
 SPANNING = frozenset[NetworkKind]()
 """Kinds that connect guests of several hosts, so that their addresses are always claimed."""
+
+
+ON_SEGMENTS = frozenset({NetworkKind.BRIDGE, NetworkKind.MACVTAP})
+"""Kinds whose guests are on a segment: its DHCP server gives them their addresses."""
+
+
+class MacvtapMode(StrEnum):
+    """The way in which guests on one interface of a host reach each other."""
+
+    BRIDGE = "bridge"
+    """Directly."""
+    VEPA = "vepa"
+    """By a switch outside that sends their frames back."""
+    PRIVATE = "private"
+    """Not at all."""
+    PASSTHRU = "passthru"
+    """There is one guest only, which has the interface to itself."""
 
 
 def _subnet(text: str) -> str:
@@ -109,6 +130,8 @@ Subnet = Annotated[str, StringConstraints(max_length=18), AfterValidator(_subnet
 Ipv4 = Annotated[str, StringConstraints(max_length=15), AfterValidator(_address)]
 Subnet6 = Annotated[str, StringConstraints(max_length=43), AfterValidator(_subnet6)]
 Ipv6 = Annotated[str, StringConstraints(max_length=39), AfterValidator(_address6)]
+LinkName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}$")]
+"""The name of a link of a host, such as `br-lan`."""
 NetworkScope = Annotated[str, StringConstraints(max_length=63), AfterValidator(_scope)]
 
 
@@ -137,7 +160,13 @@ class NetworkSpec(StrictModel):
     dns: tuple[Ipv4, ...] = Field((), max_length=DNS_MAX)
     """Name servers of the guests; empty: those of the node, or none for `isolated`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=BRIDGE_MTU)
-    """None: 1500, or the plugins' for `cni`."""
+    """None: 1500, the plugins' for `cni`, or the link's for kinds with `link`."""
+    link: LinkName | None = None
+    """For `bridge` and `macvtap`: the host's bridge or interface. A node must have and allow it."""
+    vlan: Count | None = Field(None, ge=1, le=4094)
+    """For `bridge`: the VLAN of the guests' frames, which the guests see untagged."""
+    mode: MacvtapMode | None = None
+    """For `macvtap`; default: `bridge`."""
     conflist: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
     """For `cni`: the name of a conflist that the node has."""
     config: Annotated[str, StringConstraints(max_length=CONFIG_MAX)] | None = None

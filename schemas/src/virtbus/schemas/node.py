@@ -58,6 +58,8 @@ class NodeRecord(LenientModel):
     guest_subnet6: str = ""
     cni_plugins: tuple[str, ...] = ()
     """CNI plugins that the conflist in a network object may run."""
+    links: dict[str, str] = Field(default_factory=dict)
+    """Links of the host that networks may name, each with the kind of network that it carries."""
     addresses: tuple[str, ...] = ()
     """The host's own global IPv4 and IPv6 addresses, without addresses of guests' Linux bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)

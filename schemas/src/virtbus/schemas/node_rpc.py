@@ -230,6 +230,7 @@ class ServiceReport(LenientModel):
     networks: tuple[NetworkInfo, ...] = ()
     cni_plugins: tuple[str, ...] = ()
     """CNI plugins that the conflist in a network object may run."""
+    links: dict[str, str] = Field(default_factory=dict)
     quarantined: int = 0
     quarantined_bytes: int = 0
     image_bytes: int = 0

@@ -1,2 +1,3 @@
 RTM_NEWLINK: int
 RTM_NEWADDR: int
+RTM_NEWNEIGH: int

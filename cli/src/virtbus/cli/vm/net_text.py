@@ -8,6 +8,7 @@ from virtbus.cli import units
 
 Map = Mapping[str, Any]
 BUILT_IN, ROUTED, ISOLATED = "bridge", "routed", "isolated"
+HOST_BRIDGE, MACVTAP = "host-bridge", "macvtap"
 """Kinds of an interface's path (`NicPath.kind`)."""
 
 
@@ -52,11 +53,13 @@ def _interface(view: Map, nic: Map) -> str:
 def _drawing(view: Map, nic: Map, status: Map) -> str:
     inside = ["guest", f"[{status.get('tap')}]", nic.get("bridge"), nic.get("link")]
     drawn = " -- ".join(map(str, inside))
+    if nic.get("kind") == MACVTAP:
+        return f"{drawn} on {nic['host_bridge']} -- segment"
     if not nic.get("host_link"):
         return f"{drawn} == network {status.get('network')}"
     drawn = f"{drawn} == {nic['host_link']} -- {nic['host_bridge']}"
-    if nic.get("kind") == ISOLATED:
-        return drawn
+    if nic.get("kind") in {ISOLATED, HOST_BRIDGE}:
+        return drawn if nic.get("kind") == ISOLATED else f"{drawn} -- segment"
     return f"{drawn} ({_gateway(view, nic, status)}) -- host"
 
 
@@ -68,6 +71,9 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         f"The rules of {tap} pass IPv4 and ARP from {status.get('mac')} with the address "
         f"{own or '(none yet)'}. They drop and count all else (`virtbus vm get --counters`)."
     )
+    if nic.get("kind") in {HOST_BRIDGE, MACVTAP}:
+        yield from _segment(nic, link, tap)
+        return
     yield f"netd answers DHCP on {tap}, and no such request goes further."
     yield f"{bridge} leads to {link}." + _limited(nic)
     if not nic.get("host_link"):
@@ -79,6 +85,21 @@ def _steps(view: Map, nic: Map, status: Map) -> Iterator[str]:
         f"Guests of {_subnet(view, nic, status)} on this host reach each other there."
     )
     yield from _outside(view, nic, status)
+
+
+def _segment(nic: Map, link: object, tap: object) -> Iterator[str]:
+    """Yield the steps after the rules of the tap, if the guest is on a segment of the host."""
+    outer = nic.get("host_bridge")
+    yield "They drop what goes to hosts of the fleet and servers of the bus, too (`reach`)."
+    yield f"{nic.get('bridge')} leads to {link}." + _limited(nic)
+    if nic.get("kind") == MACVTAP:
+        yield f"{link} is on {outer} of the host, which sends its frames to the segment."
+    else:
+        yield (
+            f"{link} is a cable to {nic.get('host_link')} on the host, a port of {outer}. That "
+            "bridge belongs to the host, and leads to the segment."
+        )
+    yield f"The DHCP server of the segment gives the address. netd reads it on {tap}."
 
 
 def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:

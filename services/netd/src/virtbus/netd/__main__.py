@@ -19,6 +19,7 @@ from virtbus.netd.edge.host_servers import HostServers
 from virtbus.netd.edge.namespaces import Namespaces
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
+from virtbus.netd.edge.segments import Segments
 from virtbus.netd.resolver import Resolver
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
@@ -42,7 +43,9 @@ def host_ports(settings: Settings) -> HostPorts:
         allowed=settings.cni_plugins_allowed,
     )
     return HostPorts(
-        attachers=Attachers(HostBridges(bridge, settings.node), cni),
+        attachers=Attachers(
+            HostBridges(bridge, settings.node), cni, Segments(settings.links_allowed)
+        ),
         namespaces=Namespaces(settings.netns_dir),
         bridge=bridge,
         ports=PublishedPorts(bridge),

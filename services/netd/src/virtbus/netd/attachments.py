@@ -183,6 +183,19 @@ class Attachments:
         nics = tuple(nic.model_copy(update={"cni": None}) for nic in attachment.nics)
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
 
+    async def amend(self, uid: str, change: Callable[[Attachment], Attachment]) -> NetReady | None:
+        """Change a ready network, and apply its filters; return the state if it is another now."""
+        async with self._locks.of(uid):
+            entry = self._entries.get(uid)
+            if entry is None or entry.phase is not NetPhase.READY:
+                return None
+            before, after = entry.attachment, change(entry.attachment)
+            if after != before:
+                self._keep(entry, after)
+            if after.joined.nics and await self._builder.found(after):
+                await in_thread(lambda: self._builder.links.guard(after.joined))
+            return entry.ready() if after != before else None
+
     async def release(self, uid: str, epoch: int) -> bool:
         """Remove the network of `uid`; return False if there was none.
 
@@ -221,19 +234,7 @@ class Attachments:
             raise VirtbusError(
                 Code.NOT_FOUND, "not_attached", "netd has no network of this VM; start it again"
             )
-        try:
-            async with asyncio.timeout(timeout_s):
-                await entry.settled.wait()
-        except TimeoutError:
-            raise VirtbusError(
-                Code.DEADLINE,
-                "network_late",
-                f"the network was not attached in {timeout_s:g} s; see the CNI plugin's log, "
-                "start the VM again",
-            ) from None
-        if entry.error is not None:
-            raise VirtbusError.of(entry.error)
-        attachment = entry.attachment
+        attachment = await entry.attached(timeout_s)
         if not attachment.nics:
             return attachment, []
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from virtbus.bus.client.ports import Entry, EntryKind
@@ -9,10 +10,12 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.netd.core.reach import MAX_ADDRESSES, usable
 from virtbus.netd.edge.bus_servers import server_addresses
 from virtbus.netd.edge.host_bridges import HostBridges
+from virtbus.netd.edge.hosts_file import HostsFile
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.resolver import Resolver
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
+from virtbus.schemas.address_pool import Net
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import HostAddresses
 from virtbus.schemas.records import read_stored
@@ -24,10 +27,22 @@ LOOK_S = 60.0
 
 
 class ForbiddenAddresses:
-    """Closes the addresses in the node's `_hosts` key, and those of the bus servers."""
+    """Closes the addresses in the node's `_hosts` key, and those of the bus servers.
 
-    def __init__(self, bridges: HostBridges, settings: Settings, resolver: Resolver) -> None:
+    The last addresses of hosts are in a file, so that a netd without the bus closes them, too.
+    """
+
+    def __init__(
+        self,
+        bridges: HostBridges,
+        settings: Settings,
+        resolver: Resolver,
+        guard: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`guard` applies the rules of the built-in bridge to guests on segments."""
         self._bridges = bridges
+        self._guard = guard
+        self._file = HostsFile(settings.state_dir / "netd" / "reach" / "hosts.json")
         self._settings = settings
         self._resolver = resolver
         self._hosts: tuple[str, ...] = ()
@@ -50,12 +65,19 @@ class ForbiddenAddresses:
             log.error("only %d addresses are closed", MAX_ADDRESSES, extra={"code": "too_many"})
         self._changed.set()
 
+    def restore(self) -> None:
+        """Set the rules with the addresses in the file, before anything is made or adopted."""
+        reach = self._settings.reach(self._resolver.addresses)
+        hosts = usable(self._file.read(), self._guests)
+        self._bridges.built_in.reach = replace(reach, hosts=hosts)
+
     async def run(self) -> None:
         """Apply each change, and repeat the DNS lookups. Never returns by itself."""
         while True:
             self._changed.clear()
             try:
                 await in_thread(self._apply)
+                await self._guard()
             except OSError as error:
                 log.warning(
                     "cannot update the closed addresses: %s", error, extra={"code": "reach_failed"}
@@ -64,7 +86,13 @@ class ForbiddenAddresses:
 
     def _apply(self) -> None:
         """Resolve the servers' names, and update nftables if an address changed. Blocks."""
-        addresses = [*self._hosts, *server_addresses(self._settings.bus())]
-        hosts = usable(addresses, self._bridges.built_in.gateways.subnets)
+        fleet = self._hosts or tuple(map(str, self._bridges.built_in.reach.hosts))
+        own = self._bridges.addresses()
+        hosts = usable([*fleet, *own, *server_addresses(self._settings.bus())], self._guests)
         reach = self._settings.reach(self._resolver.addresses)
         self._bridges.set_reach(replace(reach, hosts=hosts))
+        self._file.write(hosts)
+
+    @property
+    def _guests(self) -> list[Net]:
+        return self._bridges.built_in.gateways.subnets

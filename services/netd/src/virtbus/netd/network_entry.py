@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.finding import NetworkFinding, lost
-from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 
 
@@ -24,6 +24,26 @@ class NetworkEntry:
         """Set the final phase, and wake tasks that wait for it."""
         self.phase, self.error = phase, error
         self.settled.set()
+
+    async def attached(self, timeout_s: float) -> Attachment:
+        """Return the attachment once its phase is final.
+
+        Raises:
+            VirtbusError: 504 `network_late` after `timeout_s`; the attachment's error.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.settled.wait()
+        except TimeoutError:
+            raise VirtbusError(
+                Code.DEADLINE,
+                "network_late",
+                f"the network was not attached in {timeout_s:g} s; see the CNI plugin's log, "
+                "start the VM again",
+            ) from None
+        if self.error is not None:
+            raise VirtbusError.of(self.error)
+        return self.attachment
 
     def cut_off(self, faults: list[str]) -> NetworkFinding:
         """Mark the network as failed; return the finding. Its running guest cannot get it back."""

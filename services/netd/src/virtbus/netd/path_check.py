@@ -4,7 +4,6 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.paths import RESTART, faults_of, paths_of, states_of
-from virtbus.netd.edge.host_bridges import is_bridged
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.schemas.network_path import NetworkAsk, NetworkView, PathFault
@@ -44,9 +43,10 @@ class PathCheck:
         return view.model_copy(update={"faults": tuple(faults)})
 
     def _bridges(self, attachment: Attachment) -> dict[str, str]:
-        """Return the host's bridge of each interface that has one, by the interface's name."""
-        bridges = self._doors.attachers.bridges
-        return {nic.name: bridges.name_of(nic) for nic in attachment.nics if is_bridged(nic)}
+        """Return the host's side of each interface that has one, by the interface's name."""
+        attachers = self._doors.attachers
+        sides = {nic.name: attachers.host_side(nic) for nic in attachment.nics}
+        return {name: side for name, side in sides.items() if side}
 
     async def _faults(self, attachment: Attachment, *, runs: bool) -> list[PathFault]:
         joined = attachment.joined

@@ -12,6 +12,7 @@ from virtbus.bus.client.tracing import SpanFactory, no_span
 from virtbus.bus.runtime import process
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.bridge_ports import nearly_full
 from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
 from virtbus.netd.edge.namespaces import in_thread
@@ -22,6 +23,7 @@ from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.reporter import NetworkReporter
+from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.counters import Counters, CountersAsk
@@ -71,7 +73,10 @@ class Netd:
         self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
-        self._reach = ForbiddenAddresses(ports.attachers.bridges, settings, ports.resolver)
+        self._segments = SegmentGuests(ports, self._attachments, self._reporter)
+        self._reach = ForbiddenAddresses(
+            ports.attachers.bridges, settings, ports.resolver, self._segments.guard
+        )
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -85,7 +90,7 @@ class Netd:
         names = FleetNames(self._bus, settings.node)
         try:
             async with self._ports.resolver.running(names), asyncio.TaskGroup() as group:
-                self._ports.bridge.reach = settings.reach(self._ports.resolver.addresses)
+                self._reach.restore()
                 step = NetworkStep(self._attachments, self._reporter)
                 work = RecordWorker(group, step, self._reporter, self._span)
                 async with self._bus.serve(info, self._endpoints(work)):
@@ -108,6 +113,7 @@ class Netd:
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
                     group.create_task(self._tidy())
+                    group.create_task(self._segments.run())
                     group.create_task(self._reach.run())
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
                         await work.follow(
@@ -232,9 +238,15 @@ class Netd:
         ]
         return ServiceReport(
             service="netd",
-            state=ServiceState(state=state, version=VERSION, seen_ns=self._bus.sources.time_ns()),
+            state=ServiceState(
+                state=state,
+                version=VERSION,
+                message=nearly_full(self._attachments.nics()),
+                seen_ns=self._bus.sources.time_ns(),
+            ),
             networks=(default, *others),
             cni_plugins=self._settings.cni_plugins_allowed,
+            links=await in_thread(self._ports.attachers.segments.offered),
             addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
 

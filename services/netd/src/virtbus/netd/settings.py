@@ -53,6 +53,14 @@ class Settings(ServiceSettings):
             "on this node; the node's own conflists may run any"
         ),
     )
+    links_allowed: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description=(
+            "bridges and interfaces of the host to which network objects may connect guests; they "
+            "must exist, and netd never changes them"
+        ),
+    )
     cni_timeout_s: float = Field(
         30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
     )

@@ -168,6 +168,11 @@ class Heartbeat:
             cni_plugins=tuple(
                 plugin for report in self._reports.values() for plugin in report.cni_plugins
             ),
+            links={
+                name: kind
+                for report in self._reports.values()
+                for name, kind in report.links.items()
+            },
             addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),
@@ -188,5 +193,5 @@ class Heartbeat:
 
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
     """Return the parts of a report whose change triggers a heartbeat at once."""
-    own = report.networks, report.cni_plugins, report.addresses
+    own = report.networks, report.cni_plugins, report.links, report.addresses
     return report.state.state, own, report.quarantined_bytes

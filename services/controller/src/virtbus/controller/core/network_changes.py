@@ -33,6 +33,8 @@ _FIELDS = {
     NetworkKind.NAT: frozenset({"subnet", "gateway", "dns", "mtu", "gateway6", *POOL}),
     NetworkKind.ROUTED: frozenset({"subnets", "subnets6", "excluded", "dns", "mtu"}),
     NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu", *POOL}),
+    NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
+    NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
     NetworkKind.CNI: frozenset({"conflist", "config"}),
 }
 """The fields of each kind, besides `kind` and `protected`."""
@@ -41,8 +43,11 @@ _NEEDED = {
     NetworkKind.NAT: "subnet",
     NetworkKind.ROUTED: "subnets",
     NetworkKind.ISOLATED: "subnet",
+    NetworkKind.BRIDGE: "link",
+    NetworkKind.MACVTAP: "link",
     NetworkKind.CNI: "conflist",
 }
+_SUCH_AS = {"conflist": "or spec.config", "link": "such as br-lan, a bridge or interface of nodes"}
 
 
 def create_step(there: NetworkRecord | None, ended: str, wanted: NetworkRecord) -> CreateStep:
@@ -75,7 +80,7 @@ def _problems(spec: NetworkSpec) -> Iterator[Detail]:
             yield Detail(path=f"spec.{field}", message=message, hint=hint)
     needed = _NEEDED[spec.kind]
     if not getattr(spec, needed) and not (spec.kind is NetworkKind.CNI and spec.config):
-        hint = "such as 10.200.0.0/24" if needed != "conflist" else "or spec.config"
+        hint = _SUCH_AS.get(needed, "such as 10.200.0.0/24")
         yield Detail(path=f"spec.{needed}", message=f"is needed by {spec.kind}", hint=hint)
     yield from _gateways(spec)
     yield from overlaps(spec)
@@ -116,8 +121,9 @@ def refuse_client(
 ) -> None:
     """Raise 403 if the account may not make or change this network.
 
-    Hosts have routes to subnets of nat and routed networks, and a conflist runs programs on nodes.
-    So clients choose subnets within `free` only. `spec` None: only the namespace counts.
+    Hosts have routes to subnets of nat and routed networks, a conflist runs programs on nodes, and
+    a link leads to an operator's segment. So clients choose subnets within `free` only. `spec`
+    None: only the namespace counts.
     """
     if account.lower() in ADMINS:
         return
@@ -125,6 +131,8 @@ def refuse_client(
         raise _admin_only("a network of all namespaces", "use a namespace")
     if spec is None:
         return
+    if spec.link:
+        raise _admin_only(f"the link {spec.link} of hosts", "ask an operator to make the network")
     if spec.config:
         raise _admin_only("a conflist in a network", "name a conflist of the node")
     record = NetworkRecord(uid=_NO_UID, namespace=namespace, name="x", spec=spec, created_ns=0)
@@ -193,6 +201,10 @@ def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Non
     if spec.conflist and not any(spec.conflist in node.networks for node in nodes.values()):
         hint = "add the conflist to cni_conf_dir of a node first"
         found.append(Detail(path="spec.conflist", message="no node has it", hint=hint))
+    if spec.link and not any(node.links.get(spec.link) == spec.kind for node in nodes.values()):
+        hint = "add it to the setting links_allowed of a node's netd; it must exist there"
+        message = f"no node has and allows a {spec.kind} {spec.link}"
+        found.append(Detail(path="spec.link", message=message, hint=hint))
     if spec.config:
         found += _forbidden(spec.config, nodes.values())
     if found:

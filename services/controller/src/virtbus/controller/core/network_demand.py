@@ -25,6 +25,8 @@ class NetworkDemand(NamedTuple):
     """The nodes that have a subnet of each routed network; None: any."""
     plugins: frozenset[str] = frozenset()
     """CNI plugins that the node has to allow."""
+    links: frozenset[tuple[str, str]] = frozenset()
+    """Links that the node has to allow, each with the kind of its network."""
 
 
 def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
@@ -32,6 +34,7 @@ def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
     offered: set[str] = set()
     nodes: frozenset[str] | None = None
     plugins: set[str] = set()
+    links: set[tuple[str, str]] = set()
     for name in {network.network for network in spec.networks}:
         target = targets.get(name)
         if target is None:
@@ -41,11 +44,13 @@ def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
             offered.add(target.spec.conflist)
         if target.spec.config:
             plugins |= _plugins(target.spec.config)
+        if target.spec.link:
+            links.add((target.spec.link, target.spec.kind))
         if target.spec.subnets:
             static = _static(spec, name)
             there = frozenset(node for node in target.spec.subnets if _has(target, node, static))
             nodes = there if nodes is None else nodes & there
-    return NetworkDemand(frozenset(offered), nodes, frozenset(plugins))
+    return NetworkDemand(frozenset(offered), nodes, frozenset(plugins), frozenset(links))
 
 
 def _static(spec: VmSpec, network: str) -> list[Address]:

@@ -171,7 +171,10 @@ def _networks(want: Demand, node: Candidate) -> str | None:
     if missing:
         return f"has no network named {', '.join(missing)}"
     forbidden = sorted(want.networks.plugins.difference(node.record.cni_plugins))
-    return f"does not allow the CNI plugin {', '.join(forbidden)}" if forbidden else None
+    if forbidden:
+        return f"does not allow the CNI plugin {', '.join(forbidden)}"
+    links = sorted(want.networks.links.difference(node.record.links.items()))
+    return f"has or allows no {' and no '.join(f'{k} {n}' for n, k in links)}" if links else None
 
 
 def _vcpus(want: Demand, node: Candidate) -> str | None:

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.dhcp import DhcpLease
+from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.core.subnet import choose_address
 from virtbus.schemas.address_pool import AddressPool, pool_of
 from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
@@ -108,6 +110,44 @@ def _check_asked(nic: Nic, pools: Sequence[AddressPool], taken: Collection[str])
             message = f"another VM on this node has {text}; give '{nic.name}' another address"
             detail = Detail(path=path, message=message)
             raise VirtbusError(Code.CONFLICT, "address_in_use", message, details=(detail,))
+
+
+def on_segment(nic: Nic, link_mtu: int) -> Nic:
+    """Return an interface on a segment, without an address until its guest has a lease.
+
+    Raises:
+        VirtbusError: 422 `mtu_too_large` if the network's or the record's MTU exceeds the link's.
+    """
+    asked = (nic.target.spec.mtu if nic.target is not None else None) or link_mtu
+    if asked > link_mtu:
+        message = (
+            f"the network '{nic.network}' has an MTU of {asked}, and its link on this node has "
+            f"{link_mtu}; lower the network's"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "mtu_too_large", message)
+    return nic.model_copy(update={"addresses": (), "gateway": "", "mtu": mtu_within(nic, asked)})
+
+
+def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> Attachment:
+    """Return the attachment with the address of a lease, if interface `index` is on a segment.
+
+    Raises:
+        VirtbusError: 403 `lease_refused` for an address of a host, because the agent connects to
+            the addresses of guests for its clients.
+    """
+    nic = next((one for one in vm.nics if one.index == index and one.on_segment), None)
+    if nic is None:
+        return vm
+    address = lease.address.ip
+    if address in reach.hosts or not is_host(address):
+        message = (
+            f"a DHCP server of the network '{nic.network}' gave the guest {address}, which belongs "
+            "to a host of the fleet or is no host's; correct the server's range"
+        )
+        raise VirtbusError(Code.DENIED, "lease_refused", message)
+    gateway = str(lease.router) if lease.router is not None else ""
+    update = {"addresses": (str(lease.address),), "gateway": gateway}
+    return replaced(vm, nic.model_copy(update=update))
 
 
 def _kept(nic: Nic, pool: AddressPool, used: Collection[str]) -> str | None:

@@ -5,6 +5,10 @@ frames that no rule allows. So VLAN, STP, LLDP and foreign sources need no rule 
 neither does IPv6 of a guest without IPv6 addresses. It also drops DHCP and router solicitations
 from the guest: netd's packet socket on the tap reads them before this hook.
 Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
+
+On a segment, the guest's frames reach other hosts without being routed by this one. So the chain
+also drops packets to hosts of the fleet (ADR 0036). The guest asks the segment's DHCP server by
+broadcast, and has the address that this server gives it.
 """
 
 import hashlib
@@ -16,6 +20,7 @@ from virtbus.netd.core import nft, nft_counters, nft_tables
 from virtbus.netd.core.ipv6_frame import SERVER6_PORT, link_local_of
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.core.reach import METADATA, ReachRules
 
 TABLE = "virtbus"
 _EXTENSIONS = (0, 43, 60, 135, 139, 140)
@@ -24,7 +29,9 @@ _ROUTER_SOLICITATION, _ROUTER_ADVERTISEMENT, _REDIRECT = 133, 134, 137
 _NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT = 135, 136
 _INGRESS = 0
 _UNSPECIFIED, _UNSPECIFIED6 = IPv4Address(0), IPv6Address(0)
-_DHCP_SERVER_PORT = 67
+_DHCP_CLIENT_PORT, _DHCP_SERVER_PORT = 68, 67
+_HOSTS = "hosts"
+_BROADCAST = IPv4Address("255.255.255.255")
 _DNS_PORT = 53
 _DNS_TCP_HZ = 200
 """Packets a second of one guest to TCP port 53 of its gateway: 30 short queries, or 500 KiB."""
@@ -39,6 +46,8 @@ class Tap:
     addresses: tuple[IPv4Address, ...]
     gateway: IPv4Address | None = None
     addresses6: tuple[IPv6Address, ...] = ()
+    reach: ReachRules | None = None
+    """On a segment: the addresses that the guest may and may not reach."""
 
 
 Rules = list[tuple[str, tuple[bytes, ...]]]
@@ -62,8 +71,7 @@ def _rules(tap: Tap) -> Rules:
     raw = mac_bytes(tap.mac)
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
-    arp, ip = nft.ether_type(nft.ETHERTYPE_ARP), nft.ether_type(nft.ETHERTYPE_IP)
-    udp = nft.ip_protocol(nft.UDP)
+    arp = nft.ether_type(nft.ETHERTYPE_ARP)
     return [
         ("mac", (*nft.ether_source_is_not(raw), *refuse)),
         # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
@@ -72,13 +80,23 @@ def _rules(tap: Tap) -> Rules:
             for address in (*tap.addresses, _UNSPECIFIED)
         ),
         ("arp", (*arp, *refuse)),
+        *(_segment(tap, tap.reach) if tap.reach is not None else _bridged(tap)),
+        *(_rules6(tap) if tap.addresses6 else []),
+        ("protocol", refuse),
+    ]
+
+
+def _bridged(tap: Tap) -> Rules:
+    """Return the rules for IPv4 on a network of virtbus, whose host has rules about the reach."""
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
+    ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
+    return [
         ("", (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), refuse[-1])),
         ("dhcp", (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse)),
         *([("", _too_many(tap.gateway))] if tap.gateway is not None else []),
         *(("", (*ip, *nft.ip_source(address), accept)) for address in tap.addresses),
         ("address", (*ip, *refuse)),
-        *(_rules6(tap) if tap.addresses6 else []),
-        ("protocol", refuse),
     ]
 
 
@@ -117,6 +135,51 @@ def _rules6(tap: Tap) -> Rules:
     ]
 
 
+def _segment(tap: Tap, reach: ReachRules) -> Rules:
+    """Return the rules for IPv4 on a segment."""
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
+    ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
+    asks = (
+        *nft.ip_destination(_BROADCAST),
+        *udp,
+        *nft.source_port(_DHCP_CLIENT_PORT),
+        *nft.destination_port(_DHCP_SERVER_PORT),
+    )
+    own = tap.addresses[:1]
+    foreign = nft.ip_source_is_not(own[0]) if own else ()
+    opened = [
+        *(nft.ip_destination_in(network) for network in reach.opened),
+        *(
+            (
+                *nft.ip_destination(server),
+                *nft.ip_protocol(protocol),
+                *nft.destination_port(_DNS_PORT),
+            )
+            for server in reach.dns
+            for protocol in (nft.UDP, nft.TCP)
+        ),
+    ]
+    closed = [
+        nft.ip_destination(METADATA),
+        *(nft.ip_destination_in(network) for network in reach.closed),
+        nft.ip_destination_among(_hosts_of(reach)),
+    ]
+    return [
+        *(("", (*ip, *nft.ip_source(address), *asks, accept)) for address in (*own, _UNSPECIFIED)),
+        ("dhcp", (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse)),
+        ("address", (*ip, *foreign, *refuse)),
+        *(("", (*ip, *match, accept)) for match in opened),
+        *(("reach", (*ip, *match, *refuse)) for match in closed),
+        ("", (*ip, accept)),
+    ]
+
+
+def _hosts_of(reach: ReachRules) -> nft.AddressSet:
+    four = (one for one in reach.hosts if isinstance(one, IPv4Address))
+    return nft.AddressSet(_HOSTS, 1, tuple(sorted(four)))
+
+
 def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
     to_resolver = (
         *nft.ether_type(nft.ETHERTYPE_IP),
@@ -131,6 +194,8 @@ def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
 def _named(tap: Tap) -> str:
     """Return a chain name with a hash of the rules, which replaces a comparison of the rules."""
     content = b"".join(part for _, expressions in _rules(tap) for part in expressions)
+    if tap.reach is not None:
+        content += b"".join(address.packed for address in _hosts_of(tap.reach).addresses)
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
@@ -139,14 +204,16 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
 
     `replace` removes an existing table first.
     """
-    make = nft_tables.replace_table if replace else nft_tables.new_table
     chains, rules = [], []
     for tap in taps:
         found = [expressions for _, expressions in _rules(tap)]
         name = _named(tap)
         chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.NftVerdict.DROP, device=tap.name))
         rules += [nft.NftRule(name, expressions) for expressions in found]
-    return make(nft.Family.NETDEV, TABLE, chains, rules)
+    sets = {_hosts_of(tap.reach) for tap in taps if tap.reach is not None}  # all are equal
+    if replace:
+        return nft_tables.replace_table(nft.Family.NETDEV, TABLE, chains, rules, tuple(sets))
+    return nft_tables.new_table(nft.Family.NETDEV, TABLE, chains, rules, tuple(sets))
 
 
 def list_rules(tap: Tap) -> NetlinkCall:

@@ -9,7 +9,7 @@ from pydantic import Field
 from virtbus.netd.core import names
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
-from virtbus.schemas.network_object import NetworkTarget
+from virtbus.schemas.network_object import BUILT_IN, ON_SEGMENTS, NetworkKind, NetworkTarget
 from virtbus.schemas.nic import NicLimits
 from virtbus.schemas.publish import PublishedPort
 
@@ -23,8 +23,17 @@ class NicKind(StrEnum):
     ROUTED = "routed"
     ISOLATED = "isolated"
     """As BRIDGE, with the bridge and the rules of a network object."""
+    HOST_BRIDGE = "host-bridge"
+    """A veth to an existing bridge of the host, which a network object of kind `bridge` names."""
+    MACVTAP = "macvtap"
+    """A macvlan link on an interface of the host."""
     CNI = "cni"
     """The plugins of a conflist."""
+
+    @classmethod
+    def of(cls, kind: NetworkKind) -> "NicKind":
+        """Return the kind of an interface on a network object."""
+        return cls.HOST_BRIDGE if kind is NetworkKind.BRIDGE else cls(kind)
 
 
 class Route(LenientModel):
@@ -103,6 +112,20 @@ class Nic(LenientModel):
     def place(self) -> str:
         """Return the uid of its network object; empty for the built-in network."""
         return self.target.uid if self.target is not None else ""
+
+    @property
+    def host_place(self) -> str:
+        """Return what identifies the host's bridge or interface that it is on; empty for CNI."""
+        if self.kind is NicKind.CNI:
+            return ""
+        if self.target is None:
+            return BUILT_IN
+        return self.target.spec.link or self.target.uid
+
+    @property
+    def on_segment(self) -> bool:
+        """Return True if the DHCP server of a segment gives the guest its address."""
+        return self.target is not None and self.target.spec.kind in ON_SEGMENTS
 
     @property
     def eth(self) -> str:

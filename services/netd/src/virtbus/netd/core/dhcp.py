@@ -118,6 +118,34 @@ class DhcpAnswer:
     unicast: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DhcpLease:
+    """The address and router that another server gives a guest."""
+
+    address: IPv4Interface
+    router: IPv4Address | None = None
+
+
+def lease_of(message: bytes, mac: bytes) -> DhcpLease | None:
+    """Return the lease in a server's acknowledgement to `mac`; None for any other message."""
+    if len(message) < _FIXED.size + 4 or message[_FIXED.size : _FIXED.size + 4] != _MAGIC:
+        return None
+    fields = _FIXED.unpack_from(message)
+    options = _options(message[_FIXED.size + 4 :])
+    given = IPv4Address(fields[8])
+    if (fields[0], fields[11][:6]) != (_BOOTREPLY, mac) or options is None or given == ANY:
+        return None
+    if options.get(Option.MESSAGE_TYPE) != bytes((MessageType.ACK,)):
+        return None
+    routers = options.get(Option.ROUTER, b"")
+    router = IPv4Address(routers[:4]) if len(routers) >= 4 else None
+    try:
+        mask = IPv4Address(options.get(Option.MASK, b"\xff\xff\xff\xff"))
+        return DhcpLease(IPv4Interface(f"{given}/{mask}"), router)
+    except ValueError:
+        return None
+
+
 def parse(message: bytes) -> DhcpRequest | None:
     """Return the request in a UDP payload; None for anything but a complete DHCP request."""
     if len(message) < _FIXED.size + 4 or message[_FIXED.size : _FIXED.size + 4] != _MAGIC:

@@ -21,28 +21,30 @@ _LDH, _LDB, _LDW = 0x28, 0x30, 0x20
 _LDX_IP_LENGTH, _LDH_INDEXED = 0xB1, 0x48
 _JUMP_IF_EQUAL, _JUMP_IF_SET, _RETURN = 0x15, 0x45, 0x06
 _MAX_FRAME_BYTES = 2048
+_PACKET_TYPE, _PACKET_OUTGOING = 0xFFFFF004, 4
+"""The ancillary load of a packet's direction (`SKF_AD_PKTTYPE`)."""
+
+_Step = tuple[int, str, str, int]
+"""An instruction; its jumps go to labels, and an empty label is the next instruction."""
+BpfStep = tuple[int, int, int, int]
+"""An instruction of the kernel."""
 
 
-def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
+def request_filter(mac: bytes) -> list[BpfStep]:
     """Return BPF instructions that pass only a guest's requests to netd from `mac`.
 
     These are unfragmented UDP datagrams to port 67 of IPv4, and, directly behind the header of
     IPv6, UDP datagrams to port 547 and router solicitations.
     """
-    program: list[tuple[int, str, str, int]] = [
+    source: list[_Step] = [
         (_LDW, "", "", 8),
         (_JUMP_IF_EQUAL, "", "drop", int.from_bytes(mac[2:], "big")),
         (_LDH, "", "", 6),
         (_JUMP_IF_EQUAL, "", "drop", int.from_bytes(mac[:2], "big")),
         (_LDH, "", "", 12),
         (_JUMP_IF_EQUAL, "", "ipv6", 0x0800),
-        (_LDB, "", "", 23),
-        (_JUMP_IF_EQUAL, "", "drop", _UDP),
-        (_LDH, "", "", 20),
-        (_JUMP_IF_SET, "drop", "", _MORE_OR_OFFSET),
-        (_LDX_IP_LENGTH, "", "", _ETHERNET_BYTES),
-        (_LDH_INDEXED, "", "", _ETHERNET_BYTES + 2),
-        (_JUMP_IF_EQUAL, "pass", "drop", SERVER_PORT),
+    ]
+    six: list[_Step] = [
         (_JUMP_IF_EQUAL, "", "drop", _ETHERTYPE_IPV6),
         (_LDB, "", "", _ETHERNET_BYTES + 6),
         (_JUMP_IF_EQUAL, "", "icmp6", _UDP),
@@ -51,11 +53,42 @@ def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
         (_JUMP_IF_EQUAL, "", "drop", _ICMP6),
         (_LDB, "", "", _ETHERNET_BYTES + _IPV6_BYTES),
         (_JUMP_IF_EQUAL, "pass", "drop", _ROUTER_SOLICITATION),
-        (_RETURN, "", "", _MAX_FRAME_BYTES),
-        (_RETURN, "", "", 0),
     ]
-    last = len(program) - 1
-    places = {"ipv6": 13, "icmp6": 18, "pass": last - 1, "drop": last}
+    before = [*source, *_datagrams(SERVER_PORT)]
+    return _assembled([*before, *six], {"ipv6": len(before), "icmp6": len(before) + 5})
+
+
+def reply_filter() -> list[BpfStep]:
+    """Return BPF instructions that pass only unfragmented UDP datagrams to port 68.
+
+    They must leave by the link: a guest must not answer itself.
+    """
+    leaving: list[_Step] = [
+        (_LDW, "", "", _PACKET_TYPE),
+        (_JUMP_IF_EQUAL, "", "drop", _PACKET_OUTGOING),
+        (_LDH, "", "", 12),
+        (_JUMP_IF_EQUAL, "", "drop", 0x0800),
+    ]
+    return _assembled([*leaving, *_datagrams(CLIENT_PORT)], {})
+
+
+def _datagrams(port: int) -> list[_Step]:
+    """Return the instructions about IPv4 that pass unfragmented UDP datagrams to `port`."""
+    return [
+        (_LDB, "", "", 23),
+        (_JUMP_IF_EQUAL, "", "drop", _UDP),
+        (_LDH, "", "", 20),
+        (_JUMP_IF_SET, "drop", "", _MORE_OR_OFFSET),
+        (_LDX_IP_LENGTH, "", "", _ETHERNET_BYTES),
+        (_LDH_INDEXED, "", "", _ETHERNET_BYTES + 2),
+        (_JUMP_IF_EQUAL, "pass", "drop", port),
+    ]
+
+
+def _assembled(steps: list[_Step], labels: dict[str, int]) -> list[BpfStep]:
+    """Return the program with its two ends, `pass` and `drop`, and with distances for labels."""
+    program: list[_Step] = [*steps, (_RETURN, "", "", _MAX_FRAME_BYTES), (_RETURN, "", "", 0)]
+    places = {**labels, "pass": len(steps), "drop": len(steps) + 1}
 
     def jump(at: int, way: str) -> int:
         return places[way] - at - 1 if way else 0
@@ -66,8 +99,8 @@ def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def payload(frame: bytes) -> bytes | None:
-    """Return the DHCP message in a frame to port 67; None if lengths are inconsistent."""
+def payload(frame: bytes, port: int = SERVER_PORT) -> bytes | None:
+    """Return the DHCP message in a frame to `port`; None if lengths are inconsistent."""
     if len(frame) < _ETHERNET_BYTES + _IP_BYTES + _UDP_BYTES:
         return None
     header = frame[_ETHERNET_BYTES]
@@ -77,7 +110,7 @@ def payload(frame: bytes) -> bytes | None:
     if header >> 4 != 4 or start < _ETHERNET_BYTES + _IP_BYTES or start + _UDP_BYTES > end:
         return None
     _source, destination, length, _checksum = struct.unpack_from("!HHHH", frame, start)
-    if destination != SERVER_PORT or length < _UDP_BYTES or start + length > end:
+    if destination != port or length < _UDP_BYTES or start + length > end:
         return None
     return frame[start + _UDP_BYTES : start + length]
 

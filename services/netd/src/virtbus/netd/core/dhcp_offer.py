@@ -32,7 +32,7 @@ class DhcpSettings:
 def offers_of(
     attachment: Attachment, site: DhcpSettings, names_domain: str = ""
 ) -> list[Offer | None]:
-    """Return an offer per interface, in order; None for one without an IPv4 address.
+    """Return an offer per interface, in order; None for one that netd does not answer.
 
     Only the first interface with a gateway gives the guest a default route. `names_domain` is the
     domain of VMs' names, which the gateway of the built-in network resolves; empty: none are.
@@ -40,6 +40,9 @@ def offers_of(
     offers: list[Offer | None] = []
     routed = False
     for nic in attachment.nics:
+        if nic.on_segment:
+            offers.append(None)  # its own server answers
+            continue
         resolved = names_domain if nic.kind is NicKind.BRIDGE else ""
         around = replace(site, dns=()) if nic.kind is NicKind.ISOLATED else site
         offer = _offer(attachment, nic, _named(attachment, nic, around, resolved), routed=routed)

@@ -38,14 +38,21 @@ def read_attribute(message: bytes, kind: int) -> bytes:
     return find_attr(message, HEADER_BYTES + len(_LINK), kind)
 
 
-def new_veth(name: str, peer: str, peer_netns_fd: int, *, peer_mac: str) -> NetlinkCall:
+def new_veth(
+    name: str, peer: str, peer_netns_fd: int, *, peer_mac: str, mac: str = "", mtu: int = 0
+) -> NetlinkCall:
     """Return the call that ensures a veth pair, both ends down.
 
-    The end `name` is here, the end `peer` is in another namespace.
+    The end `name` is here, the end `peer` is in another namespace. Without `mac` and `mtu`, the
+    kernel chooses.
     """
-    other = _LINK + text(IFLA_IFNAME, peer) + attr(IFLA_ADDRESS, mac_bytes(peer_mac))
+    size = attr(IFLA_MTU, struct.pack("=I", mtu)) if mtu else b""
+    other = _LINK + text(IFLA_IFNAME, peer) + attr(IFLA_ADDRESS, mac_bytes(peer_mac)) + size
     other += attr(28, struct.pack("=I", peer_netns_fd))
-    body = _LINK + text(IFLA_IFNAME, name) + nest(18, text(1, "veth"), nest(2, attr(1, other)))
+    own = (attr(IFLA_ADDRESS, mac_bytes(mac)) if mac else b"") + size
+    body = (
+        _LINK + text(IFLA_IFNAME, name) + own + nest(18, text(1, "veth"), nest(2, attr(1, other)))
+    )
     flags = NLM_F_CREATE | NLM_F_EXCL
     return NetlinkCall(f"add veth {name}", 16, flags, body, tolerated=(errno.EEXIST,))
 

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
-from virtbus.netd.core.reach import ReachRules
+from virtbus.netd.core.reach import METADATA, ReachRules
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
@@ -18,8 +18,6 @@ _FILTER, _SOURCE_NAT = 0, 100
 
 _DNS_PORT = 53
 
-METADATA = IPv4Address("169.254.169.254")
-"""Address of the host's own cloud metadata, which contains credentials that no guest may read."""
 METADATA6 = IPv6Address("fd00:ec2::254")
 ROUTER = IPv6Interface("fe80::1/64")
 """The link-local address of every bridge with IPv6: guests have it as their default router."""
@@ -71,6 +69,15 @@ def host_table(
         nft.Chain("postrouting", _POSTROUTING, _SOURCE_NAT, kind="nat"),
     ]
     rules = [
+        # a guest on a segment reaches this host without being routed by its own
+        nft.rule(
+            "input",
+            nft.comes_from_elsewhere_than(bridge),
+            nft.comes_from_elsewhere_than("lo"),
+            ipv4,
+            nft.ip_destination(gateway.ip),
+            drop,
+        ),
         *_opened("input", bridge, reach),
         nft.rule(
             "input",

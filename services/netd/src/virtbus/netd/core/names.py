@@ -72,6 +72,14 @@ def wire_mac(uid: str, index: int) -> str:
     return _hashed_mac("wire", uid, str(index))
 
 
+def outer_mac(uid: str, index: int) -> str:
+    """Return the MAC of a host end on a bridge of the host.
+
+    A bridge without an address of its own takes the lowest one of its ports. This one is high.
+    """
+    return "fe:" + wire_mac(uid, index)[3:]
+
+
 def bridge_mac(subnet: str) -> str:
     """Return the MAC of the host bridge. It never changes, because guests cache it (ARP)."""
     return _hashed_mac("bridge", subnet)

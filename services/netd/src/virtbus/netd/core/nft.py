@@ -123,6 +123,11 @@ def ip_source(address: IPv4Address) -> tuple[bytes, ...]:
     return _load(_NETWORK, 12, 4), _compare(address.packed)
 
 
+def ip_source_is_not(address: IPv4Address) -> tuple[bytes, ...]:
+    """Match another IPv4 source address."""
+    return _load(_NETWORK, 12, 4), _compare(address.packed, _NEQ)
+
+
 def ip_source_in(network: IPv4Network) -> tuple[bytes, ...]:
     """Match an IPv4 source inside `network`."""
     return _address_in(12, network)

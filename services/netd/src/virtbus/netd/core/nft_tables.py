@@ -59,10 +59,14 @@ def batch(calls: Sequence[NetlinkCall]) -> list[NetlinkCall]:
 
 
 def new_table(
-    family: Family, name: str, chains: Sequence[Chain], rules: Sequence[NftRule]
+    family: Family,
+    name: str,
+    chains: Sequence[Chain],
+    rules: Sequence[NftRule],
+    sets: Sequence[AddressSet] = (),
 ) -> list[NetlinkCall]:
     """Return the transaction that makes a table that does not exist."""
-    return batch(_contents(family, name, chains, rules))
+    return batch(_contents(family, name, chains, rules, sets))
 
 
 def replace_table(
@@ -77,16 +81,19 @@ def replace_table(
     It waits for an RCU grace period (8-16 ms), so use `new_table` if there is no table.
     """
     emptied = [_table(family, name), delete_table(family, name)]
-    made = [call for one in sets for call in _set(family, name, one)]
-    table, *contents = _contents(family, name, chains, rules)
-    return batch([*emptied, table, *made, *contents])
+    return batch([*emptied, *_contents(family, name, chains, rules, sets)])
 
 
 def _contents(
-    family: Family, name: str, chains: Sequence[Chain], rules: Sequence[NftRule]
+    family: Family,
+    name: str,
+    chains: Sequence[Chain],
+    rules: Sequence[NftRule],
+    sets: Sequence[AddressSet],
 ) -> list[NetlinkCall]:
     return [
         _table(family, name),
+        *(call for one in sets for call in _set(family, name, one)),
         *(_chain(family, name, chain) for chain in chains),
         *(_rule(family, name, each) for each in rules),
     ]

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
-from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.schemas.network import LinkState, PlugState
 from virtbus.schemas.network_path import NicPath, PathFault
 
+_WITHOUT_END = frozenset({NicKind.CNI, NicKind.MACVTAP})
 RESTART = "`virtbus vm restart` gives the guest its network again"
 MENDED = "netd restores it within five minutes, `virtbus node audit --repair` at once"
 
@@ -19,7 +20,7 @@ def paths_of(attachment: Attachment, bridges: Mapping[str, str]) -> tuple[NicPat
             kind=str(nic.kind),
             bridge=nic.bridge,
             link=nic.eth,
-            host_link=nic.host_link if nic.name in bridges else "",
+            host_link=nic.host_link if nic.kind not in _WITHOUT_END else "",
             host_bridge=bridges.get(nic.name, ""),
             plugins=_plugins(nic),
             limits=_limits(nic),

@@ -88,5 +88,5 @@ def _asked(record: VmRecord, interface: Interface, target: NetworkTarget | None)
 def _kind(network: str, target: NetworkTarget | None) -> NicKind:
     """Return the kind of a network: without an object, it is a conflist of the node."""
     if target is not None:
-        return NicKind(target.spec.kind)
+        return NicKind.of(target.spec.kind)
     return NicKind.BRIDGE if network == BUILT_IN else NicKind.CNI

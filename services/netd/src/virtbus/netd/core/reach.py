@@ -11,6 +11,8 @@ from ipaddress import IPv4Address, IPv4Network, ip_address
 from virtbus.schemas.address_pool import Address as Address
 from virtbus.schemas.address_pool import Net
 
+METADATA = IPv4Address("169.254.169.254")
+"""Address of the host's own cloud metadata, which contains credentials that no guest may read."""
 MAX_ADDRESSES = 8192
 """Maximum number of hosts' addresses, more than a fleet has.
 

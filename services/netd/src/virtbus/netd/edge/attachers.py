@@ -10,11 +10,15 @@ from typing import Protocol
 
 from virtbus.netd.core.address_assignment import addressed
 from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
+from virtbus.netd.core.bridge_ports import refuse_full
+from virtbus.netd.edge.bridge_attacher import HostBridgeAttacher
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.host_bridges import HostBridges
 from virtbus.netd.edge.host_ends import plug, replug, unplugged
+from virtbus.netd.edge.macvtap_attacher import MacvtapAttacher
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.segments import Segments
 
 
 class Attacher(Protocol):
@@ -50,12 +54,9 @@ class BridgeAttacher:
 
     def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
         bridge = self.bridges.of(nic)
-        taken = {
-            address.partition("/")[0]
-            for other in others
-            if other.kind is nic.kind and other.place == nic.place
-            for address in other.addresses
-        }
+        ports = [one for one in others if one.kind is nic.kind and one.place == nic.place]
+        refuse_full(nic, len(ports))
+        taken = {address.partition("/")[0] for one in ports for address in one.addresses}
         return addressed(nic, vm.uid, bridge.gateways.all, taken)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
@@ -119,16 +120,26 @@ class CniAttacher:
 class Attachers:
     """The attacher of each kind of network."""
 
-    def __init__(self, bridges: HostBridges, cni: Cni) -> None:
+    def __init__(self, bridges: HostBridges, cni: Cni, segments: Segments) -> None:
         self.bridges = bridges
+        self.segments = segments
         bridged = BridgeAttacher(bridges)
         self._of: Mapping[NicKind, Attacher] = {
             NicKind.BRIDGE: bridged,
             NicKind.NAT: bridged,
             NicKind.ROUTED: bridged,
             NicKind.ISOLATED: bridged,
+            NicKind.HOST_BRIDGE: HostBridgeAttacher(segments),
+            NicKind.MACVTAP: MacvtapAttacher(segments),
             NicKind.CNI: CniAttacher(cni),
         }
+
+    def host_side(self, nic: Nic) -> str:
+        """Return the bridge or interface of the host that an interface is on; empty for CNI."""
+        if nic.kind is NicKind.CNI:
+            return ""
+        link = nic.target.spec.link if nic.target is not None else None
+        return link or self.bridges.name_of(nic)
 
     def plan(self, vm: Attachment, others: Sequence[Nic]) -> Attachment:
         """Return the attachment with an address or a conflist for each interface."""

@@ -1,5 +1,7 @@
 """Answers DHCP, DHCPv6 and router solicitations on the taps, by one packet socket per interface.
 
+On a segment, another server answers. Then the socket reads its answers to the guest.
+
 When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
 sockets. A guest tolerates that for its lease time. Guests with IPv6 also get router advertisements
 that they did not ask for, which renew their default route.
@@ -12,10 +14,12 @@ import logging
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from virtbus.netd.core.dhcp import MessageType, answer, parse
+from virtbus.netd.core.dhcp import DhcpLease, MessageType, answer, lease_of, parse
 from virtbus.netd.core.dhcp6 import Offer6, answer6, parse6
-from virtbus.netd.core.dhcp_frame import payload, reply_frame
+from virtbus.netd.core.dhcp_frame import CLIENT_PORT, payload, reply_frame
 from virtbus.netd.core.dhcp_offer import Offers
 from virtbus.netd.core.ipv6_frame import advertisement_frame, dhcp6_frame, heard
 from virtbus.netd.core.router_advertisement import EVERY_S, advertisement
@@ -39,18 +43,39 @@ _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 """Errors that do not end the socket: the link was down, or the guest reads too slowly."""
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """In place of an offer: another server answers the interface `index` with this MAC."""
+
+    index: int
+    mac: bytes
+
+
+Leased = Callable[[str, int, DhcpLease], None]
+"""Called with a uid, the index of an interface on a segment, and its lease."""
+
+
+def _ignore(_uid: str, _index: int, _lease: DhcpLease) -> None:
+    return
+
+
 class DhcpServer:
     """Answers DHCP for each VM from `serve` to `stop`; owns the sockets that `serve` gets."""
 
     def __init__(self) -> None:
         self._interfaces: dict[str, list[_Interface]] = {}
+        self.leased: Leased = _ignore
 
-    def serve(self, uid: str, sockets: list[socket.socket], offers: list[Offers]) -> None:
+    def serve(self, uid: str, sockets: list[socket.socket], offers: list[Offers | Foreign]) -> None:
         """Answer on each socket with its offers, replacing earlier ones."""
         self.stop(uid)
         self._interfaces[uid] = [
-            _Interface(uid, packets, offer) for packets, offer in zip(sockets, offers, strict=True)
+            _Interface(uid, packets, offer, self._tell)
+            for packets, offer in zip(sockets, offers, strict=True)
         ]
+
+    def _tell(self, uid: str, index: int, lease: DhcpLease) -> None:
+        self.leased(uid, index, lease)
 
     def stop(self, uid: str) -> None:
         """Stop answering `uid`. A thread closes its sockets."""
@@ -96,10 +121,14 @@ def _closing(sockets: list[socket.socket]) -> threading.Thread:
 
 
 class _Interface:
-    def __init__(self, uid: str, packets: socket.socket, offers: Offers) -> None:
+    def __init__(
+        self, uid: str, packets: socket.socket, offers: Offers | Foreign, leased: Leased
+    ) -> None:
         self._uid = uid
+        self._leased = leased
         self.socket = packets
-        self._offer, self._offer6 = offers.four, offers.six
+        self._offer = offers if isinstance(offers, Foreign) else offers.four
+        self._offer6 = None if isinstance(offers, Foreign) else offers.six
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
@@ -166,18 +195,29 @@ class _Interface:
             self.socket.send(dhcp6_frame(reply, message.source, offer))
 
     def _answer(self, frame: bytes) -> None:
+        offer = self._offer
+        if isinstance(offer, Foreign):
+            self._overhear(frame, offer)
+            return
         message = payload(frame)
         request = parse(message) if message is not None else None
-        if request is None or self._offer is None:
+        if request is None or offer is None:
             return
         if request.kind in set(MessageType):
             self.seen[MessageType(request.kind)] += 1
         if request.kind == MessageType.DECLINE:
             extra = {"code": "address_declined", "uid": self._uid}
-            log.warning("the guest reports that %s is in use", self._offer.address, extra=extra)
-        reply = answer(request, self._offer)
+            log.warning("the guest reports that %s is in use", offer.address, extra=extra)
+        reply = answer(request, offer)
         if reply is None:
             return
-        offer = self._offer
         frame = reply_frame(reply, offer.server, offer.server_mac, offer.mac)
         self.socket.send(frame)
+
+    def _overhear(self, frame: bytes, foreign: Foreign) -> None:
+        """Tell of a lease that another server gives this interface."""
+        message = payload(frame, CLIENT_PORT)
+        lease = lease_of(message, foreign.mac) if message is not None else None
+        if lease is not None:
+            self.seen[MessageType.ACK] += 1
+            self._leased(self._uid, foreign.index, lease)

@@ -1,5 +1,6 @@
 """Installs and checks the anti-spoofing filters of taps, in the calling thread's namespace."""
 
+from collections import Counter
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Interface
 
@@ -13,10 +14,11 @@ from virtbus.netd.core.antispoof import (
 )
 from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.core.nft_counters import counted_packets
+from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 
 
-def _taps(nics: Sequence[Nic]) -> list[Tap]:
+def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
     return [
         Tap(
             nic.tap,
@@ -24,41 +26,45 @@ def _taps(nics: Sequence[Nic]) -> list[Tap]:
             tuple(IPv4Interface(address).ip for address in nic.addresses4),
             IPv4Address(nic.gateway) if nic.kind is NicKind.BRIDGE and nic.gateway else None,
             tuple(IPv6Interface(address).ip for address in nic.addresses6),
+            reach if nic.on_segment else None,
         )
         for nic in nics
     ]
 
 
-def faults(nics: Sequence[Nic]) -> list[str]:
+def faults(nics: Sequence[Nic], reach: ReachRules) -> list[str]:
     """Return a message for each tap of `nics` whose current filter is missing."""
     with Netlink(NETLINK_NETFILTER) as filters:
         return [
             f"the filter of {tap.name} is gone"
-            for tap in _taps(nics)
+            for tap in _taps(nics, reach)
             if filters.ask(has_chain(tap)) is None
         ]
 
 
-def refused(nics: Sequence[Nic]) -> list[dict[str, int]]:
+def refused(nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
     """Return the packets that the filter of each interface has dropped, by rule.
 
     The counts start at zero when netd replaces a filter.
     """
     with Netlink(NETLINK_NETFILTER) as filters:
         found = []
-        for tap in _taps(nics):
+        for tap in _taps(nics, reach):
             rules = (counted_packets(one.message) for one in filters.dump(list_rules(tap)))
             counts = [count for count in rules if count is not None]
-            found.append(dict(zip(refusals(tap), counts, strict=True)))
+            totals: Counter[str] = Counter()
+            for rule, count in zip(refusals(tap), counts, strict=True):
+                totals[rule] += count
+            found.append(dict(totals))
     return found
 
 
-def guard(nics: Sequence[Nic]) -> None:
-    """Ensure the filters of `nics` in the namespace.
+def guard(nics: Sequence[Nic], reach: ReachRules) -> None:
+    """Ensure the filters of `nics` in the namespace; `reach` concerns interfaces on segments.
 
     Unless all are current, one transaction replaces the namespace's nftables table.
     """
-    taps = _taps(nics)
+    taps = _taps(nics, reach)
     with Netlink(NETLINK_NETFILTER) as filters:
         stands = filters.ask(has_table()) is not None
         if not stands or any(filters.ask(has_chain(tap)) is None for tap in taps):

@@ -14,11 +14,11 @@ from ipaddress import IPv4Interface
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.netd.core.dhcp_frame import request_filter
+from virtbus.netd.core.dhcp_frame import reply_filter, request_filter
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.edge import filters, links, taps, tuning
 from virtbus.netd.edge.attachers import Attachers
-from virtbus.netd.edge.host_bridges import is_bridged
+from virtbus.netd.edge.host_bridges import has_host_end
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.counters import Counters, NicCounters, Traffic
@@ -44,10 +44,10 @@ class GuestLinks:
     def open_namespace(self, attachment: Attachment) -> None:
         """Make the namespace if it is missing, and connect the interfaces to the host."""
         with Netlink() as host:
-            bridged = [nic for nic in attachment.nics if is_bridged(nic)]
-            self._attachers.prepare(host, bridged)
+            self._attachers.prepare(host, attachment.nics)
             stands = self._namespaces.exists(attachment.netns)
-            _claim(host, attachment.uid, bridged, fresh=not stands)
+            ends = [nic for nic in attachment.nics if has_host_end(nic)]
+            _claim(host, attachment.uid, ends, fresh=not stands)
             if stands:
                 self._namespaces.enter(attachment.netns)
             else:
@@ -72,8 +72,9 @@ class GuestLinks:
             inside.do(
                 [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
             )
+            inside.do([call for nic in attachment.nics for call in _delivered(inside, nic)])
             tuning.limit(inside, attachment.nics)
-            filters.guard(attachment.nics)
+            filters.guard(attachment.nics, self._bridge.reach)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
         return _dhcp_sockets(attachment.nics)
 
@@ -110,7 +111,7 @@ class GuestLinks:
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
             found += tuning.faults(inside, attachment.nics)
-        return found + filters.faults(attachment.nics)
+        return found + filters.faults(attachment.nics, self._bridge.reach)
 
     def tune(self, attachment: Attachment) -> None:
         """Apply the link states and limits of `attachment`, also while a guest uses it."""
@@ -119,11 +120,16 @@ class GuestLinks:
             inside.do([tuning.link_state(nic) for nic in attachment.nics])
             tuning.limit(inside, attachment.nics, lift=True)
 
+    def guard(self, attachment: Attachment) -> None:
+        """Ensure the filters of an existing network, after its addresses or the reach changed."""
+        self._namespaces.enter(attachment.netns)
+        filters.guard(attachment.nics, self._bridge.reach)
+
     def counters(self, attachment: Attachment) -> Counters:
         """Return the counters of each interface. A tap receives what its guest sends."""
         nics = attachment.joined.nics
         self._namespaces.enter(attachment.netns)
-        refused = filters.refused(nics)
+        refused = filters.refused(nics, self._bridge.reach)
         with Netlink() as inside:
             taps_ = [links.find(inside, nic.tap) for nic in nics]
         found = [
@@ -256,12 +262,26 @@ def _delete(host: Netlink, names_: Collection[str]) -> None:
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
     wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
+    own = names.wire_mac(uid, nic.index) if nic.kind is NicKind.MACVTAP else None
     return [
-        links.new_bridge(nic.bridge, index=bridge),
+        links.new_bridge(nic.bridge, index=bridge, mac=own),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
         tuning.link_state(nic),
     ]
+
+
+def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
+    """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
+
+    A bridge keeps frames for the MAC of a port otherwise.
+    """
+    if nic.kind is not NicKind.MACVTAP:
+        return []
+    eth, tap = links.find(inside, nic.eth), links.find(inside, nic.tap)
+    if eth is None or tap is None or eth.mac != nic.mac:
+        return []
+    return [links.forget_local(eth.index, nic.mac), links.forward_to(tap.index, nic.mac)]
 
 
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
@@ -318,11 +338,11 @@ def _dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
 def _dhcp_socket(nic: Nic) -> socket.socket:
     """Return a packet socket on the tap that receives only the guest's DHCP requests.
 
-    The filter is set before the socket is bound, so no other frame is ever queued.
+    On a segment, it receives the answers to the guest instead. The filter is set before the socket
+    is bound, so no other frame is ever queued.
     """
-    program = b"".join(
-        struct.pack("=HBBI", *step) for step in request_filter(names.mac_bytes(nic.mac))
-    )
+    steps = reply_filter() if nic.on_segment else request_filter(names.mac_bytes(nic.mac))
+    program = b"".join(struct.pack("=HBBI", *step) for step in steps)
     buffer = create_string_buffer(program, len(program))
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     packets = socket.socket(socket.AF_PACKET, kind, 0)
@@ -332,7 +352,8 @@ def _dhcp_socket(nic: Nic) -> socket.socket:
             _SO_ATTACH_FILTER,
             struct.pack("@HP", len(program) // 8, addressof(buffer)),
         )
-        packets.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+        if not nic.on_segment:
+            packets.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _DHCP_BUFFER_BYTES)
         packets.bind((nic.tap, _ETH_P_ALL))
     except BaseException:

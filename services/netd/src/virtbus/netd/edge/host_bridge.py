@@ -48,7 +48,7 @@ class HostBridge:
         without it, the bridge is that of the built-in network.
         """
         self._target = target
-        self._kind = NicKind(target.spec.kind) if target is not None else NicKind.BRIDGE
+        self._kind = NicKind.of(target.spec.kind) if target is not None else NicKind.BRIDGE
         self.reach = reach
         self._applied: ReachRules | None = None
         self.name = name

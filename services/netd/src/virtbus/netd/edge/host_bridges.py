@@ -134,6 +134,11 @@ def is_bridged(nic: Nic) -> bool:
     return nic.kind in _BRIDGED
 
 
+def has_host_end(nic: Nic) -> bool:
+    """Return True for an interface whose veth pair has an end in the host's namespace."""
+    return is_bridged(nic) or nic.kind is NicKind.HOST_BRIDGE
+
+
 def _not_here(target: NetworkTarget, node: str, index: int) -> VirtbusError:
     there = ", ".join(sorted(target.spec.subnets)) or "no node"
     message = (

@@ -8,10 +8,10 @@ no frame passes. All functions block, and leave their thread in the VM's namespa
 from collections.abc import Iterable
 
 from virtbus.netd.core import names
-from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.hotplug import tap_lost
 from virtbus.netd.edge import links, taps
-from virtbus.netd.edge.host_bridges import is_bridged
+from virtbus.netd.edge.host_bridges import has_host_end
 from virtbus.netd.edge.namespaces import Namespaces, opened
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import Code, VirtbusError
@@ -56,13 +56,18 @@ def bring_in(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
     """Delete all links of `nic`, whose device the guest has released."""
     own = [names.lent_tap(attachment.uid, nic.index)]
-    own += [nic.host_link] if is_bridged(nic) else []
+    own += [nic.host_link] if has_host_end(nic) else []
     with Netlink() as host:
         _delete(host, own)
         if namespaces.exists(attachment.netns):
             namespaces.enter(attachment.netns)
             with Netlink() as inside:
-                _delete(inside, (nic.tap, nic.bridge))
+                _delete(inside, (nic.tap, nic.bridge, *_own_eth(nic)))
+
+
+def _own_eth(nic: Nic) -> tuple[str, ...]:
+    """Return the link to the network, if it does not end with a link on the host."""
+    return (nic.eth,) if nic.kind is NicKind.MACVTAP else ()
 
 
 def refuse_held(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:

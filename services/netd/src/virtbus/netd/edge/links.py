@@ -11,8 +11,19 @@ from socket import AF_INET, AF_INET6, AF_UNSPEC
 from virtbus.netd.core import host_end
 from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall, Reply
 from virtbus.netd.edge.netlink import Netlink
-from virtbus.netd.edge.rtnl import ADDRESSES, LINKS, Attribute, Message, nest
+from virtbus.netd.edge.rtnl import (
+    ADDRESSES,
+    LINKS,
+    NEIGHBOURS,
+    Attribute,
+    Message,
+    nest,
+)
 
+_AF_BRIDGE = 7
+_NTF_MASTER, _NUD_NOARP = 0x04, 0x40
+_VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
+"""`BRIDGE_VLAN_INFO_*`: the VLAN of frames without a tag, and without a tag on the way out."""
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 
@@ -75,6 +86,20 @@ class KernelLink:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkDetails:
+    """A link with its kind, such as `bridge`; empty for a device of the hardware."""
+
+    index: int
+    kind: str
+    mtu: int
+    master: int
+    alias: str
+    filters_vlans: bool
+    pvid: int | None
+    """Of a bridge: the VLAN of a new port; None if the kernel has no VLANs on bridges."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelAddress:
     """An address of link `index`."""
 
@@ -126,6 +151,37 @@ def set_link(
     return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=change)
 
 
+def new_macvlan(
+    name: str, lower: int, mode: str, netns_fd: int, *, mac: str | None, mtu: int
+) -> NetlinkCall:
+    """Return the call that ensures a macvlan link in another namespace, on a link of this one."""
+    address = [] if mac is None else [("IFLA_ADDRESS", mac)]
+    data = nest(("IFLA_MACVLAN_MODE", mode))
+    return LINKS.ensure(
+        f"macvlan {name}",
+        ("IFLA_LINK", lower),
+        ("IFLA_IFNAME", name),
+        *address,
+        ("IFLA_MTU", mtu),
+        ("IFLA_NET_NS_FD", netns_fd),
+        ("IFLA_LINKINFO", nest(("IFLA_INFO_KIND", "macvlan"), ("IFLA_INFO_DATA", data))),
+    )
+
+
+def forward_to(port: int, mac: str) -> NetlinkCall:
+    """Return the call that sends a MAC's frames to a port of its bridge, always."""
+    mac_ = ("NDA_LLADDR", mac)
+    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER, "state": _NUD_NOARP}
+    return NEIGHBOURS.ensure(f"forwarding of {mac}", mac_, **fields)
+
+
+def forget_local(port: int, mac: str) -> NetlinkCall:
+    """Return the call that ends the delivery of a port's own MAC to its bridge's host."""
+    what, mac_ = f"local {mac}", ("NDA_LLADDR", mac)
+    fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER}
+    return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
+
+
 def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCall:
     """Return the call that moves a link to another namespace, with a new name. It must be down.
 
@@ -144,6 +200,47 @@ def find(netlink: Netlink, name: str) -> KernelLink | None:
     """Return one link by name, None if it is missing. A list would take 2 s at 1,000 namespaces."""
     reply = netlink.ask(host_end.get_link(name))
     return KernelLink(reply) if reply is not None else None
+
+
+def describe(netlink: Netlink, name: str) -> LinkDetails | None:
+    """Return one link with its kind by name, None if it is missing."""
+    reply = netlink.ask(host_end.get_link(name))
+    if reply is None:
+        return None
+    message = LINKS.read(reply)
+    info = message.get_attr("IFLA_LINKINFO")
+    kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
+    data = info.get_attr("IFLA_INFO_DATA") if kind == "bridge" else None
+    return LinkDetails(
+        index=message["index"],
+        kind=kind,
+        mtu=message.get_attr("IFLA_MTU"),
+        master=message.get_attr("IFLA_MASTER") or 0,
+        alias=message.get_attr("IFLA_IFALIAS") or "",
+        filters_vlans=data is not None and bool(data.get_attr("IFLA_BR_VLAN_FILTERING")),
+        pvid=data.get_attr("IFLA_BR_VLAN_DEFAULT_PVID") if data is not None else None,
+    )
+
+
+def add_port_vlan(port: int, vlan: int) -> NetlinkCall:
+    """Return the call that puts the frames of a bridge's port into a VLAN, untagged."""
+    return LINKS.set(
+        f"vlan {vlan} of port {port}",
+        ("IFLA_AF_SPEC", _port_vlan(vlan, _VLAN_PVID | _VLAN_UNTAGGED)),
+        family=_AF_BRIDGE,
+        index=port,
+    )
+
+
+def delete_port_vlan(port: int, vlan: int) -> NetlinkCall:
+    """Return the call that takes a bridge's port out of a VLAN."""
+    spec = ("IFLA_AF_SPEC", _port_vlan(vlan, 0))
+    what = f"vlan {vlan} of port {port}"
+    return LINKS.delete(what, spec, gone=errno.ENOENT, family=_AF_BRIDGE, index=port)
+
+
+def _port_vlan(vlan: int, flags: int) -> dict[str, object]:
+    return nest(("IFLA_BRIDGE_VLAN_INFO", {"flags": flags, "vid": vlan}))
 
 
 def list_links(netlink: Netlink) -> list[KernelLink]:

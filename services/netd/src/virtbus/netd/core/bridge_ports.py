@@ -1,0 +1,39 @@
+"""Counts the ports of the host's bridges, and refuses one that the kernel would refuse."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.schemas.errors import Code, VirtbusError
+
+PORTS_MAX = 1023
+"""Ports of a Linux bridge (`BR_MAX_PORTS` without number 0)."""
+_WITHOUT_BRIDGE = frozenset({NicKind.CNI, NicKind.MACVTAP})
+_SOON = PORTS_MAX * 9 // 10
+
+
+def refuse_full(nic: Nic, ports: int) -> None:
+    """Raise 429 `bridge_full` if the bridge of `nic` has `ports` of virtbus, and none is left."""
+    if ports >= PORTS_MAX:
+        raise bridge_full(nic.network)
+
+
+def bridge_full(network: str) -> VirtbusError:
+    """Return 429 `bridge_full`."""
+    message = (
+        f"the bridge of the network '{network}' on this node has its {PORTS_MAX} ports, the most "
+        "of a Linux bridge; move VMs to another node, or use another network"
+    )
+    return VirtbusError(Code.EXHAUSTED, "bridge_full", message, after_ms=5_000)
+
+
+def nearly_full(nics: Iterable[Nic]) -> str:
+    """Return a warning for each bridge with over 90 % of its ports in use; empty if none has."""
+    nics = [nic for nic in nics if nic.kind not in _WITHOUT_BRIDGE]
+    used = Counter(nic.host_place for nic in nics)
+    named = {nic.host_place: nic.network for nic in nics}
+    return "; ".join(
+        f"the bridge of the network {named[place]} has {count} of {PORTS_MAX} ports in use"
+        for place, count in sorted(used.items())
+        if count > _SOON
+    )

@@ -1,0 +1,97 @@
+"""Connects interfaces to an existing bridge of the host: networks of the kind `bridge`.
+
+The bridge belongs to the host. Its ports are veth pairs, which end with the VM's namespace. The
+DHCP server of its segment gives the guests their addresses.
+"""
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtbus.netd.core import host_end, names
+from virtbus.netd.core.address_assignment import on_segment
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.bridge_ports import bridge_full, refuse_full
+from virtbus.netd.core.netlink import NetlinkCall
+from virtbus.netd.edge import links
+from virtbus.netd.edge.netlink import Netlink, NetlinkError
+from virtbus.netd.edge.segments import SegmentLink, Segments
+from virtbus.schemas.errors import VirtbusError
+
+
+@dataclass(frozen=True, slots=True)
+class HostBridgeAttacher:
+    """Implements `attachers.Attacher`."""
+
+    segments: Segments
+
+    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+        """Check the link, its VLANs, its ports and its MTU. Raises VirtbusError."""
+        del vm
+        with Netlink() as host:
+            link = self.segments.of(host, nic)
+        refuse_full(nic, sum(other.host_place == link.name for other in others))
+        return on_segment(nic, link.mtu)
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Do nothing: the bridge is the host's."""
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        """Make a veth pair for each interface, and its host end a port of the bridge."""
+        for nic in nics:
+            link = self.segments.of(host, nic)
+            wire, outer = names.wire_mac(uid, nic.index), names.outer_mac(uid, nic.index)
+            host.do(
+                [
+                    host_end.new_veth(
+                        nic.host_link, nic.eth, netns_fd, peer_mac=wire, mac=outer, mtu=link.mtu
+                    ),
+                    host_end.no_ipv6(nic.host_link),
+                ]
+            )
+            _plug(host, uid, nic, link)
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        """Return each host end that is not on its bridge; `mend`: plug it, if the bridge exists."""
+        found = []
+        with Netlink() as host:
+            for nic in nics:
+                end = links.find(host, nic.host_link)
+                try:
+                    link = self.segments.of(host, nic)
+                except VirtbusError as error:
+                    found.append(f"{nic.host_link}: {error}")
+                    continue
+                if end is None or end.master == link.index:
+                    found += [f"{nic.host_link}: gone"] if end is None else []
+                elif mend:
+                    _plug(host, end.alias, nic, link)
+                else:
+                    found.append(f"{nic.host_link}: not on {link.name}")
+        return [] if mend else found
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Do nothing: the bridge stays, and its ports end with their namespaces."""
+
+
+def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
+    """Make the host end a port in its VLAN. Its tap is not up yet, or its guest is the same."""
+    try:
+        host.do([host_end.plug(nic.host_link, link.index, uid)])
+    except NetlinkError as error:
+        if error.errno == errno.EXFULL:
+            raise bridge_full(nic.network) from error
+        raise
+    vlan = nic.target.spec.vlan if nic.target is not None else None
+    port = links.find(host, nic.host_link) if vlan else None
+    if vlan and port is not None:
+        host.do(vlan_calls(port.index, vlan, link.pvid or 0))
+
+
+def vlan_calls(port: int, vlan: int, pvid: int) -> list[NetlinkCall]:
+    """Return the calls that move a new port from the VLAN `pvid` to `vlan`, untagged.
+
+    The second removes the VLAN that the bridge gives each new port; 0: it gives none.
+    """
+    calls = [links.add_port_vlan(port, vlan)]
+    return calls if pvid in {0, vlan} else [*calls, links.delete_port_vlan(port, pvid)]

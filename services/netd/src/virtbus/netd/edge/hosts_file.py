@@ -1,0 +1,39 @@
+"""Stores the addresses of hosts that no guest may reach, for a start without the bus."""
+
+import json
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class HostsFile:
+    """The file `<state_dir>/netd/reach/hosts.json`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written: list[str] | None = None
+
+    def read(self) -> list[str]:
+        """Return the stored addresses; none if there is no file that can be read."""
+        try:
+            found = json.loads(self._path.read_text())
+            return [text for text in found if isinstance(text, str)]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError) as error:
+            extra = {"code": "bad_hosts_file"}
+            log.error("%s cannot be used (%s); the bus repeats it", self._path, error, extra=extra)
+            return []
+
+    def write(self, addresses: Collection[object]) -> None:
+        """Replace the file, if the addresses differ from those of the last call."""
+        texts = sorted(map(str, addresses))
+        if texts == self._written:
+            return
+        self._path.parent.mkdir(exist_ok=True)
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(texts))
+        part.replace(self._path)
+        self._written = texts

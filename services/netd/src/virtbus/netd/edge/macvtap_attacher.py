@@ -1,0 +1,84 @@
+"""Connects interfaces to an interface of the host without a bridge: networks of kind `macvtap`.
+
+A macvlan link in the VM's namespace does what the kernel's macvtap does, and leaves the frames to
+the links there. So the guest has the same tap, filter and limits as in the other kinds.
+"""
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtbus.netd.core.address_assignment import on_segment
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.edge import links
+from virtbus.netd.edge.netlink import Netlink, NetlinkError
+from virtbus.netd.edge.segments import Segments
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.network_object import MacvtapMode
+
+
+@dataclass(frozen=True, slots=True)
+class MacvtapAttacher:
+    """Implements `attachers.Attacher`."""
+
+    segments: Segments
+
+    def plan(self, nic: Nic, vm: Attachment, others: Sequence[Nic]) -> Nic:
+        """Check the link, its mode and its MTU. Raises VirtbusError."""
+        del vm
+        with Netlink() as host:
+            link = self.segments.of(host, nic)
+        if any(
+            other.host_place == link.name and MacvtapMode.PASSTHRU in {mode_of(nic), mode_of(other)}
+            for other in others
+        ):
+            raise _taken(nic, link.name)
+        return on_segment(nic, link.mtu)
+
+    def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
+        """Do nothing: the interface is the host's."""
+
+    def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
+        """Make a macvlan link in the namespace for each interface."""
+        del uid
+        for nic in nics:
+            link = self.segments.of(host, nic)
+            mode = mode_of(nic)
+            # in this mode, the link has the MAC of the host's interface, and passes all frames
+            mac = None if mode is MacvtapMode.PASSTHRU else nic.mac
+            call = links.new_macvlan(nic.eth, link.index, mode, netns_fd, mac=mac, mtu=link.mtu)
+            try:
+                host.do([call])
+            except NetlinkError as error:
+                if error.errno in {errno.EINVAL, errno.EBUSY, errno.EADDRINUSE}:
+                    raise _taken(nic, link.name) from error
+                raise
+
+    def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
+        """Return a message for each interface of the host that is gone; nothing is mended here."""
+        found = []
+        with Netlink() as host:
+            for nic in nics:
+                try:
+                    self.segments.of(host, nic)
+                except VirtbusError as error:
+                    found.append(f"{nic.eth}: {error}")
+        return [] if mend else found
+
+    def detach(self, left: Sequence[Nic]) -> None:
+        """Do nothing: the links end with their namespaces."""
+
+
+def mode_of(nic: Nic) -> MacvtapMode:
+    """Return the mode of an interface's network."""
+    mode = nic.target.spec.mode if nic.target is not None else None
+    return mode or MacvtapMode.BRIDGE
+
+
+def _taken(nic: Nic, link: str) -> VirtbusError:
+    message = (
+        f"the network '{nic.network}' cannot have a further guest on {link} of this node: it is in "
+        "use by a bridge, or by a guest in the mode passthru; move the VM, or use another link"
+    )
+    detail = Detail(path=f"spec.networks[{nic.position}].network", message=f"{link} is in use")
+    return VirtbusError(Code.CONFLICT, "link_in_use", message, details=(detail,))

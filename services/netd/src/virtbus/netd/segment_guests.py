@@ -1,0 +1,65 @@
+"""Follows the addresses that the DHCP servers of segments give to guests of this host.
+
+A guest on a segment may use only the address of its last lease. netd reads the server's answer on
+the guest's tap, stores the address, and reports it.
+"""
+
+import asyncio
+import logging
+from functools import partial
+
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import HostPorts
+from virtbus.netd.core.address_assignment import leased
+from virtbus.netd.core.dhcp import DhcpLease
+from virtbus.netd.reporter import NetworkReporter
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+_MOST_WAITING = 1024
+"""Leases that wait at once. A guest whose lease is lost here asks again."""
+
+
+class SegmentGuests:
+    """Applies leases, and the reach rules of guests on segments."""
+
+    def __init__(
+        self, doors: HostPorts, attachments: Attachments, reporter: NetworkReporter
+    ) -> None:
+        self._bridge = doors.bridge
+        self._attachments = attachments
+        self._reporter = reporter
+        self._waiting: dict[tuple[str, int], DhcpLease] = {}
+        self._wake = asyncio.Event()
+        doors.dhcp.leased = self._see
+
+    def _see(self, uid: str, index: int, lease: DhcpLease) -> None:
+        """Keep the last lease of an interface for `run`."""
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting[uid, index] = lease
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Apply leases. Never returns by itself."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                (uid, index), lease = self._waiting.popitem()
+                try:
+                    ready = await self._attachments.amend(
+                        uid, partial(leased, index=index, lease=lease, reach=self._bridge.reach)
+                    )
+                except (VirtbusError, OSError) as error:
+                    extra = {"code": "lease_failed", "uid": uid}
+                    log.warning("%s is not in use: %s", lease.address, error, extra=extra)
+                    continue
+                if ready is not None:
+                    await self._reporter.ready(ready)
+
+    async def guard(self) -> None:
+        """Apply the reach rules of this host to the taps on segments. Raises OSError."""
+        for attachment in self._attachments.ready():
+            if any(nic.on_segment for nic in attachment.nics):
+                await self._attachments.amend(attachment.uid, lambda vm: vm)
