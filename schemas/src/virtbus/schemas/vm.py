@@ -43,6 +43,7 @@ from virtbus.schemas.seed import (
     FilesVolume,
     SysprepVolume,
 )
+from virtbus.schemas.snapshot import Origin
 from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
@@ -309,6 +310,8 @@ class VmRecord(LenientModel):
     pause."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
+    origin: Origin | None = None
+    """The snapshot that its own disks begin with: it is a clone."""
     deleting: bool = False
     delete_grace_s: int | None = None
     evacuating: bool = False
