@@ -71,7 +71,6 @@ class VmCreates:
         self._watches = watches
         self._events = events
         self._commits = Commits(bus, fleet)
-        self._sources = bus.sources
         self._storage = storage
         self._bus = bus
         self._volumes = VolumeHolders(bus)
@@ -83,7 +82,7 @@ class VmCreates:
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
         """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
-        admitted = admit(request.data, self._sources.uuid7())
+        admitted = admit(request.data, self._bus.sources.uuid7())
         self._check_home(node_of(request.account), admitted)
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
@@ -249,7 +248,7 @@ class VmCreates:
             spec=admitted.spec,
             spec_hash=admitted.spec_hash,
             node=UNPLACED,
-            created_ns=self._sources.time_ns(),
+            created_ns=self._bus.sources.time_ns(),
             powered=admitted.powered,
             paused=admitted.powered and mutations.starts_paused(admitted.spec),
             reserved=self._strict(admitted),
