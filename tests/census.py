@@ -118,6 +118,8 @@ def _nft_rules() -> Iterator[str]:
 def _ip_forward() -> Iterator[str]:
     value = Path("/proc/sys/net/ipv4/ip_forward").read_text(encoding="ascii").strip()
     yield f"ip_forward {value}"
+    for six in Path("/proc/sys/net/ipv6/conf/all").glob("forwarding"):  # a kernel may lack IPv6
+        yield f"ipv6 forwarding {six.read_text(encoding='ascii').strip()}"
 
 
 def _is_here(folder: Path, argv: Sequence[str]) -> bool:

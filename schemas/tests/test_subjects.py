@@ -17,7 +17,7 @@ MADE = [
     for name, value in vars(subjects).items()
     if callable(value) and value.__module__ == subjects.__name__ and not name.startswith("_")
 ]
-GOOD = {"uid": UUID, "kind": "vm-accepted"}
+GOOD = {"uid": UUID, "kind": "vm-accepted", "network": UUID, "address": "10.0.0.5"}
 
 token_like = st.one_of(
     st.text(max_size=80),
@@ -94,6 +94,13 @@ def test_a_record_filter_never_meets_a_claim() -> None:
     assert len(subjects.volume_record("default", "web").split(".")) == filter_tokens + 1
     assert len(subjects.image_name("_", "debian/12.5").split(".")) == filter_tokens + 1
     assert len(subjects.network_record("_", "blue").split(".")) == filter_tokens + 1
+    assert len(subjects.address_claim(UUID, "10.0.0.5").split(".")) == filter_tokens + 1
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5", "fd00::5", "02:00:00:00:00:01"])
+def test_the_key_of_a_claim_says_its_network_and_address(address: str) -> None:
+    key = subjects.address_claim(UUID, address)
+    assert subjects.claimed_address(key) == (UUID, address)
 
 
 def test_a_volume_and_a_vm_of_one_name_have_different_keys() -> None:

@@ -29,6 +29,9 @@ REASONS: dict[str, str] = {
     "cli.up.bus_disk.BusDisk": (
         "eight methods; the attributes are the times and texts that keep restarts and messages rare"
     ),
+    "controller.edge.commit.Commits": (
+        "claim, commit and end of a VM are one protocol: each step is safe only with the others"
+    ),
     "controller.core.fleet.Fleet": (
         "the cache of all buckets: records, statuses and nodes are consistent only together"
     ),

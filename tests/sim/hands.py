@@ -185,7 +185,8 @@ class Hand:
         return ready
 
     def _filled(self, record: VmRecord) -> bool:
-        volumes, refs = self._host.disk.volumes, record.volume_refs.values()
+        volumes, leaving = self._host.disk.volumes, record.detaching
+        refs = [ref for name, ref in record.volume_refs.items() if name not in leaving]
         return all(ref.folder in volumes for ref in refs if ref.copied)
 
     def _made(self, record: VmRecord) -> ImageReady | NetReady:
@@ -214,7 +215,8 @@ class Hand:
             }
             return ImageReady(uid=uid, epoch=epoch, generation=record.generation, disks=disks)
         known = self._host.networks.get(uid)
-        address = known[1] if known else self._host.address()
+        claimed = [one for claims in record.address_claims.values() for one in claims.addresses]
+        address = claimed[0] if claimed else known[1] if known else self._host.address()
         self._host.networks[uid] = (max(epoch, known[0] if known else 0), address)
         return NetReady(
             uid=uid,

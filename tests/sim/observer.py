@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.sim.addresses import AddressObserver
 from tests.sim.image_names import ImageNameObserver
 from tests.sim.loop import VirtualLoop
 from tests.sim.machine import Domain, Host, Watcher
@@ -99,6 +100,7 @@ class Observer(Watcher):
         self.volumes = VolumeObserver(self)
         self.image_names = ImageNameObserver(self)
         self.networks = NetworkObserver(self)
+        self.addresses = AddressObserver(self)
         self.operations = OperationObserver(self)
         self.violations: list[str] = []
         self.tail: deque[str] = deque(maxlen=TAIL)
@@ -146,15 +148,16 @@ class Observer(Watcher):
             self._status_written(read(VmStatus, entry.value), entry.key)
 
     def _vm_written(self, entry: Entry) -> None:
-        if entry.key.startswith(subjects.VOLUME_KEYS):
-            self.volumes.wrote(entry)
-            return
-        if entry.key.startswith(subjects.IMAGE_NAME_KEYS):
-            self.image_names.wrote(entry)
-            return
-        if entry.key.startswith(subjects.NETWORK_KEYS):
-            self.networks.wrote(entry)
-            return
+        of_objects = {
+            subjects.VOLUME_KEYS: self.volumes.wrote,
+            subjects.IMAGE_NAME_KEYS: self.image_names.wrote,
+            subjects.NETWORK_KEYS: self.networks.wrote,
+            subjects.ADDRESS_KEYS: self.addresses.wrote,
+        }
+        for prefix, wrote in of_objects.items():
+            if entry.key.startswith(prefix):
+                wrote(entry)
+                return
         tokens = entry.key.split(".")
         if len(tokens) != 4 or tokens[3].startswith("_"):
             return
@@ -203,6 +206,7 @@ class Observer(Watcher):
         uid = record.uid
         self.image_names.recorded(record)
         self.networks.recorded(record)
+        self.addresses.recorded(record)
         if seen.purged:
             self.wrong("I3", f"{uid}: a record of a deleted VM is written")
         if record.epoch < seen.epoch:

@@ -30,6 +30,7 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
     yield from observer.volumes.at_rest()
     yield from observer.volumes.at_rest_in_guests()
     yield from observer.operations.at_rest()
+    yield from observer.addresses.at_rest()
 
 
 def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
@@ -67,8 +68,8 @@ def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator
     uid, host = record.uid, observer.hosts[record.node]
     domain = host.domains.get(uid)
     active = domain is not None and domain.active
-    if observer.volumes.lacks_content(record):
-        if active:
+    if empty := observer.volumes.without_content(record):
+        if domain is not None and active and not empty.isdisjoint(domain.volumes.values()):
             yield "I1", f"{uid} runs, and its volume has no content"
         return
     if domain is not None and domain.active and domain.metadata is not None:

@@ -19,6 +19,7 @@ END_S = 300.0
 REST_FROM_S = HEAL_S + 60.0
 LOOK_EVERY_S = 5.0
 VOLUMES = 5
+NETWORKS = 3
 
 
 @dataclass
@@ -84,7 +85,7 @@ def run(
     keep_all: bool = False,
     controller_bus: type[SimBus] = SimBus,
 ) -> Verdict:
-    """Simulate five minutes of three nodes, two controllers, twenty VMs and five volumes."""
+    """Simulate five minutes of three nodes, two controllers, twenty VMs, volumes and networks."""
     began_s = time.process_time()
     world = World(seed, controller_bus=controller_bus)
     world.observer.keep_all = keep_all
@@ -92,7 +93,7 @@ def run(
     with running(world):
         world.begin()
         nemesis.begin()
-        plan = plan or Plan(volumes=VOLUMES)
+        plan = plan or Plan(volumes=VOLUMES, networks=NETWORKS)
         users.begin(world, plan)
         operators.begin(world, plan)
         at_s = REST_FROM_S

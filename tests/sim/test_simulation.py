@@ -26,6 +26,13 @@ def test_a_vm_keeps_one_meaning_of_its_image_under_faults(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 5])
+def test_no_address_is_given_to_two_vms_under_faults(seed: int) -> None:
+    verdict = run(seed, plan=Plan(networks=4), keep_all=True)
+    assert verdict.violations == []
+    assert sum("$KV.vm._addr." in line for line in verdict.lines) > 10
+
+
+@pytest.mark.parametrize("seed", [2, 5])
 def test_no_network_ends_while_a_vm_uses_it_under_faults(seed: int) -> None:
     verdict = run(seed, plan=Plan(networks=3), keep_all=True)
     assert verdict.violations == []

@@ -21,6 +21,8 @@ PAUSE_S = (0.3, 2.0)
 USES_VOLUME = 0.25
 USES_IMAGE_NAME = 0.5
 USES_NETWORK = 0.6
+POOL = 5
+"""Addresses of a network that claims them; few, so that they are used again."""
 EXPLAINED = frozenset(
     {
         *("name_taken", "deleting", "volume_in_use", "volume_not_found", "not_its_uid", "invalid"),
@@ -153,10 +155,21 @@ class User:
         if self._plan.image_names and self._rng.random() < USES_IMAGE_NAME:
             data["image"] = f"name-{self._rng.randrange(self._plan.image_names)}"
         if self._plan.networks and self._rng.random() < USES_NETWORK:
-            data["network"] = f"net-{self._rng.randrange(self._plan.networks)}"
+            number = self._rng.randrange(self._plan.networks)
+            nic = {"name": "lan", "addresses": self._addresses(number)}
+            data["spec"] |= {
+                "networks": [{"name": "lan", "network": f"net-{number}"}],
+                "domain": {"devices": {"interfaces": [nic]}},
+            }
         if wanted.secret:
             data["user_data"] = USER_DATA
         return data
+
+    def _addresses(self, network: int) -> list[str]:
+        """Return an address that other users want, too; or none: the network chooses one."""
+        if network % 2 == 0 or self._rng.random() < 0.5:
+            return []
+        return [f"10.9.{network}.{self._rng.randrange(10, 10 + POOL)}"]
 
     def _accepted(self, wanted: Wanted, view: dict[str, Any]) -> None:
         wanted.accepted = True
@@ -376,7 +389,10 @@ class NetworkUser(User):
     async def run(self) -> None:
         """Run until the users make no more changes."""
         rng, about = self._rng, {"name": f"net-{self._number}"}
-        spec = {"kind": "isolated", "subnet": f"10.9.{self._number}.0/24"}
+        spec: dict[str, Any] = {"kind": "isolated", "subnet": f"10.9.{self._number}.0/24"}
+        if self._number:
+            ranges = [f"10.9.{self._number}.10-10.9.{self._number}.{9 + POOL}"]
+            spec |= {"pool": "fleet", "ranges": ranges}
         try:
             while self._left_s() > 0:
                 await self._try("create", about | {"spec": spec})

@@ -107,11 +107,18 @@ class VolumeObserver:
         found = [self.records.get(ref.folder) for ref in vm.volume_refs.values()]
         return next((one.node for one in found if one is not None and one.node), "")
 
-    def lacks_content(self, vm: VmRecord) -> bool:
-        """Return True if the copy into a volume of the VM has failed: the VM waits for a user."""
-        found = [self.records.get(ref.folder) for ref in vm.volume_refs.values()]
-        fills = [one.fill for one in found if one is not None and one.fill is not None]
-        return any(fill.state is FillState.FAILED for fill in fills)
+    def without_content(self, vm: VmRecord) -> set[str]:
+        """Return the folders of the VM's volumes into which the copy has failed.
+
+        The VM waits for a user. If such a volume was attached while it ran, it runs without it.
+        """
+        folders = (ref.folder for ref in vm.volume_refs.values())
+        found = ((folder, self.records.get(folder)) for folder in folders)
+        return {
+            folder
+            for folder, one in found
+            if one is not None and one.fill is not None and one.fill.state is FillState.FAILED
+        }
 
     def at_rest(self) -> Iterator[tuple[str, str]]:
         """Yield volumes without their holders, data without a volume, and the reverse."""

@@ -8,6 +8,7 @@ from services.controller.tests.fleets import record, uid
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
+from virtbus.controller.core.claims import addresses_of
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.core.vm_keys import StoredVm
@@ -47,7 +48,7 @@ def records(server: MemoryServer) -> list[VmRecord]:
 
 
 def check_names(server: MemoryServer) -> None:
-    """No name is held by two VMs; each VM holds its own name, and has its own secrets."""
+    """No name or address is held by two VMs; each holds its own, and has its own secrets."""
     found = standing(server)
     there = records(server)
     assert len({(one.namespace, one.name) for one in there}) == len(there), "a name twice"
@@ -56,6 +57,9 @@ def check_names(server: MemoryServer) -> None:
         claim = found.get(subjects.name_claim(one.namespace, one.name))
         assert claim is not None, "a VM without its claim"
         assert claim["uid"] == one.uid, "a VM whose name another holds"
+        for key in addresses_of(one):
+            holder = found.get(key, {}).get("vm")
+            assert holder == one.uid, f"a VM whose address {key} is held by {holder}"
         if one.sec_digest is not None:
             held = found.get(subjects.vm_secret(one.node, one.uid))
             assert held is not None, "a VM without its secrets"
@@ -70,6 +74,8 @@ def check_clean(server: MemoryServer) -> None:
     for key, value in standing(server).items():
         if key.startswith("$KV.vm._name."):
             assert value["uid"] in uids, f"an orphan claim: {key}"
+        if key.startswith(subjects.ADDRESS_KEYS):
+            assert key in addresses_of(uids[value["vm"]]), f"an orphan claim: {key}"
         if key.startswith("$KV.sec."):
             assert value["uid"] in uids, f"an orphan secret: {key}"
             assert key.split(".")[2] == uids[value["uid"]].node, f"a stray secret: {key}"

@@ -57,6 +57,15 @@ async def refused(asking: Awaitable[object]) -> str:
     return caught.value.reason
 
 
+async def test_a_vm_does_not_wait_for_a_volume_that_it_detaches(
+    make_node: NodeMaker, threads: DiskThreads
+) -> None:
+    leaving = record(uid=uid(1), refs={"data": copied()})  # the spec has no such volume any more
+    assert set(leaving.detaching) == {"data"}
+    async with make_node() as node, asyncio.timeout(5):
+        await FillWaits(Pools(node.files), threads).wait(leaving)
+
+
 async def test_a_volume_is_filled_once_and_a_vm_waits_for_it(
     make_node: NodeMaker, threads: DiskThreads, server: Web
 ) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Interface
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from virtbus.netd.core.address_assignment import addressed, leased
 from virtbus.netd.core.attachment import Attachment, NicKind
 from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.names import mac_bytes, netns
 from virtbus.netd.edge import links
 from virtbus.netd.edge.attachers import Attachers
@@ -75,6 +76,7 @@ class Host:
             "netns": sorted(self.namespaces.names()),
             "tables": tables,
             "ip_forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+            "forwarding6": Path("/proc/sys/net/ipv6/conf/all/forwarding").read_text(),
             "fds": len(os.listdir("/proc/self/fd")),
         }
 
@@ -118,7 +120,7 @@ def settled(plan: Attachment, gateway: IPv4Interface, taken: Collection[str] = (
     """Return a plan with addresses of the gateway's subnet for all its bridged interfaces."""
     used, nics = set(taken), []
     for nic in plan.nics:
-        given = nic if nic.kind is NicKind.CNI else addressed(nic, plan.uid, gateway, used)
+        given = nic if nic.kind is NicKind.CNI else addressed(nic, plan.uid, [gateway], used)
         used.update(address.partition("/")[0] for address in given.addresses)
         nics.append(given)
     return plan.model_copy(update={"nics": tuple(nics)})
@@ -336,8 +338,10 @@ class Node:
         *,
         bridge: str = "virtbus0",
         state: str = "state",
+        subnet6: str = "",
     ) -> None:
         self.host = host
+        self.gateway6 = IPv6Interface(subnet6) if subnet6 else None
         self.bridge = bridge
         self.state_dir = host.tmp / state
         self.gateway = IPv4Interface(subnet)
@@ -363,7 +367,9 @@ class Node:
     def wire(self) -> None:
         """Make the objects of a new process."""
         state = self.state_dir / "netd"
-        bridge = HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir)
+        bridge = HostBridge(
+            self.bridge, Gateways(self.gateway, self.gateway6), state / "host.json", self.state_dir
+        )
         cni = Cni(
             self.conf_dir,
             self.bin_dirs,
@@ -381,7 +387,10 @@ class Node:
             dhcp=DhcpServer(),
             emulators=QemuProcesses(Path(sys.executable)),
             resolver=Resolver(
-                self.gateway, "vm.internal", HostServers(self.site.dns, self.gateway.ip), "n1"
+                Gateways(self.gateway, self.gateway6),
+                "vm.internal",
+                HostServers(self.site.dns, self.gateway.ip),
+                "n1",
             ),
         )
         self.attachments = Attachments(self.doors, self.site)

@@ -2,6 +2,7 @@
 
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,18 @@ from services.netd.tests.pretended_host import make_record, settled
 
 from virtbus.netd.core import names
 from virtbus.netd.core.address_assignment import carried_over
-from virtbus.netd.core.attachment import NicKind
+from virtbus.netd.core.attachment import Attachment, NicKind
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.subnet import choose_address
 from virtbus.netd.core.token_bucket import TokenBucket
 from virtbus.netd.edge.host_servers import host_dns
 from virtbus.netd.settings import Settings
+from virtbus.schemas.address_claim import ClaimedAddresses
+from virtbus.schemas.address_pool import pool_of
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.network import check_mac
+from virtbus.schemas.network_object import NetworkKind, NetworkSpec, NetworkTarget, PoolScope
+from virtbus.schemas.vm import VmRecord
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
@@ -76,15 +81,16 @@ def test_an_interface_without_its_network_is_refused_with_its_path() -> None:
 @given(st.sets(st.integers(2, 14)), st.text(max_size=8))
 def test_a_chosen_address_is_free_and_in_the_subnet(taken: set[int], key: str) -> None:
     gateway = IPv4Interface("192.0.2.1/28")
+    pool = pool_of(gateway.network, gateway.ip)
     used = {f"192.0.2.{number}" for number in taken}
     if len(used) == 13:
         with pytest.raises(VirtbusError):
-            choose_address(gateway, key, used)
+            choose_address(pool, key, used)
         return
-    address = choose_address(gateway, key, used)
-    assert str(address.ip) not in used
-    assert address.ip not in {gateway.ip, gateway.network[0], gateway.network[-1]}
-    assert address.network == gateway.network
+    address = choose_address(pool, key, used)
+    assert str(address) not in used
+    assert address not in {gateway.ip, gateway.network[0], gateway.network[-1]}
+    assert address in gateway.network
 
 
 def test_an_address_is_kept_unless_the_subnet_changed_or_another_has_it() -> None:
@@ -98,6 +104,47 @@ def test_an_address_is_kept_unless_the_subnet_changed_or_another_has_it() -> Non
     mine = str(IPv4Interface(first.nics[0].addresses[0]).ip)
     again = settled(carried_over(plan, first, ()), GATEWAY, {mine})
     assert again.nics[0].addresses != first.nics[0].addresses
+
+
+def on_network(record: VmRecord, *asked: str, **fields: Any) -> Attachment:
+    """Return the plan of a VM whose interface asks for addresses on a network of its hosts."""
+    spec = NetworkSpec(kind=NetworkKind.ISOLATED, subnet="10.9.0.0/24", **fields)
+    target = NetworkTarget(uid=B, namespace="default", name="blue", spec=spec)
+    claims = {"net0": ClaimedAddresses(network=B, addresses=asked)} if asked else {}
+    more = {"network_targets": {"blue": target}, "address_claims": claims}
+    return plan_of(record.model_copy(update=more))
+
+
+def test_the_addresses_of_the_record_are_given_and_checked_on_the_host() -> None:
+    nics = ({"addresses": ["10.9.0.7", "10.9.0.8"]},)
+    static = make_record(A, networks=("blue",), nics=nics)
+    gateway = IPv4Interface("10.9.0.1/24")
+    plan = on_network(static)
+    assert settled(plan, gateway).nics[0].addresses == ("10.9.0.7/24", "10.9.0.8/24")
+    with pytest.raises(VirtbusError, match=r"has 10\.9\.0\.8"):
+        settled(plan, gateway, {"10.9.0.8"})
+    with pytest.raises(VirtbusError, match=r"without 10\.9\.0\.7"):
+        settled(plan, IPv4Interface("10.8.0.1/24"))
+
+
+def test_claimed_addresses_replace_those_of_an_earlier_start() -> None:
+    fleet: dict[str, Any] = {"pool": PoolScope.FLEET}
+    record = make_record(A, networks=("blue",))
+    gateway = IPv4Interface("10.9.0.1/24")
+    first = settled(on_network(record, "10.9.0.7", **fleet), gateway)
+    again = settled(carried_over(on_network(record, "10.9.0.9", **fleet), first, ()), gateway)
+    assert [one.nics[0].addresses for one in (first, again)] == [("10.9.0.7/24",), ("10.9.0.9/24",)]
+    with pytest.raises(VirtbusError, match="no claimed address on 'blue'"):
+        on_network(record, **fleet)
+
+
+def test_a_host_chooses_within_the_ranges_of_a_network() -> None:
+    ranges = {"ranges": ("10.9.0.20-10.9.0.21",), "excluded": ("10.9.0.20",)}
+    plan = on_network(make_record(A, networks=("blue",)), **ranges)
+    gateway = IPv4Interface("10.9.0.1/24")
+    assert settled(plan, gateway).nics[0].addresses == ("10.9.0.21/24",)
+    with pytest.raises(VirtbusError, match="all 1 addresses"):
+        settled(plan, gateway, {"10.9.0.21"})
 
 
 def test_a_bucket_gives_its_burst_then_its_rate() -> None:

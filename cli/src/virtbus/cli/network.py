@@ -70,6 +70,7 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
         """
         virtbus network create blue --subnet 10.200.0.0/24 --mtu 1400 --dns 192.0.2.53
         virtbus network create lab --kind isolated --subnet 10.9.0.0/24
+        virtbus network create db --kind isolated --subnet 10.9.1.0/24 --pool fleet
         virtbus network create dmz --kind routed --on n1=10.1.0.0/24 --on n2=10.2.0.0/24
         virtbus network create lan --kind bridge --link br-lan
         virtbus network create wan --kind macvtap --link eth1
@@ -86,9 +87,30 @@ def _asked(name: str, namespace: str, *, everywhere: bool) -> dict[str, Any]:
     "on_nodes",
     multiple=True,
     metavar="NODE=CIDR",
-    help="For routed: the subnet of a node; repeatable.",
+    help="For routed: the subnet of a node, IPv4 or IPv6; repeatable.",
 )
 @click.option("--gateway", metavar="IP", help="Of nat.  [default: the subnet's first address]")
+@click.option("--subnet6", metavar="CIDR", help="As --subnet, for IPv6. Guests get both.")
+@click.option("--gateway6", metavar="IP", help="As --gateway, for IPv6.")
+@click.option(
+    "--range",
+    "ranges",
+    multiple=True,
+    metavar="IP[-IP]",
+    help="Addresses that are chosen for interfaces; repeatable.  [default: all]",
+)
+@click.option(
+    "--exclude",
+    "excluded",
+    multiple=True,
+    metavar="IP[-IP]",
+    help="Addresses that no interface gets; repeatable.",
+)
+@click.option(
+    "--pool",
+    type=click.Choice(("host", "fleet")),
+    help="For nat and isolated: fleet gives each address to one VM of all hosts.  [default: host]",
+)
 @click.option("--dns", multiple=True, metavar="IP", help="Name server of the guests; repeatable.")
 @click.option("--mtu", type=int, metavar="BYTES", help="[default: 1500]")
 @click.option(
@@ -137,19 +159,22 @@ def create(
 
 def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
     spec: dict[str, Any] = {"kind": flags["kind"]}
-    words = ("subnet", "gateway", "link", "vlan", "mode", "mtu", "conflist", "protected")
+    words = (
+        *("subnet", "gateway", "subnet6", "gateway6", "pool", "link", "vlan", "mode"),
+        *("mtu", "conflist", "protected"),
+    )
     spec |= {word: flags[word] for word in words if flags[word]}
-    if flags["dns"]:
-        spec["dns"] = list(flags["dns"])
+    spec |= {word: list(flags[word]) for word in ("dns", "ranges", "excluded") if flags[word]}
     if flags["config"]:
         spec["config"] = flags["config"].read_text()
-    subnets = {}
+    subnets: dict[str, dict[str, str]] = {}
     for text in flags["on_nodes"]:
         node, equals, subnet = text.partition("=")
         if not equals:
             raise usage(f"--on {text} has no subnet", "write it as --on n1=10.1.0.0/24")
-        subnets[node] = subnet
-    return spec | ({"subnets": subnets} if subnets else {})
+        field = "subnets6" if ":" in subnet else "subnets"
+        subnets.setdefault(field, {})[node] = subnet
+    return spec | subnets
 
 
 @click.command(
@@ -187,6 +212,8 @@ def get(invocation: Invocation, *, name: str, namespace: str, all_namespaces: bo
     for route in view.get("routes") or ():
         via = " or ".join(route.get("via") or ()) or f"the address of {route.get('node')}"
         invocation.note(f"needed outside: route {route.get('destination')} via {via}")
+    if view.get("given"):
+        invocation.note(f"{view['given']} addresses are claimed on the bus")
     if view.get("message"):
         invocation.note(str(view["message"]))
 
@@ -271,7 +298,8 @@ def table(views: Sequence[Mapping[str, Any]]) -> str:
 
 def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
     spec = view.get("spec") or {}
-    subnets = spec.get("subnets") or {}
+    by_node = [*(spec.get("subnets") or {}).items(), *(spec.get("subnets6") or {}).items()]
+    subnets = [spec.get("subnet"), spec.get("subnet6"), *(subnet for _, subnet in by_node)]
     state = str(view.get("state") or "-")
     namespace = str(view.get("namespace", ""))
     return (
@@ -279,9 +307,9 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
         str(view.get("name", "")),
         str(spec.get("kind") or ""),
         f"{state},protected" if spec.get("protected") else state,
-        str(spec.get("subnet") or ", ".join(subnets.values()) or _elsewhere(spec)),
+        ", ".join(str(one) for one in subnets if one) or _elsewhere(spec),
         str(view.get("user_count") or 0),
-        ", ".join(subnets) or "-",
+        ", ".join(dict.fromkeys(node for node, _ in by_node)) or "-",
     )
 
 

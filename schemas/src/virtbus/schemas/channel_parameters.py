@@ -21,6 +21,8 @@ SAMPLES = {
     "token": "sample-token",
     "bucket": "sample-bucket",
     "key": "sample-key",
+    "network": "0192f0c1-2d3e-7abc-8def-0123456789ac",
+    "address": "10.0.0.1",
 }
 PARAMETERS = {
     "uid": "the UUID of the VM, the object or the operation",
@@ -37,6 +39,8 @@ PARAMETERS = {
     "instance": "the controller that serves the watch",
     "token": "the watch's own random token, known only to its client",
     "key": "the id of a key: the digest of its public half",
+    "network": "the uid of a network object",
+    "address": "lower-case base32 of an IPv4, IPv6 or MAC address, without padding",
     "bucket": "a KV bucket, such as `vm`",
 }
 

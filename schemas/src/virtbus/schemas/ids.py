@@ -64,3 +64,9 @@ UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM
 def name_token(name: str) -> str:
     """Return the subject token of a VM name: lower-case base32 without padding."""
     return base64.b32encode(name.encode()).decode().rstrip("=").lower()
+
+
+def token_name(token: str) -> str:
+    """Return the name of a subject token by `name_token`; raises ValueError."""
+    padding = "=" * (-len(token) % 8)
+    return base64.b32decode(f"{token.upper()}{padding}").decode()

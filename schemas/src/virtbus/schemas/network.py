@@ -51,6 +51,7 @@ class InterfaceStatus(LenientModel):
     mac: str
     addresses: tuple[str, ...] = ()
     gateway: str = ""
+    gateway6: str = Field("", exclude_if=lambda gateway: not gateway)
     mtu: int = 1500
     queues: int = 1
     state: LinkState = LinkState.UP
@@ -69,4 +70,5 @@ class NetworkInfo(LenientModel):
     namespaces: tuple[str, ...] = ()
     """VM namespaces that may use the network, or `*` for all. All may use the network `default`."""
     subnet: str = ""
+    subnet6: str = ""
     detail: dict[str, str] = Field(default_factory=dict)

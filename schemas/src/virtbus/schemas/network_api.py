@@ -88,6 +88,8 @@ class NetworkObjectView(LenientModel):
     users: tuple[str, ...] = ()
     """The first VMs that use it, as `<namespace>/<name>`."""
     user_count: int = 0
+    given: int = 0
+    """Addresses that are claimed on the bus."""
     generation: int
     revision: int
     created_ns: int

@@ -1,11 +1,19 @@
 """Networks: named objects that a VM's interfaces refer to (ADR 0055)."""
 
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from virtbus.schemas.address_pool import AddressPool, AddressRange, pool_of
 from virtbus.schemas.ids import UNPLACED, Id, Uid, check_id
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 from virtbus.schemas.nic import MTU_MIN
@@ -20,7 +28,9 @@ BRIDGE_MTU = 1500
 SUBNETS_MAX = 64
 CONFIG_MAX = 8192
 DNS_MAX = 3
+RANGES_MAX = 32
 _LONGEST_PREFIX = 29
+_LONGEST_PREFIX6 = 120
 
 
 class NetworkKind(StrEnum):
@@ -38,6 +48,19 @@ class NetworkKind(StrEnum):
     """Guests are on the segment of an interface of the host, without a bridge."""
     CNI = "cni"
     """The plugins of a CNI conflist, of the node or of the object."""
+
+
+class PoolScope(StrEnum):
+    """The part of the fleet that gives each address of a network only once."""
+
+    HOST = "host"
+    """Each host gives the addresses to its own VMs, so two hosts may give the same one."""
+    FLEET = "fleet"
+    """Controllers claim each address on the bus before the VM's commit. A move keeps it."""
+
+
+SPANNING = frozenset[NetworkKind]()
+"""Kinds that connect guests of several hosts, so that their addresses are always claimed."""
 
 
 ON_SEGMENTS = frozenset({NetworkKind.BRIDGE, NetworkKind.MACVTAP})
@@ -68,6 +91,29 @@ def _subnet(text: str) -> str:
     return str(network)
 
 
+def _subnet6(text: str) -> str:
+    network = IPv6Network(text)
+    if network.prefixlen > _LONGEST_PREFIX6:
+        msg = f"must be /{_LONGEST_PREFIX6} or larger, such as fd00:1:2:3::/64"
+        raise ValueError(msg)
+    first = network.network_address
+    if first.is_multicast or first.is_link_local or first.is_loopback or first.is_unspecified:
+        msg = "must be a unicast subnet that is not link-local, such as fd00:1:2:3::/64"
+        raise ValueError(msg)
+    if first.ipv4_mapped is not None:
+        msg = "must not be IPv4-mapped; give the IPv4 subnet in `subnet`"
+        raise ValueError(msg)
+    return str(network)
+
+
+def _address6(text: str) -> str:
+    address = IPv6Address(text)
+    if address.scope_id is not None or address.is_link_local or address.is_loopback:
+        msg = "must be an IPv6 address of the subnet"
+        raise ValueError(msg)
+    return str(address)
+
+
 def _address(text: str) -> str:
     address = IPv4Address(text)
     if address.is_unspecified or address.is_multicast or address.is_loopback:
@@ -82,6 +128,8 @@ def _scope(text: str) -> str:
 
 Subnet = Annotated[str, StringConstraints(max_length=18), AfterValidator(_subnet)]
 Ipv4 = Annotated[str, StringConstraints(max_length=15), AfterValidator(_address)]
+Subnet6 = Annotated[str, StringConstraints(max_length=43), AfterValidator(_subnet6)]
+Ipv6 = Annotated[str, StringConstraints(max_length=39), AfterValidator(_address6)]
 LinkName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}$")]
 """The name of a link of a host, such as `br-lan`."""
 NetworkScope = Annotated[str, StringConstraints(max_length=63), AfterValidator(_scope)]
@@ -97,6 +145,18 @@ class NetworkSpec(StrictModel):
     """For `routed`: the subnet of each node. Other nodes do not take VMs of the network."""
     gateway: Ipv4 | None = None
     """For `nat`: the host's address in the subnet; default: the first one."""
+    subnet6: Subnet6 | None = None
+    """As `subnet`, for IPv6. Guests get both addresses."""
+    subnets6: dict[Id, Subnet6] = Field(default_factory=dict, max_length=SUBNETS_MAX)
+    """As `subnets`, for IPv6."""
+    gateway6: Ipv6 | None = None
+    """As `gateway`, for IPv6."""
+    ranges: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
+    """The addresses that are chosen for interfaces, of both versions; empty: all of a subnet."""
+    excluded: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
+    """Addresses that no interface gets, not even on request."""
+    pool: PoolScope | None = None
+    """For `nat` and `isolated`: None is `host`."""
     dns: tuple[Ipv4, ...] = Field((), max_length=DNS_MAX)
     """Name servers of the guests; empty: those of the node, or none for `isolated`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=BRIDGE_MTU)
@@ -113,6 +173,30 @@ class NetworkSpec(StrictModel):
     """For `cni`: a conflist (JSON) in the object; a node must allow each of its plugins."""
     protected: bool = False
     """True: a delete is refused until this is cleared."""
+
+    @property
+    def claimed(self) -> bool:
+        """Return True if its addresses are claimed on the bus, each once for the whole fleet."""
+        has_pool = self.subnet is not None or self.subnet6 is not None
+        return has_pool and (self.kind in SPANNING or self.pool is PoolScope.FLEET)
+
+    def pools(self, node: str = "") -> list[AddressPool]:
+        """Return the pools of a network on a node: of IPv4, IPv6, both, or neither."""
+        gateways = (self.gateway_on(node), self.gateway6_on(node))
+        return [
+            pool_of(one.network, one.ip, self.ranges, self.excluded)
+            for one in gateways
+            if one is not None
+        ]
+
+    def gateway6_on(self, node: str) -> IPv6Interface | None:
+        """Return the IPv6 gateway with the prefix of the node's subnet; None if there is none."""
+        subnet = self.subnets6.get(node) if self.kind is NetworkKind.ROUTED else self.subnet6
+        if subnet is None:
+            return None
+        network = IPv6Network(subnet)
+        address = IPv6Address(self.gateway6) if self.gateway6 is not None else network[1]
+        return IPv6Interface((address, network.prefixlen))
 
     def gateway_on(self, node: str) -> IPv4Interface | None:
         """Return the gateway with the prefix of the node's subnet; None if the node has none."""

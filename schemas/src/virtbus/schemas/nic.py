@@ -1,13 +1,16 @@
 """Properties of a VM's network devices: models, bounds, limits of traffic."""
 
 from enum import StrEnum
+from ipaddress import ip_address
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from virtbus.schemas.model import StrictModel
 from virtbus.schemas.quantity import Bytes
 
 NICS_MAX = 8
+ADDRESSES_MAX = 8
 ACPI_INDEX_MAX = 16 * 1024 - 1
 """QEMU's largest acpi-index."""
 MTU_MIN, MTU_MAX = 576, 65_521
@@ -16,6 +19,21 @@ QUEUES_MAX = 16
 """Each queue needs a descriptor, and one message to vmwrapper can carry at most 253."""
 RATE_MIN, RATE_MAX = 1000, 10**12
 BURST_MIN, BURST_MAX = 1600, 2**31 - 1
+
+
+def _static(text: str) -> str:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        address = None
+    wrong = address is None or "%" in text or address.is_multicast or address.is_unspecified
+    if address is None or wrong or address.is_loopback or address.is_link_local:
+        msg = "must be an IPv4 or IPv6 address of the network, without a prefix: 10.0.0.5"
+        raise ValueError(msg)
+    return str(address)
+
+
+StaticAddress = Annotated[str, StringConstraints(max_length=45), AfterValidator(_static)]
 
 
 class NicModel(StrEnum):

@@ -55,6 +55,7 @@ class NodeRecord(LenientModel):
     """Namespaces that may use a network other than `default`, or `*` for all; empty: none."""
     guest_subnet: str = ""
     """The subnet of the network `default`."""
+    guest_subnet6: str = ""
     cni_plugins: tuple[str, ...] = ()
     """CNI plugins that the conflist in a network object may run."""
     links: dict[str, str] = Field(default_factory=dict)

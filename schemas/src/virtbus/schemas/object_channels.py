@@ -3,7 +3,7 @@
 The pools that hold volumes are among them.
 """
 
-from virtbus.schemas import image_name_api, network_api, pool, subjects, volume_api
+from virtbus.schemas import address_claim, image_name_api, network_api, pool, subjects, volume_api
 from virtbus.schemas import operation_api as op
 from virtbus.schemas import snapshot_api as snap
 from virtbus.schemas.channel import Channel, Plane
@@ -17,6 +17,13 @@ OBJECTS: tuple[Channel, ...] = (
         pool.NodePools,
         "nodeagent → controller",
         "The node's pools for volumes, with their sizes and states.",
+    ),
+    _said(
+        subjects.address_claim,
+        Plane.RECORD,
+        address_claim.AddressClaim,
+        "controller → controller",
+        "The VM that has an address of a network; claimed before its record.",
     ),
     _api(
         "volume",

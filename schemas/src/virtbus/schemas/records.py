@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
@@ -12,6 +13,8 @@ from virtbus.schemas.operation import OperationRecord, OperationStatus
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     OPERATIONS,
+    address_claim,
+    claimed_address,
     image_name,
     network_record,
     operation_record,
@@ -97,6 +100,17 @@ def read_network(key: str, value: bytes) -> NetworkRecord:
     record = read_stored(NetworkRecord, key, value)
     refuse_foreign(key, network_record(record.namespace, record.name))
     return record
+
+
+def read_address_claim(key: str, value: bytes) -> AddressClaim:
+    """Return the claim of an address at `key`; raises VirtbusError as `read_record`."""
+    claim = read_stored(AddressClaim, key, value)
+    try:
+        own = address_claim(*claimed_address(key))
+    except ValueError:
+        own = ""
+    refuse_foreign(key, own)
+    return claim
 
 
 def of_operation(key: str) -> bool:

@@ -3,7 +3,10 @@
 They check every token, so an id can neither add tokens nor match other subjects.
 """
 
-from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token
+import re
+from ipaddress import ip_address
+
+from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token, token_name
 from virtbus.schemas.image_name import check_image_name, check_scope
 
 PREFIX = "virtbus"
@@ -31,6 +34,10 @@ IMAGE_NAME_KEYS = f"$KV.vm.{IMAGE_NAMES}."
 NETWORKS = "_net"
 NETWORK_KEYS = f"$KV.vm.{NETWORKS}."
 """The prefix of the keys of all networks."""
+ADDRESSES = "_addr"
+ADDRESS_KEYS = f"$KV.vm.{ADDRESSES}."
+"""The prefix of the keys of all claimed addresses."""
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 def _node(node: str) -> str:
@@ -81,6 +88,27 @@ def image_name(namespace: str, name: str) -> str:
 def network_record(namespace: str, name: str) -> str:
     """`$KV.vm._net.<namespace>.<base32(name)>`: a network; the namespace `_` is all of them."""
     return f"$KV.vm.{NETWORKS}.{check_scope(namespace)}.{name_token(check_id(name))}"
+
+
+def address_claim(network: str, address: str) -> str:
+    """`$KV.vm._addr.<network>.<base32(address)>`: the uid that has an IPv4, IPv6 or MAC address."""
+    return f"{ADDRESS_KEYS}{check_uid(network)}.{name_token(_plain_address(address))}"
+
+
+def claimed_address(key: str) -> tuple[str, str]:
+    """Return the network and the address in the key of a claim; raises ValueError."""
+    network, _, token = key.removeprefix(ADDRESS_KEYS).partition(".")
+    return check_uid(network), _plain_address(token_name(token))
+
+
+def _plain_address(text: str) -> str:
+    if _MAC.fullmatch(text):
+        return text
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        msg = "must be an IPv4, IPv6 or MAC address"
+        raise ValueError(msg) from None
 
 
 def operation_record(node: str, uid: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from virtbus.schemas.address_claim import ClaimedAddresses
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
 from virtbus.schemas.disk import DISKS_MAX as DISKS_MAX
@@ -24,11 +25,13 @@ from virtbus.schemas.network import LinkState, Mac
 from virtbus.schemas.network_object import NetworkTarget
 from virtbus.schemas.nic import (
     ACPI_INDEX_MAX,
+    ADDRESSES_MAX,
     MTU_MAX,
     MTU_MIN,
     NICS_MAX,
     QUEUES_MAX,
     NicLimits,
+    StaticAddress,
 )
 from virtbus.schemas.nic import NicModel as NicModel
 from virtbus.schemas.publish import PUBLISHED_MAX, PublishedPort
@@ -126,6 +129,8 @@ class Interface(StrictModel):
     state: LinkState | None = None
     """None: up. A link that is down passes no frame."""
     limits: NicLimits | None = None
+    addresses: tuple[StaticAddress, ...] = Field((), max_length=ADDRESSES_MAX)
+    """Of the network's subnets; the network chooses one of each version without one here."""
     publish: tuple[PublishedPort, ...] = Field((), max_length=PUBLISHED_MAX)
     """Ports of the VM's host that lead to the guest; only on the network `default`."""
 
@@ -301,8 +306,7 @@ class VmRecord(LenientModel):
     paused: bool = False
     """True if the guest's CPUs should be paused, also in its next run (ADR 0021)."""
     pause_epoch: int = 0
-    """Rises with every pause and unpause. So an unpause also resumes a guest that virtbus did not
-    pause."""
+    """Rises with every pause and unpause. So an unpause also resumes a guest paused otherwise."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
     origin: Origin | None = None
@@ -331,6 +335,8 @@ class VmRecord(LenientModel):
     """The meanings of image names on the bus at its create, by the plain names in its spec."""
     network_targets: dict[str, NetworkTarget] = Field(default_factory=dict)
     """The network objects that it uses, by the names in its spec."""
+    address_claims: dict[str, ClaimedAddresses] = Field(default_factory=dict)
+    """The addresses that it holds on the bus, by interface, until the guest has released it."""
     signature: str = ""
     """The controllers' signature over all other fields; `virtbus.bus.client.signing` adds it."""
 

@@ -340,7 +340,7 @@ HASHED_WHEN_SET = frozenset(
         *("vendor_data", "vendor_data_base64", "ignition", "sysprep"),
         *("user_data_parts", "environment", "write_files", "mounts"),
         "volume",
-        *("acpi_index", "mtu", "queues", "state", "publish"),
+        *("acpi_index", "mtu", "queues", "state", "publish", "addresses"),
     }
 )
 """Fields that were added after the first release. They are hashed only if they are set and not

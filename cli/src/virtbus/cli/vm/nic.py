@@ -59,6 +59,13 @@ def command() -> None:
 @click.option("--name", "nic", metavar="NIC", help="Its name.  [default: the network's]")
 @click.option("--mac", metavar="MAC", help="[default: made from the VM's uid]")
 @click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="IP",
+    help="A static IPv4 or IPv6 address of the network; repeatable.",
+)
+@click.option(
     "--model", type=click.Choice([str(one) for one in NicModel]), help="[default: virtio]"
 )
 @click.option("--mtu", type=int, metavar="BYTES", help="[default: the network's]")
@@ -79,6 +86,7 @@ def add(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -> N
     if nic in taken:
         raise usage(f"{view['name']} has an interface {nic!r} already", "give another --name")
     given = {"model": flags["model"], "mtu": flags["mtu"], "queues": flags["queues"]}
+    given["addresses"] = list(flags["addresses"]) or None
     wanted = {"name": nic, "mac_address": flags["mac"], **given}
     nics.append({key: value for key, value in wanted.items() if value is not None})
     spec["networks"].append({"name": nic, "network": flags["network"]})

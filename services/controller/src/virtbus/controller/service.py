@@ -42,6 +42,7 @@ from virtbus.controller.edge.snapshot_sweep import SnapshotSweep
 from virtbus.controller.edge.stream_trimmer import StreamTrimmer
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.vm_commands import VmCommands
+from virtbus.controller.edge.vm_creates import CreateRules
 from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.volume_api import VolumeApi
 from virtbus.controller.edge.volume_attachments import VolumeAttachments
@@ -116,7 +117,7 @@ class ControllerService:
             self._watches,
             events,
             self._storage,
-            strict=settings.overcommit is Overcommit.STRICT,
+            self._rules,
         )
         self._fills = VolumeFills(bus, self._fleet, events, self._room, self._vms)
         self._volumes = VolumeApi(
@@ -139,7 +140,7 @@ class ControllerService:
         self._nodes = HostApi(bus, self._fleet, events)
         self._endings = Finalizer(bus, self._fleet, events)
         self._audits = Audits(bus, self._fleet)
-        self._quarantines = Quarantines(bus, self._fleet, events)
+        self._quarantines = Quarantines(bus, self._fleet, events, self._vms.addresses)
         self._rebuilds = Rebuilds(bus, self._fleet, events, self._keys)
         self._leases = Leases(bus, self._instance)
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
@@ -155,6 +156,12 @@ class ControllerService:
         removals = VolumeRemovals(bus, self._fleet, events, moves)
         self._feeds.listeners += [moves.wake, removals.wake]
         return moves, removals
+
+    @property
+    def _rules(self) -> CreateRules:
+        settings = self._settings
+        quota = Quota(settings.addresses_per_network, settings.addresses_in_all)
+        return CreateRules(quota, strict=settings.overcommit is Overcommit.STRICT)
 
     @property
     def _room(self) -> OperationRoom:

@@ -1,6 +1,6 @@
 """The controller's settings."""
 
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from typing import ClassVar
 
 from pydantic import Field
@@ -77,7 +77,15 @@ class Settings(ServiceSettings):
     networks_in_all: int = Field(
         2000, ge=1, description="network objects on the bus at most, as volumes_per_namespace"
     )
-    client_subnets: tuple[IPv4Network, ...] = Field(
+    addresses_per_network: int = Field(
+        10_000,
+        ge=1,
+        description="claimed addresses of a network object at most; as volumes_per_namespace",
+    )
+    addresses_in_all: int = Field(
+        100_000, ge=1, description="claimed addresses on the bus at most, as volumes_per_namespace"
+    )
+    client_subnets: tuple[IPv4Network | IPv6Network, ...] = Field(
         (),
         description=(
             "networks from which clients may choose the subnets of nat and routed networks; "

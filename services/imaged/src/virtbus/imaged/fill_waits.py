@@ -24,10 +24,11 @@ class FillWaits:
         self._filled = asyncio.Event()
 
     async def wait(self, record: VmRecord) -> None:
-        """Return once all copied volumes of a VM have content."""
+        """Return once all copied volumes of a VM have content, except those that it detaches."""
+        leaving = record.detaching
         try:
-            for ref in record.volume_refs.values():
-                while ref.copied:
+            for name, ref in record.volume_refs.items():
+                while ref.copied and name not in leaving:
                     filled = self._filled
                     if await self._threads.run(self._pools.has_content, ref):
                         break

@@ -29,7 +29,11 @@ def host_ports(settings: Settings) -> HostPorts:
     """Return the objects through which netd acts on this host."""
     state = settings.state_dir / "netd"
     bridge = HostBridge(
-        settings.bridge, settings.subnet, state / "host.json", settings.state_dir, settings.reach()
+        settings.bridge,
+        settings.gateways,
+        state / "host.json",
+        settings.state_dir,
+        settings.reach(),
     )
     cni = Cni(
         settings.cni_conf_dir,
@@ -50,7 +54,7 @@ def host_ports(settings: Settings) -> HostPorts:
         dhcp=DhcpServer(),
         emulators=QemuProcesses(settings.emulator),
         resolver=Resolver(
-            settings.subnet,
+            settings.gateways,
             settings.zone,
             HostServers(settings.dns, settings.subnet.ip),
             settings.node,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from virtbus.netd.core import cni as cni_values
 from virtbus.netd.core.address_assignment import mtu_within, refusal, refused_mac, replaced
 from virtbus.netd.core.attachment import Attachment, CniState, Nic
-from virtbus.netd.core.dhcp_offer import DhcpSettings, offers_of
+from virtbus.netd.core.dhcp_offer import DhcpSettings, all_offers
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
@@ -240,7 +240,7 @@ class Builder:
         return replaced(attachment, nic.model_copy(update=update))
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
-        found = offers_of(attachment, self._site, self._doors.resolver.domain)
+        found = all_offers(attachment, self._site, self._doors.resolver.domain)
         offers = [
             Foreign(nic.index, mac_bytes(nic.mac)) if nic.on_segment else offer
             for nic, offer in zip(attachment.nics, found, strict=True)

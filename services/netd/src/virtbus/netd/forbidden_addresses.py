@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from ipaddress import IPv4Network
 
 from virtbus.bus.client.ports import Entry, EntryKind
 from virtbus.bus.runtime.tasks import wait_for_event
@@ -16,6 +15,7 @@ from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.resolver import Resolver
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
+from virtbus.schemas.address_pool import Net
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import HostAddresses
 from virtbus.schemas.records import read_stored
@@ -94,5 +94,5 @@ class ForbiddenAddresses:
         self._file.write(hosts)
 
     @property
-    def _guests(self) -> IPv4Network:
-        return self._bridges.built_in.gateway.network
+    def _guests(self) -> list[Net]:
+        return self._bridges.built_in.gateways.subnets

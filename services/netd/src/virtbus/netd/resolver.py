@@ -7,11 +7,12 @@ own namespace, and of those that controllers open to it.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from ipaddress import IPv4Address, IPv4Interface, ip_address
+from ipaddress import IPv4Address, ip_address
 
 from virtbus.netd.core import dns_message
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.core.dns_message import BadQueryError, DnsQuery
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.guest_names import GuestNames, NamedVm, vm_of
 from virtbus.netd.core.query_limits import QueryLimits
 from virtbus.netd.core.reach import Address, is_host
@@ -29,14 +30,19 @@ class Resolver:
     """Serves each VM from `serve` to `stop`, within `running`; outside of it, does nothing."""
 
     def __init__(
-        self, gateway: IPv4Interface, domain: str, servers: HostServers, node: str
+        self,
+        gateways: Gateways,
+        domain: str,
+        servers: HostServers,
+        node: str,
     ) -> None:
         """`domain` is the domain of VMs' names; if it is empty, guests get no resolver."""
-        self._gateway = gateway.ip
-        self._zone = Zone(domain, gateway.network)
+        self._gateway = gateways.four.ip
+        network6 = gateways.six.network if gateways.six is not None else None
+        self._zone = Zone(domain, gateways.four.network, network6)
         self._node = node
         self._forwarder = Forwarder(servers.addresses)
-        self._server = DnsServer(gateway.ip, self._resolve)
+        self._server = DnsServer(gateways.four.ip, self._resolve)
         self._guests = GuestNames()
         self._fleet: FleetNames | None = None
 
@@ -169,7 +175,7 @@ class Resolver:
                 address = ip_address(text)
             except ValueError:
                 continue
-            elsewhere = found.node != self._node and address in self._zone.network
+            elsewhere = found.node != self._node and self._zone.has(address)
             if is_host(address) and not elsewhere:
                 addresses.append(address)
         return addresses

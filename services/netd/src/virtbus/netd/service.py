@@ -220,7 +220,13 @@ class Netd:
     # --- reports -----------------------------------------------------------------------------
     async def _state(self) -> ServiceReport:
         state = NodeState.RECOVERING if self._attachments.recovering else NodeState.READY
-        default = NetworkInfo(name=BUILT_IN, kind="nat", subnet=str(self._settings.subnet.network))
+        six = self._settings.subnet6
+        default = NetworkInfo(
+            name=BUILT_IN,
+            kind="nat",
+            subnet=str(self._settings.subnet.network),
+            subnet6=str(six.network) if six is not None else "",
+        )
         others = [
             NetworkInfo(
                 name=name,

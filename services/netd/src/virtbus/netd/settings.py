@@ -1,6 +1,6 @@
 """Defines netd's settings."""
 
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,8 +9,10 @@ from pydantic import Field, field_validator
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.domain_names import is_domain
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge.host_servers import RESOLV_CONF, host_dns
+from virtbus.schemas.address_pool import pool_of
 
 
 class Settings(ServiceSettings):
@@ -21,6 +23,10 @@ class Settings(ServiceSettings):
     subnet: IPv4Interface = Field(
         IPv4Interface("10.127.0.1/16"),
         description="gateway address and prefix of the built-in network `default`",
+    )
+    subnet6: IPv6Interface | None = Field(
+        None,
+        description="as subnet, for IPv6, such as fd00:127::1/64; empty: its guests have no IPv6",
     )
     bridge: str = Field(
         "virtbus0",
@@ -114,6 +120,14 @@ class Settings(ServiceSettings):
         description="install folder of vmwrapper; QEMU's user must reach it",
     )
 
+    @field_validator("subnet6")
+    @classmethod
+    def _gateway6(cls, value: IPv6Interface | None) -> IPv6Interface | None:
+        if value is not None and not pool_of(value.network, None).has(value.ip):
+            msg = f"must name the gateway's own address, such as {value.network[1]}/64"
+            raise ValueError(msg)
+        return value
+
     @field_validator("subnet")
     @classmethod
     def _gateway(cls, value: IPv4Interface) -> IPv4Interface:
@@ -142,6 +156,11 @@ class Settings(ServiceSettings):
                 msg = f"{name!r} is no domain name; write one such as example.com"
                 raise ValueError(msg)
         return value
+
+    @property
+    def gateways(self) -> Gateways:
+        """Return the gateways of the built-in network."""
+        return Gateways(self.subnet, self.subnet6)
 
     def reach(self, resolver: tuple[IPv4Address, ...] = ()) -> ReachRules:
         """Return the reach rules that the settings give, without addresses of hosts and servers.

@@ -164,6 +164,7 @@ class Heartbeat:
                 network.name: network.namespaces for network in networks if network.namespaces
             },
             guest_subnet=next((one.subnet for one in networks if one.name == BUILT_IN), ""),
+            guest_subnet6=next((one.subnet6 for one in networks if one.name == BUILT_IN), ""),
             cni_plugins=tuple(
                 plugin for report in self._reports.values() for plugin in report.cni_plugins
             ),

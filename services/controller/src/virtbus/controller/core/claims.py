@@ -1,15 +1,18 @@
-"""Decides how a create claims its name and commits its uid (ADR 0003).
+"""Decides how a create claims its name and addresses, and commits its uid (ADR 0003, 0064).
 
 Each decision depends only on the last message of a key. The tables below correspond to the ADR's
 table of crashes.
 """
 
+from collections.abc import Iterator
 from enum import StrEnum
 
 from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.secret_inputs import secret_paths
+from virtbus.schemas import subjects
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.vm import Tombstone, VmRecord
+from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
 
 SECRETS_DIFFER = "its secret inputs differ"
 
@@ -27,7 +30,7 @@ class UidState(StrEnum):
 
 
 class NameStep(StrEnum):
-    """The action for a create whose name is claimed by another uid."""
+    """The action for a create whose name or address is claimed by another uid."""
 
     REFUSE = "refuse"
     BURY_THEN_TAKE = "bury then take"
@@ -86,6 +89,39 @@ def name_step(where: UidState, last: VmRecord | Tombstone | None, wanted: VmReco
     return _NAME_STEPS[where]
 
 
+def claims_of(record: VmRecord) -> list[str]:
+    """Return the keys that a VM's record claims: its name, then its addresses."""
+    return [subjects.name_claim(record.namespace, record.name), *addresses_of(record)]
+
+
+def addresses_of(record: VmRecord) -> list[str]:
+    """Return the keys of the addresses that a VM's record claims."""
+    return [
+        subjects.address_claim(claims.network, address)
+        for claims in record.address_claims.values()
+        for address in (*claims.addresses, *((claims.mac,) if claims.mac else ()))
+    ]
+
+
+def is_address(key: str) -> bool:
+    """Return True for the claim of an address."""
+    return key.startswith(subjects.ADDRESS_KEYS)
+
+
+def claim_value(key: str, uid: str) -> NameClaim | AddressClaim:
+    """Return the value with which `uid` claims a name or an address."""
+    return AddressClaim(vm=uid) if is_address(key) else NameClaim(uid=uid)
+
+
+def address_step(where: UidState) -> NameStep:
+    """Return the action for a VM that asks for an address which another uid claims.
+
+    `where` is the state of that uid. A VM's record may lack the address only because its update is
+    not committed yet, so the claim stands.
+    """
+    return _NAME_STEPS[where]
+
+
 def bears(record: VmRecord, namespace: str, name: str) -> bool:
     """Return True if the record has this namespace and name."""
     return (record.namespace, record.name) == (namespace, name)
@@ -140,6 +176,36 @@ def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) 
         "choose another, or delete that VM first"
     )
     return VirtbusError(Code.CONFLICT, "name_taken", message)
+
+
+class AddressTakenError(VirtbusError):
+    """The error 409: another VM has an address.
+
+    `named` is True if the spec asks for the address. Otherwise it was chosen.
+    """
+
+    def __init__(self, wanted: VmRecord, key: str, uid: str) -> None:
+        _, address = subjects.claimed_address(key)
+        message = f"VM {uid} has {address} on this network; choose another, or delete that VM first"
+        details = tuple(
+            Detail(path=path, message=message) for path in _paths_of(wanted, key, address)
+        )
+        shown = f"{details[0].path}: {message}" if details else message
+        super().__init__(Code.CONFLICT, "address_taken", shown, details=details)
+        self.named = bool(details)
+
+
+def _paths_of(record: VmRecord, key: str, address: str) -> Iterator[str]:
+    """Yield the fields of a spec that ask for the address of a claim."""
+    for index, nic in enumerate(record.spec.domain.devices.interfaces):
+        path = f"spec.domain.devices.interfaces[{index}]"
+        claims = record.address_claims.get(nic.name)
+        if claims is None or not key.startswith(f"{subjects.ADDRESS_KEYS}{claims.network}."):
+            continue
+        if nic.mac_address == address:
+            yield f"{path}.mac_address"
+        if address in nic.addresses:
+            yield f"{path}.addresses[{nic.addresses.index(address)}]"
 
 
 def uid_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from virtbus.controller.core.allocations import NOTHING, Allocations
+from virtbus.controller.core.given_addresses import GivenAddresses
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.networks import Networks
@@ -32,6 +33,7 @@ from virtbus.controller.core.vm_keys import StoredClaim, StoredVm, read_vm_key
 from virtbus.controller.core.volume_placement import Wait, place_waiting, wait_of
 from virtbus.controller.core.volumes import Volumes
 from virtbus.schemas import subjects
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 from virtbus.schemas.records import as_stored, plain_stored, read_stored, refuse_foreign
@@ -71,6 +73,7 @@ class Fleet:
     pools: KnownPools = field(default_factory=KnownPools)
     volumes: Volumes = field(default_factory=Volumes)
     networks: Networks = field(default_factory=Networks)
+    addresses: GivenAddresses = field(default_factory=GivenAddresses)
     operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
     """By node: its desired state, and the revision."""
@@ -111,8 +114,9 @@ class Fleet:
         if held is not None and held.revision >= revision:
             return None  # our own write, already applied: needs no decoding
         message = read_vm_key(key, value)
-        if isinstance(message, NameClaim):
+        if isinstance(message, NameClaim | AddressClaim):
             self.claims[key] = StoredClaim(message.uid, revision, time_ns)
+            self.addresses.put(key)
             return None
         if isinstance(message, NodeSpec):
             refuse_foreign(key, is_id(message.node) and subjects.node_spec(message.node))
@@ -148,8 +152,7 @@ class Fleet:
     def purge_vm(self, key: str, revision: int) -> str | None:
         """Process one purge marker of `$KV.vm`; return the uid if a VM was removed."""
         self.revision = max(self.revision, revision)
-        tokens = key.split(".")
-        if tokens[-1] == NODE_SPEC_KEY:
+        if (tokens := key.split("."))[-1] == NODE_SPEC_KEY:
             self.node_spec(NodeSpec(node=tokens[2]), revision)
             return None
         if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
@@ -157,6 +160,7 @@ class Fleet:
                 # the node was forgotten; if it is online, its next heartbeat adds it again
                 self.nodes.pop(tokens[2], None)
             return None
+        self.addresses.purge(key, revision)
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
             return None
         uid = tokens[3]

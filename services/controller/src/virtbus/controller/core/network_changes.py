@@ -1,14 +1,16 @@
 """Decides about creates, changes and deletes of networks, and shows networks (ADR 0055)."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network, ip_address
+from ipaddress import ip_address, ip_network
 
 from virtbus.controller.core import named_creates
 from virtbus.controller.core.image_name_changes import ADMINS
 from virtbus.controller.core.mutations import changed_paths
 from virtbus.controller.core.named_creates import CreateStep, refuse_deleting
+from virtbus.controller.core.network_pools import overlaps, pool_problems, within
 from virtbus.controller.core.networks import Networks, subnets_of
 from virtbus.controller.core.vm_keys import StoredNetwork
+from virtbus.schemas.address_pool import Net, overlapping, pool_of
 from virtbus.schemas.cni_config import plugins_in
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network_api import NeededRoute, NetworkObjectView, NetworkRef, NetworkUpdate
@@ -25,10 +27,12 @@ from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.wire import invalid
 
 USERS_SHOWN = 8
+POOL = frozenset({"subnet6", "ranges", "excluded", "pool"})
+"""The fields of a pool of addresses, besides its IPv4 subnet."""
 _FIELDS = {
-    NetworkKind.NAT: frozenset({"subnet", "gateway", "dns", "mtu"}),
-    NetworkKind.ROUTED: frozenset({"subnets", "dns", "mtu"}),
-    NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu"}),
+    NetworkKind.NAT: frozenset({"subnet", "gateway", "dns", "mtu", "gateway6", *POOL}),
+    NetworkKind.ROUTED: frozenset({"subnets", "subnets6", "excluded", "dns", "mtu"}),
+    NetworkKind.ISOLATED: frozenset({"subnet", "dns", "mtu", *POOL}),
     NetworkKind.BRIDGE: frozenset({"link", "vlan", "mtu"}),
     NetworkKind.MACVTAP: frozenset({"link", "mode", "mtu"}),
     NetworkKind.CNI: frozenset({"conflist", "config"}),
@@ -78,19 +82,10 @@ def _problems(spec: NetworkSpec) -> Iterator[Detail]:
     if not getattr(spec, needed) and not (spec.kind is NetworkKind.CNI and spec.config):
         hint = _SUCH_AS.get(needed, "such as 10.200.0.0/24")
         yield Detail(path=f"spec.{needed}", message=f"is needed by {spec.kind}", hint=hint)
-    if spec.gateway and spec.subnet:
-        yield from _gateway(IPv4Address(spec.gateway), IPv4Network(spec.subnet))
-    yield from _overlaps(spec)
+    yield from _gateways(spec)
+    yield from overlaps(spec)
+    yield from pool_problems(spec)
     yield from _config(spec)
-
-
-def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
-    nets = [(node, IPv4Network(text)) for node, text in sorted(spec.subnets.items())]
-    for index, (node, subnet) in enumerate(nets):
-        for other, theirs in nets[:index]:
-            if subnet.overlaps(theirs):
-                message = f"overlaps {theirs} of {other}"
-                yield Detail(path=f"spec.subnets.{node}", message=message, hint="choose another")
 
 
 def _config(spec: NetworkSpec) -> Iterator[Detail]:
@@ -104,10 +99,17 @@ def _config(spec: NetworkSpec) -> Iterator[Detail]:
         yield Detail(path="spec.config", message=str(error))
 
 
-def _gateway(gateway: IPv4Address, subnet: IPv4Network) -> Iterator[Detail]:
-    if gateway not in subnet or gateway in {subnet.network_address, subnet.broadcast_address}:
-        hint = f"such as {subnet[1]}"
-        yield Detail(path="spec.gateway", message=f"is no host of {subnet}", hint=hint)
+def _gateways(spec: NetworkSpec) -> Iterator[Detail]:
+    pairs = ("gateway", spec.gateway, spec.subnet), ("gateway6", spec.gateway6, spec.subnet6)
+    for field, gateway, text in pairs:
+        if not gateway:
+            continue
+        if text is None:
+            hint = f"give {field.replace('gateway', 'subnet')}, or leave it out"
+            yield Detail(path=f"spec.{field}", message="needs a subnet", hint=hint)
+        elif not pool_of(subnet := ip_network(text), None).has(ip_address(gateway)):
+            message, hint = f"is no host of {subnet}", f"such as {subnet[1]}"
+            yield Detail(path=f"spec.{field}", message=message, hint=hint)
 
 
 def _words(fields: Collection[str]) -> str:
@@ -115,7 +117,7 @@ def _words(fields: Collection[str]) -> str:
 
 
 def refuse_client(
-    namespace: str, spec: NetworkSpec | None, account: str, free: Sequence[IPv4Network]
+    namespace: str, spec: NetworkSpec | None, account: str, free: Sequence[Net]
 ) -> None:
     """Raise 403 if the account may not make or change this network.
 
@@ -135,7 +137,7 @@ def refuse_client(
         raise _admin_only("a conflist in a network", "name a conflist of the node")
     record = NetworkRecord(uid=_NO_UID, namespace=namespace, name="x", spec=spec, created_ns=0)
     for path, subnet in subnets_of(record):
-        if not any(subnet.subnet_of(one) for one in free):
+        if not any(within(subnet, one) for one in free):
             choice = ", ".join(map(str, free))
             way_out = f"choose one within {choice}" if free else "use an isolated network"
             raise _admin_only(f"{path} {subnet}", f"{way_out} (setting client_subnets)")
@@ -164,20 +166,20 @@ def refuse_overlap(
 
 
 def _taken(
-    subnet: IPv4Network,
+    subnet: Net,
     record: NetworkRecord,
     networks: Networks,
     nodes: Mapping[str, NodeRecord],
 ) -> str:
     for other, owner in networks.subnets():
-        if owner.uid != record.uid and subnet.overlaps(other):
+        if owner.uid != record.uid and overlapping(subnet, other):
             return f"{other} of the network {owner.namespace}/{owner.name}"
     for name, node in sorted(nodes.items()):
-        guests = IPv4Network(node.guest_subnet, strict=False) if node.guest_subnet else None
-        if guests is not None and subnet.overlaps(guests):
-            return f"{guests}, the network {BUILT_IN} of {name}"
+        for guest in filter(None, (node.guest_subnet, node.guest_subnet6)):
+            if overlapping(subnet, guests := ip_network(guest, strict=False)):
+                return f"{guests}, the network {BUILT_IN} of {name}"
         for text in node.addresses:
-            if (address := ip_address(text)).version == 4 and address in subnet:
+            if (address := ip_address(text)) in subnet:
                 return f"the address {address} of {name}"
     return ""
 
@@ -190,9 +192,12 @@ def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Non
     if not nodes:
         return
     found: list[Detail] = []
-    for node in sorted(set(spec.subnets) - set(nodes)):
-        hint = f"known nodes: {', '.join(sorted(nodes)[:USERS_SHOWN])}"
-        found.append(Detail(path=f"spec.subnets.{node}", message="is no node", hint=hint))
+    hint = f"known nodes: {', '.join(sorted(nodes)[:USERS_SHOWN])}"
+    for field, subnets in (("subnets", spec.subnets), ("subnets6", spec.subnets6)):
+        found += [
+            Detail(path=f"spec.{field}.{node}", message="is no node", hint=hint)
+            for node in sorted(set(subnets) - set(nodes))
+        ]
     if spec.conflist and not any(spec.conflist in node.networks for node in nodes.values()):
         hint = "add the conflist to cni_conf_dir of a node first"
         found.append(Detail(path="spec.conflist", message="no node has it", hint=hint))
@@ -326,9 +331,9 @@ def not_found(want: NetworkRef) -> VirtbusError:
 
 
 def shown(
-    held: StoredNetwork, users: Sequence[str], nodes: Mapping[str, NodeRecord]
+    held: StoredNetwork, users: Sequence[str], nodes: Mapping[str, NodeRecord], given: int
 ) -> NetworkObjectView:
-    """Return the network as the API shows it."""
+    """Return the network as the API shows it, with `given` claimed addresses."""
     record = held.record
     state = NetworkState.IN_USE if users else NetworkState.READY
     message = f"a delete was reverted: {record.kept_for}" if record.kept_for else ""
@@ -345,6 +350,7 @@ def shown(
         routes=tuple(_routes(record.spec, nodes)),
         users=tuple(users[:USERS_SHOWN]),
         user_count=len(users),
+        given=given,
         generation=record.generation,
         revision=held.revision,
         created_ns=record.created_ns,
@@ -352,7 +358,9 @@ def shown(
 
 
 def _routes(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> Iterator[NeededRoute]:
-    for name, subnet in sorted(spec.subnets.items()):
-        node = nodes.get(name)
-        via = tuple(one for one in node.addresses if ":" not in one) if node is not None else ()
-        yield NeededRoute(destination=subnet, node=name, via=via)
+    for subnets, six in ((spec.subnets, False), (spec.subnets6, True)):
+        for name, subnet in sorted(subnets.items()):
+            node = nodes.get(name)
+            there = node.addresses if node is not None else ()
+            via = tuple(one for one in there if (":" in one) is six)
+            yield NeededRoute(destination=subnet, node=name, via=via)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from ipaddress import ip_address
 from types import MappingProxyType
 from typing import NamedTuple
 
+from virtbus.schemas.address_pool import Address
 from virtbus.schemas.cni_config import plugins_in
 from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
 from virtbus.schemas.vm import VmSpec
@@ -45,9 +47,23 @@ def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
         if target.spec.link:
             links.add((target.spec.link, target.spec.kind))
         if target.spec.subnets:
-            there = frozenset(target.spec.subnets)
+            static = _static(spec, name)
+            there = frozenset(node for node in target.spec.subnets if _has(target, node, static))
             nodes = there if nodes is None else nodes & there
     return NetworkDemand(frozenset(offered), nodes, frozenset(plugins), frozenset(links))
+
+
+def _static(spec: VmSpec, network: str) -> list[Address]:
+    """Return the static addresses of the interfaces on a network."""
+    names = {one.name for one in spec.networks if one.network == network}
+    nics = (nic for nic in spec.domain.devices.interfaces if nic.name in names)
+    return [ip_address(text) for nic in nics for text in nic.addresses]
+
+
+def _has(target: NetworkTarget, node: str, static: list[Address]) -> bool:
+    """Return True if the network has all these addresses on a node."""
+    pools = target.spec.pools(node) if static else []
+    return all(any(pool.has(address) for pool in pools) for address in static)
 
 
 @lru_cache(256)

@@ -1,11 +1,12 @@
 """Caches the networks of the fleet, and finds the VMs that use them (ADR 0055)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredNetwork, StoredVm
-from virtbus.schemas.network_object import NetworkKind, NetworkRecord
+from virtbus.schemas.address_pool import Net
+from virtbus.schemas.network_object import NetworkKind, NetworkRecord, NetworkSpec
 from virtbus.schemas.records import read_network
 from virtbus.schemas.subjects import network_record
 
@@ -40,21 +41,28 @@ class Networks(NamedRecords[NetworkRecord]):
         """Return True if the watch has delivered all messages up to this one of a network."""
         return self._seen >= revision
 
-    def subnets(self) -> Iterator[tuple[IPv4Network, NetworkRecord]]:
+    def subnets(self) -> Iterator[tuple[Net, NetworkRecord]]:
         """Yield the subnets to which hosts have routes, with their networks."""
         for held in self._stored.values():
             for _, subnet in subnets_of(held.record):
                 yield subnet, held.record
 
 
-def subnets_of(record: NetworkRecord) -> list[tuple[str, IPv4Network]]:
+def subnets_of(record: NetworkRecord) -> list[tuple[str, Net]]:
     """Return the subnets of a network to which hosts have routes, with their field paths."""
-    spec = record.spec
-    if spec.kind not in _ON_HOSTS:
-        return []
-    found = [("spec.subnet", IPv4Network(spec.subnet))] if spec.subnet is not None else []
-    each = ((f"spec.subnets.{node}", IPv4Network(text)) for node, text in spec.subnets.items())
-    return [*found, *each]
+    return list(every_subnet(record.spec)) if record.spec.kind in _ON_HOSTS else []
+
+
+def every_subnet(spec: NetworkSpec) -> Iterator[tuple[str, Net]]:
+    """Yield the subnets of a network, with their field paths."""
+    if spec.subnet is not None:
+        yield "spec.subnet", IPv4Network(spec.subnet)
+    if spec.subnet6 is not None:
+        yield "spec.subnet6", IPv6Network(spec.subnet6)
+    for node, text in spec.subnets.items():
+        yield f"spec.subnets.{node}", IPv4Network(text)
+    for node, text in spec.subnets6.items():
+        yield f"spec.subnets6.{node}", IPv6Network(text)
 
 
 def users_by_network(vms: Mapping[str, StoredVm]) -> dict[str, list[str]]:

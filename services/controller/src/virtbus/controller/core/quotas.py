@@ -16,13 +16,20 @@ class Quota(NamedTuple):
     per_namespace: int
     in_all: int
 
-    def full(self, objects: Counted, namespace: str, what: str, whole: str = "the fleet") -> str:
+    def full(
+        self,
+        objects: Counted,
+        namespace: str,
+        what: str,
+        whole: str = "the fleet",
+        one: str | None = None,
+    ) -> str:
         """Return why one more object exceeds the quota; empty if it does not.
 
-        `what` names the objects, `whole` all namespaces together.
+        `what` names the objects, `whole` all namespaces together, and `one` this namespace.
         """
         for count, most, where in (
-            (objects.count(namespace), self.per_namespace, f"namespace {namespace}"),
+            (objects.count(namespace), self.per_namespace, one or f"namespace {namespace}"),
             (objects.count(), self.in_all, whole),
         ):
             if count >= most:

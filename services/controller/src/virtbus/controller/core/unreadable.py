@@ -8,6 +8,7 @@ from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.records import of_operation
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import (
+    ADDRESSES,
     IMAGE_NAMES,
     IMAGES_KEY,
     JOIN_KEY,
@@ -35,6 +36,7 @@ _PLACES = {
     SNAPSHOTS: "snapshot",
     IMAGE_NAMES: "image name",
     NETWORKS: "network",
+    ADDRESSES: "address claim",
 }
 
 _WAYS_OUT = {
@@ -49,6 +51,7 @@ _WAYS_OUT = {
     "not know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
+    "address claim": "the next sweep writes it again if a VM has the address",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
 }
@@ -130,8 +133,8 @@ class Damaged:
         return [found for found in self if found.uid == uid]
 
     def claims(self) -> list[Unreadable]:
-        """Return name claims that cannot be read."""
-        return [found for found in self if found.kind == "name claim"]
+        """Return claims of names and addresses that cannot be read."""
+        return [found for found in self if found.kind in {"name claim", "address claim"}]
 
     def statuses(self) -> list[Unreadable]:
         """Return statuses that cannot be read."""

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import (
     of_operation,
+    read_address_claim,
     read_image_name,
     read_network,
     read_record,
@@ -17,6 +19,7 @@ from virtbus.schemas.records import (
 )
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
+    ADDRESS_KEYS,
     HOST_KEY,
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
@@ -31,7 +34,7 @@ from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
 NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord
-VmKey = VmRecord | Tombstone | NameClaim | NodeSpec | NamedRecord
+VmKey = VmRecord | Tombstone | NameClaim | AddressClaim | NodeSpec | NamedRecord
 
 
 _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
@@ -81,7 +84,7 @@ StoredNetwork = Stored[NetworkRecord]
 
 
 class StoredClaim(NamedTuple):
-    """A stored name claim."""
+    """A stored claim of a name or an address."""
 
     uid: str
     revision: int
@@ -105,6 +108,7 @@ def read_vm_key(key: str, value: bytes) -> VmKey | None:
     for prefix, read in _BY_PREFIX:
         if key.startswith(prefix):
             return read(key, value)
-    if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
-        return read_stored(NameClaim, key, value)
+    if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>, $KV.vm._addr.<network>.<token>
+        address = key.startswith(ADDRESS_KEYS)
+        return read_address_claim(key, value) if address else read_stored(NameClaim, key, value)
     return read_record(key, value)

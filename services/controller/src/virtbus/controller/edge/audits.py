@@ -1,9 +1,11 @@
 """Handles `node.audit`: requests an audit from each agent, and limits the answer's size."""
 
 import asyncio
+from collections.abc import Iterator
 
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError
+from virtbus.controller.core.claims import addresses_of
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.edge.snapshot_orphans import SnapshotOrphans
@@ -52,6 +54,7 @@ class Audits:
                 timeout_s=min(left_s, ANSWER_S),
             )
             found = (*validate(Audited, answer).findings, *await self._of_objects(node))
+            found += tuple(self._unclaimed(node))
         except VirtbusError as error:
             return NodeFindings(node=node, message=str(error))
         except BusError as error:
@@ -69,6 +72,17 @@ class Audits:
             return volumes + await self._snapshots.findings(node)
         except (BusError, VirtbusError):
             return []
+
+    def _unclaimed(self, node: str) -> Iterator[AuditFinding]:
+        """Yield the addresses of the node's VMs that the bus has lost, or that another VM has."""
+        for uid, held in self._fleet.vms.items():
+            for key in addresses_of(held.record) if held.record.node == node else ():
+                claim = self._fleet.claims.get(key)
+                if claim is None or claim.uid != uid:
+                    _, address = subjects.claimed_address(key)
+                    whose = f"VM {claim.uid} claims it" if claim is not None else "nobody claims it"
+                    what = f"the address {address}: {whose}; virtbus bus rebuild"
+                    yield AuditFinding(kind="bus", uid=uid, what=what)
 
     def _statuses_without_record(self, node: str) -> tuple[str, ...]:
         """Return the uids that have a status of the node, but no record on the node."""

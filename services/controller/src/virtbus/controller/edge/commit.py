@@ -1,17 +1,23 @@
-"""Writes VMs to the bus: creates (claim, then commit), changes and deletes (ADR 0003)."""
+"""Writes VMs to the bus: creates (claim, then commit), changes and deletes (ADR 0003, 0064)."""
 
 import hashlib
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Write
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.controller.core.claims import (
+    AddressTakenError,
     CommitStep,
     NameStep,
     UidState,
+    address_step,
     bears,
+    claim_value,
+    claims_of,
     commit_step,
+    is_address,
     name_step,
     name_taken,
     uid_taken,
@@ -30,7 +36,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import DELETED
-from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmSecrets
+from virtbus.schemas.vm import Tombstone, VmRecord, VmSecrets
 from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
@@ -65,11 +71,15 @@ class Commits:
         self._bus = bus
         self._reservations = Reservations(bus, fleet or Fleet())
 
-    async def create(self, record: VmRecord, secrets: VmSecrets | None) -> Committed:
-        """Claim the name, put the secrets, commit the record. Safe to repeat with the same uid.
+    async def create(
+        self, record: VmRecord, secrets: VmSecrets | None, claimed: Collection[str] = ()
+    ) -> Committed:
+        """Claim name and addresses, put the secrets, commit the record. Safe to repeat for a uid.
+
+        `claimed` are addresses that this uid has claimed already.
 
         Raises:
-            VirtbusError: 409 name or uid taken, 410 uid deleted, 503 too many lost races.
+            VirtbusError: 409 name, address or uid taken, 410 uid deleted, 503 too many lost races.
             NodeFullError: the VM is strict, and its node has no capacity left.
             BusError: nothing happened, or the outcome is unknown.
         """
@@ -77,7 +87,7 @@ class Commits:
         if body is not None:
             digest = hashlib.sha256(body).hexdigest()
             record = record.model_copy(update={"sec_digest": digest})
-        await self.claim(record)
+        await self.claim(record, without=claimed)
         if body is not None:
             await self._put_secrets(record, body)
         try:
@@ -122,14 +132,21 @@ class Commits:
             await self._bury(uid, last)
         return True
 
-    # --- the name -------------------------------------------------------------------------
-    async def claim(self, record: VmRecord, *, renew: bool = False) -> None:
-        """Claim the name for the record's uid; raises as `create`.
+    # --- name and addresses ---------------------------------------------------------------
+    async def claim(
+        self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
+    ) -> None:
+        """Claim the name and the addresses for the record's uid; raises as `create`.
 
         With `renew`, write an existing claim of this uid again, at a new revision.
         """
-        key = subjects.name_claim(record.namespace, record.name)
-        body = encode(NameClaim(uid=record.uid))
+        for key in claims_of(record):
+            if key not in without:
+                await self.claim_key(key, record, renew=renew)
+
+    async def claim_key(self, key: str, record: VmRecord, *, renew: bool = False) -> None:
+        """Claim one name or address, as `claim`."""
+        body = encode(claim_value(key, record.uid))
         for _ in range(ATTEMPTS):
             try:
                 await self._bus.put(key, body, expect=0)
@@ -137,7 +154,7 @@ class Commits:
                 if not await self._take_over(key, body, record, renew=renew):
                     continue
             return
-        raise contended("this name or uid")
+        raise contended("this name, address or uid")
 
     async def _take_over(self, key: str, body: bytes, record: VmRecord, *, renew: bool) -> bool:
         """Try once to take over an existing claim; return False if another writer was faster."""
@@ -148,7 +165,7 @@ class Commits:
             holder = holder_of(claim)
             if holder is not None:
                 if holder != record.uid:
-                    await self._step_over(holder, record)
+                    await self._step_over(key, holder, record)
                 elif not renew:
                     return True
             await self._bus.put(key, body, expect=claim.revision)
@@ -156,11 +173,13 @@ class Commits:
             return False
         return True
 
-    async def _step_over(self, holder: str, record: VmRecord) -> None:
-        """Make sure that the uid `holder` can never commit this name, or raise 409."""
+    async def _step_over(self, key: str, holder: str, record: VmRecord) -> None:
+        """Make sure that the uid `holder` can never commit with this claim, or raise 409."""
         last = await self._bus.get(subjects.vm_anywhere(holder))
         where, message = stands(last)
-        match name_step(where, message, record):
+        match address_step(where) if is_address(key) else name_step(where, message, record):
+            case NameStep.REFUSE if is_address(key):
+                raise AddressTakenError(record, key, holder)
             case NameStep.REFUSE:
                 raise name_taken(record, message, holder)
             case NameStep.BURY_THEN_TAKE:
@@ -210,8 +229,8 @@ class Commits:
         if step is CommitStep.SAME and last is not None and isinstance(message, VmRecord):
             return Committed(StoredVm(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
-            # The controller that tombstoned this uid will next CAS the name claim at the revision
-            # it read. Renewing the claim first makes that CAS fail, so only one of us succeeds.
+            # The controller that tombstoned this uid will next CAS a claim at the revision that it
+            # read. Renewing the claims first makes that CAS fail, so only one of us succeeds.
             await self.claim(record, renew=True)
             if body is not None:  # a sweep or another create may have removed the secrets
                 await self._put_secrets(record, body)
@@ -243,14 +262,16 @@ class Commits:
         return await self._reservations.write(None, record, move)
 
     async def _withdraw(self, record: VmRecord) -> None:
-        """Release the claim and secrets of a refused create, if nobody can commit it any more."""
+        """Release the claims and secrets of a refused create, if nobody can commit it any more."""
         try:
             last = await self._bus.get(subjects.vm_anywhere(record.uid))
             _, there = stands(last)
             other = isinstance(there, VmRecord) and not bears(there, record.namespace, record.name)
             if other or purged(last):
-                key = subjects.name_claim(record.namespace, record.name)
-                await self.release_name(key, record.uid)
+                kept = claims_of(there) if isinstance(there, VmRecord) else ()
+                for key in claims_of(record):
+                    if key not in kept:
+                        await self.release_claim(key, record.uid)
             stray = isinstance(there, VmRecord) and (
                 there.node != record.node or there.sec_digest is None
             )
@@ -312,7 +333,7 @@ class Commits:
 
     # --- the end --------------------------------------------------------------------------
     async def finish(self, held: StoredVm, *, fence: Fenced | None = None) -> int:
-        """Purge secrets, record and claim, in this order; return the revision of the record's end.
+        """Purge secrets, record and claims, in this order; return the revision of the record's end.
 
         After a crash in between, a sweep purges the rest. `fence` is as in `guarded`.
         """
@@ -325,16 +346,16 @@ class Commits:
         end = Write(key, None, held.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         revision = await self._reservations.write(record, None, guarded(fence, end))
         try:
-            name = subjects.name_claim(record.namespace, record.name)
-            await self.release_name(name, record.uid, its_own=True)
+            for claim in claims_of(record):
+                await self.release_claim(claim, record.uid, its_own=True)
         except BusError as error:
             _left(error, record.uid)
         return revision
 
-    async def release_name(self, key: str, uid: str, *, its_own: bool = False) -> bool:
+    async def release_claim(self, key: str, uid: str, *, its_own: bool = False) -> bool:
         """Purge a claim that `uid` holds; return False if another uid holds it by now.
 
-        `its_own`: the VM had that name, so an unreadable claim was its own.
+        `its_own`: the VM had that name or address, so an unreadable claim was its own.
         """
         claim = await self._bus.get(key)
         try:
@@ -346,12 +367,13 @@ class Commits:
         await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
-    async def free_name(self, key: str) -> bool:
-        """Purge a claim whose holder has no record of that name; return False otherwise.
+    async def free_claim(self, key: str) -> bool:
+        """Purge a claim whose holder has no record with it; return False otherwise.
 
         The claim is read before the tombstone is written. A create of that uid that continues must
-        renew the claim, and then this purge fails (ADR 0003). An unreadable record keeps its name.
-        Raises UnreadableValueError for an unreadable claim.
+        renew the claim, and then this purge fails (ADR 0003). A record without the address is put
+        again for the same reason: an update that would add it has to start again (ADR 0064). An
+        unreadable record keeps its claims. Raises UnreadableValueError for an unreadable claim.
         """
         claim = await self._bus.get(key)
         holder = holder_of(claim)
@@ -362,8 +384,10 @@ class Commits:
         if where is UidState.UNREADABLE:
             return False
         if isinstance(message, VmRecord):
-            if subjects.name_claim(message.namespace, message.name) == key:
+            if key in claims_of(message):
                 return False
+            if is_address(key):
+                await self.replace(StoredVm(message, last.revision if last else 0), message)
         elif where is not UidState.MARKER:
             await self._bury(holder, last)
         await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Iterator
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError, ConflictError
+from virtbus.controller.core import address_plan
+from virtbus.controller.core.claims import addresses_of, claim_value, claims_of
 from virtbus.controller.core.evacuation import released_by_node
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.orphan_grace import OrphanGrace
-from virtbus.controller.core.vm_keys import StoredClaim, StoredVm
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.core.volume_attachment import released
 from virtbus.controller.edge.assignment import Assignment
 from virtbus.controller.edge.cas import MARKER_TTL_S
@@ -22,7 +24,6 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED, is_id, is_uid
-from virtbus.schemas.vm import NameClaim
 from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Finalizer:
         held = self._fleet.vms.get(uid)
         if held is not None and held.record.detaching and not held.record.deleting:
             await self._free_volumes(held)
+        if held is not None and held.record.address_claims and not held.record.deleting:
+            await self._free_addresses(held)
         if held is None or not held.record.deleting:
             return
         status = self._fleet.last_status(held.record)
@@ -101,12 +104,27 @@ class Finalizer:
             extra = {"code": "volume_detached", "uid": ref.uid, "vm": record.uid}
             log.info("detached %s from %s", ref.name, record.name, extra=extra)
 
+    async def _free_addresses(self, held: StoredVm) -> None:
+        """Release the addresses of interfaces that the VM's guest has no longer."""
+        before = held.record
+        record = address_plan.released(before, self._fleet.last_status(before))
+        if record == before:
+            return
+        try:
+            self._fleet.apply(await self._commits.replace(held, record))
+        except ConflictError:
+            return  # another controller was first, or the record changed and is queued again
+        kept = addresses_of(record)
+        for key in addresses_of(before):
+            if key not in kept:
+                await self._commits.release_claim(key, record.uid)
+
     async def sweep(self, grace_s: float) -> int:
         """Remove the orphans that were seen for `grace_s`; return their number."""
         removed = 0
-        claims = {key: c.revision for key, c in self._fleet.claims.items() if self._orphan(key, c)}
+        claims = self._orphans()
         for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
-            removed += await self._passing(self._commits.free_name(key), key)
+            removed += await self._passing(self._commits.free_claim(key), key)
         await self._reclaim()
         return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
 
@@ -121,19 +139,26 @@ class Finalizer:
             return False
 
     async def _reclaim(self) -> None:
-        """Replace each unreadable claim whose name a VM has by a claim of that VM."""
+        """Replace each unreadable claim whose name or address a VM has by a claim of that VM."""
         bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
         if not bad:
             return
-        bearers = {subjects.name_claim(*name): uid for name, uid in self._fleet.names.items()}
+        bearers = {
+            key: uid for uid, held in self._fleet.vms.items() for key in claims_of(held.record)
+        }
         for key in bad.keys() & bearers.keys():
             with contextlib.suppress(ConflictError):
-                claim = encode(NameClaim(uid=bearers[key]))
+                claim = encode(claim_value(key, bearers[key]))
                 await self._bus.put(key, claim, expect=bad[key])
 
-    def _orphan(self, key: str, claim: StoredClaim) -> bool:
-        held = self._fleet.vms.get(claim.uid)
-        return held is None or key != subjects.name_claim(held.record.namespace, held.record.name)
+    def _orphans(self) -> dict[str, int]:
+        """Return the claims that no record of their uid has, with their revisions."""
+        own = {uid: set(claims_of(held.record)) for uid, held in self._fleet.vms.items()}
+        return {
+            key: claim.revision
+            for key, claim in self._fleet.claims.items()
+            if key not in own.get(claim.uid, ())
+        }
 
     async def _sweep_secrets(self, grace_s: float) -> int:
         found: dict[str, Entry] = {}

@@ -155,6 +155,9 @@ class Informers:
             fleet.offer(fleet.pools.purge(key))
         elif key.startswith(_NAMED):
             _named(fleet, key).forget(key)
+        elif key.startswith(subjects.ADDRESS_KEYS):
+            fleet.claims.pop(key, None)
+            fleet.addresses.forget(key)
         elif key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             fleet.purge_vm(key, fleet.revision)
 
@@ -174,6 +177,7 @@ class Informers:
             *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
             *fleet.networks.keys(),
+            *(key for key in fleet.claims if key.startswith(subjects.ADDRESS_KEYS)),
             *fleet.operations.keys(),
         }
 

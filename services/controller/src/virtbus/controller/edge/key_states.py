@@ -1,7 +1,6 @@
 """Reads entries of the bucket `vm`, and classifies those of VMs and names, also unreadable ones."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from virtbus.bus.client.ports import Entry, EntryKind
@@ -9,8 +8,9 @@ from virtbus.controller.core.claims import UidState, standing
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unreadable import Unreadable, UnreadableValueError
 from virtbus.controller.core.vm_keys import NamedT, Stored, read_vm_key
+from virtbus.schemas.address_claim import AddressClaim
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.records import DELETED, read_stored
+from virtbus.schemas.records import DELETED
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
 
 T = TypeVar("T")
@@ -76,6 +76,6 @@ def known_of(entry: Entry | None) -> Known:
 
 
 def holder_of(claim: Entry | None) -> str | None:
-    """Return the uid in a name claim, None if it is purged; raises UnreadableValueError."""
-    there = value_of(claim, partial(read_stored, NameClaim))
-    return None if there is None else there.uid
+    """Return the uid in a claim, None if it is purged; raises UnreadableValueError."""
+    there = value_of(claim, read_vm_key)
+    return there.uid if isinstance(there, NameClaim | AddressClaim) else None

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import in_time
@@ -42,7 +42,7 @@ class NetworkLimits(NamedTuple):
     """The quota of networks, and the subnets that clients may choose from."""
 
     quota: Quota
-    client_subnets: tuple[IPv4Network, ...] = ()
+    client_subnets: tuple[IPv4Network | IPv6Network, ...] = ()
 
 
 class NetworkApi:
@@ -105,7 +105,12 @@ class NetworkApi:
         found = (
             (
                 "/".join(held.order()),
-                network_changes.shown(held, sorted(users.get(held.record.uid, ())), nodes),
+                network_changes.shown(
+                    held,
+                    sorted(users.get(held.record.uid, ())),
+                    nodes,
+                    self._fleet.addresses.count(held.record.uid),
+                ),
             )
             for held in self._fleet.networks.listed(want.namespace)
             if held.order() > after and labels <= held.record.labels.items()
@@ -195,4 +200,6 @@ class NetworkApi:
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
 
     def _show(self, held: StoredNetwork) -> NetworkObjectView:
-        return network_changes.shown(held, self._users(held.record.uid), self._nodes())
+        uid = held.record.uid
+        given = self._fleet.addresses.count(uid)
+        return network_changes.shown(held, self._users(uid), self._nodes(), given)

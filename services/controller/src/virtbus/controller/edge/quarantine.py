@@ -14,6 +14,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.rebuild_plan import Known
 from virtbus.controller.core.unrecorded_vms import is_held
+from virtbus.controller.edge.address_claims import AddressClaims
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
@@ -43,10 +44,13 @@ ADOPTED = "adopted from the quarantine of its node"
 class Quarantines:
     """The handler of `node.quarantine`."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
+    def __init__(
+        self, bus: Bus, fleet: Fleet, events: FleetEvents, addresses: AddressClaims
+    ) -> None:
         self._bus = bus
         self._fleet = fleet
         self._events = events
+        self._addresses = addresses
         self._commits = Commits(bus, fleet)
         self._volumes = VolumeWrites(bus)
         self._networks = NetworkWrites(bus)
@@ -98,7 +102,8 @@ class Quarantines:
     async def _write(self, record: VmRecord, *, held: bool) -> None:
         """Write an adopted VM's record, unless it exists: then only the disks were replaced.
 
-        A `held` VM still has its volumes, so lost records of volumes are written first.
+        A `held` VM still has its volumes and addresses, so lost records of volumes are written
+        first. Disks without a VM get other addresses, because theirs may be another VM's by now.
         """
         known = await self._commits.known(record.uid)
         if known.record is not None and known.node == record.node:
@@ -107,6 +112,9 @@ class Quarantines:
             if held:
                 await self._volumes.restore(record)
                 await self._networks.restore(record)
+            else:
+                bare = record.model_copy(update={"address_claims": {}})
+                record = await self._addresses.claim(bare)
             await self._commits.write_back(record, known)
         except (ConflictError, NodeFullError) as error:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"

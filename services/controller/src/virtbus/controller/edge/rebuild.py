@@ -12,7 +12,7 @@ from contextlib import suppress
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request, WatchMark
 from virtbus.bus.client.signing import RecordKeys
 from virtbus.bus.errors import BusError, ConflictError, OversizeError
-from virtbus.controller.core.claims import UidState
+from virtbus.controller.core.claims import UidState, claims_of
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.mutations import deleting
 from virtbus.controller.core.rebuild_plan import (
@@ -197,10 +197,12 @@ class Rebuilds:
             ending = deleting(record, grace_s=0)
             await self._commits.replace(StoredVm(record, known.revision), ending)
             self._events.emit(EventKind.VM_DELETING, record, "its host had released it")
-        elif step is RebuildAction.KEEP and known.record is not None:
-            name = subjects.name_claim(record.namespace, record.name)
-            if name not in self._fleet.claims:
-                await self._commits.claim(known.record)
+        elif (
+            step is RebuildAction.KEEP
+            and known.record is not None
+            and not self._fleet.claims.keys() >= set(claims_of(known.record))
+        ):
+            await self._commits.claim(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
         """Let a node join this bus. A node that has already joined lists its VMs again.

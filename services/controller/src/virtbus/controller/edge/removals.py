@@ -98,7 +98,7 @@ class Removals:
         end = Write(found.key, None, expect=found.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         await self._reservations.write(before, None, [end])
         for key in [key for key, claim in self._fleet.claims.items() if claim.uid == uid]:
-            await self._commits.release_name(key, uid)
+            await self._commits.release_claim(key, uid)
         if before is not None:
             self._events.emit(EventKind.VM_DELETED, before, "its record could not be read")
 

@@ -34,7 +34,7 @@ from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets, network_names
 from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
-from virtbus.controller.edge.vm_creates import VmCreates
+from virtbus.controller.edge.vm_creates import CreateRules, VmCreates
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas.api import (
     VmCreated,
@@ -66,8 +66,7 @@ class VmApi:
         watches: WatchServer,
         events: FleetEvents,
         storage: BusStorageGuard,
-        *,
-        strict: bool = False,
+        rules: CreateRules,
     ) -> None:
         self._bus = bus
         self._fleet = fleet
@@ -76,7 +75,8 @@ class VmApi:
         self._commits = Commits(bus, fleet)
         self._removals = Removals(bus, fleet, events)
         self._networks = NetworkTargets(bus, fleet, events)
-        self._creates = VmCreates(bus, fleet, watches, events, storage, strict=strict)
+        self._creates = VmCreates(bus, fleet, watches, events, storage, rules)
+        self.addresses = self._creates.addresses
 
     async def create(self, request: Request) -> VmCreated:
         committed, warnings = await self._creates.create(request)
@@ -129,7 +129,7 @@ class VmApi:
         refuse_growth(held.record, record, self._fleet.last_status(held.record))
         self._check_room(held.record, record)
         try:
-            held = await self._replace(held, record, min(request.deadline_s, until_s))
+            held = await self._with_addresses(held, record, min(request.deadline_s, until_s))
         except ConflictError:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message) from None
@@ -149,6 +149,18 @@ class VmApi:
             refuse_unknown(spec, offers, targets, unheard, known=known)
         check_networks(spec, record.namespace, offers, targets)
         return record.model_copy(update={"network_targets": targets})
+
+    async def _with_addresses(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
+        """Commit an update with the addresses of added interfaces; after a refusal, free them."""
+        if record.spec.networks == held.record.spec.networks:
+            return await self._replace(held, record, until_s)
+        async with in_time(until_s):
+            record = await self.addresses.claim(record, held.record)
+        try:
+            return await self._replace(held, record, until_s)
+        except (VirtbusError, ConflictError, NodeFullError):
+            await self.addresses.give_back(record, held.record)
+            raise
 
     async def _replace(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
         """Commit an update until `until_s` if it adds a network object, and keep that object.

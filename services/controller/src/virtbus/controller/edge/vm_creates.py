@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import in_time
@@ -11,16 +12,20 @@ from virtbus.bus.client.owners import check_owner, node_of, owner_of
 from virtbus.bus.client.ports import Bus, EntryKind, Request
 from virtbus.controller.core import mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
+from virtbus.controller.core.claims import AddressTakenError, addresses_of
 from virtbus.controller.core.clones import origin_of, taken_over
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import impossible
+from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.runtime_nodes import check_selector
 from virtbus.controller.core.snapshot_changes import not_found
 from virtbus.controller.core.volume_holds import wanted_volumes
 from virtbus.controller.core.volume_placement import Home, near, place_near
+from virtbus.controller.edge.address_claims import AddressClaims
 from virtbus.controller.edge.bus_storage import BusStorageGuard
+from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.commit import Commits, Committed
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
@@ -43,6 +48,13 @@ NODES_TRIED = 8
 """Maximum nodes that a strict VM is tried on before it waits: each full one costs a round trip."""
 
 
+class CreateRules(NamedTuple):
+    """Settings that concern creates: the quota of claimed addresses, and reserved resources."""
+
+    addresses: Quota
+    strict: bool = False
+
+
 class VmCreates:
     """Makes VMs. Any controller may make any VM; the commit decides."""
 
@@ -53,25 +65,24 @@ class VmCreates:
         watches: WatchServer,
         events: FleetEvents,
         storage: BusStorageGuard,
-        *,
-        strict: bool = False,
+        rules: CreateRules,
     ) -> None:
         self._fleet = fleet
         self._watches = watches
         self._events = events
         self._commits = Commits(bus, fleet)
-        self._sources = bus.sources
         self._storage = storage
         self._bus = bus
         self._volumes = VolumeHolders(bus)
         self._snapshots = SnapshotWrites(bus)
         self._images = ImageNameReads(bus, fleet)
         self._networks = NetworkTargets(bus, fleet, events)
-        self._all_strict = strict
+        self.addresses = AddressClaims(bus, fleet, rules.addresses)
+        self._all_strict = rules.strict
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
         """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
-        admitted = admit(request.data, self._sources.uuid7())
+        admitted = admit(request.data, self._bus.sources.uuid7())
         self._check_home(node_of(request.account), admitted)
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
@@ -185,15 +196,42 @@ class VmCreates:
     async def _commit(
         self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
     ) -> Committed:
+        """Claim the addresses, and commit; after a refusal, free them.
+
+        Another VM may take an address that was chosen, if this create is slow: choose again.
+        """
+        known = self._fleet.vms.get(record.uid)
+        if known is not None:  # a repeat: its addresses are those of the record
+            claims = known.record.address_claims
+            return await self._place(
+                record.model_copy(update={"address_claims": claims}), nodes, admitted
+            )
+        for _ in range(ATTEMPTS):
+            claimed = await self.addresses.claim(record)
+            try:
+                return await self._place(claimed, nodes, admitted)
+            except AddressTakenError as error:
+                await self.addresses.give_back(claimed)
+                if error.named:
+                    raise
+            except VirtbusError:
+                await self.addresses.give_back(claimed)
+                raise
+        raise contended("an address of these networks")
+
+    async def _place(
+        self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm
+    ) -> Committed:
         """Commit on the first node with capacity; if all are full, the VM waits without a node."""
+        claimed = addresses_of(record)
         for node in nodes[:NODES_TRIED]:
             try:
                 there = record.model_copy(update={"node": node})
-                return await self._commits.create(there, admitted.secrets)
+                return await self._commits.create(there, admitted.secrets, claimed)
             except NodeFullError as error:
                 log.debug("%s: %s", record.name, error)
         waits = record.model_copy(update={"node": UNPLACED})
-        return await self._commits.create(waits, admitted.secrets)
+        return await self._commits.create(waits, admitted.secrets, claimed)
 
     def _strict(self, admitted: AdmittedVm) -> bool:
         """Return True if the VM, or this controller's settings, request reserved resources."""
@@ -210,7 +248,7 @@ class VmCreates:
             spec=admitted.spec,
             spec_hash=admitted.spec_hash,
             node=UNPLACED,
-            created_ns=self._sources.time_ns(),
+            created_ns=self._bus.sources.time_ns(),
             powered=admitted.powered,
             paused=admitted.powered and mutations.starts_paused(admitted.spec),
             reserved=self._strict(admitted),

@@ -1,14 +1,17 @@
 """Assigns addresses and MACs to a plan, or refuses it."""
 
-from collections.abc import Collection, Iterable
-from ipaddress import IPv4Interface
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
 
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.reach import ReachRules, is_host
 from virtbus.netd.core.subnet import choose_address
+from virtbus.schemas.address_pool import AddressPool, pool_of
 from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
 from virtbus.schemas.network_object import BRIDGE_MTU
+
+Gateway = IPv4Interface | IPv6Interface
 
 
 def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
@@ -49,26 +52,64 @@ def carried_over(
     return plan.model_copy(update={"nics": tuple(carry(nic) for nic in plan.nics)})
 
 
-def addressed(nic: Nic, uid: str, gateway: IPv4Interface, taken: Collection[str]) -> Nic:
-    """Return an interface with an address of the gateway's subnet, and the network's settings.
+def addressed(nic: Nic, uid: str, gateways: Sequence[Gateway], taken: Collection[str]) -> Nic:
+    """Return an interface with an address of each gateway's subnet, and the network's settings.
 
-    `taken` are the other addresses of the network on this host.
+    The first gateway is IPv4's. `taken` are the other addresses of the network on this host.
 
     Raises:
-        VirtbusError: 429 if no address is left; 422 `mtu_too_large`.
+        VirtbusError: 409 the record's address is in use; 422 it is not in a subnet of this node, or
+            `mtu_too_large`; 429 if no address is left.
     """
     spec = nic.target.spec if nic.target is not None else None
-    address = _kept(nic, gateway, taken)
-    if address is None:
-        address = choose_address(gateway, f"{uid}/{nic.name}", taken, nic.network)
+    pools = [_pool(nic, gateway) for gateway in gateways]
+    _check_asked(nic, pools, taken)
+    given = [one for pool in pools for one in _given(nic, uid, pool, taken)]
     return nic.model_copy(
         update={
-            "addresses": (str(address),),
-            "gateway": "" if nic.kind is NicKind.ISOLATED else str(gateway.ip),
+            "addresses": tuple(given),
+            "gateway": "" if nic.kind is NicKind.ISOLATED else str(gateways[0].ip),
+            "gateway6": "" if nic.kind is NicKind.ISOLATED else "".join(_ips(gateways[1:])),
             "mtu": mtu_within(nic, (spec.mtu if spec is not None else None) or BRIDGE_MTU),
             "dns": spec.dns if spec is not None else (),
         }
     )
+
+
+def _ips(gateways: Sequence[Gateway]) -> list[str]:
+    return [str(gateway.ip) for gateway in gateways]
+
+
+def _pool(nic: Nic, gateway: Gateway) -> AddressPool:
+    spec = nic.target.spec if nic.target is not None else None
+    if spec is None:
+        return pool_of(gateway.network, gateway.ip)
+    return pool_of(gateway.network, gateway.ip, spec.ranges, spec.excluded)
+
+
+def _given(nic: Nic, uid: str, pool: AddressPool, taken: Collection[str]) -> Iterator[str]:
+    """Yield the interface's addresses of a pool, with the prefix."""
+    asked = [text for text in nic.asked if ip_address(text).version == pool.subnet.version]
+    if not asked:
+        kept = _kept(nic, pool, taken)
+        asked = [kept or str(choose_address(pool, f"{uid}/{nic.name}", taken, nic.network))]
+    for text in asked:
+        yield f"{text}/{pool.subnet.prefixlen}"
+
+
+def _check_asked(nic: Nic, pools: Sequence[AddressPool], taken: Collection[str]) -> None:
+    """Refuse an address of the record that this node does not have, or that another VM has here."""
+    for text in nic.asked:
+        path = f"spec.domain.devices.interfaces[{nic.position}].addresses"
+        if not any(pool.has(ip_address(text)) for pool in pools):
+            subnets = " and ".join(str(pool.subnet) for pool in pools)
+            message = f"'{nic.network}' has {subnets} on this node, without {text}; choose another"
+            detail = Detail(path=path, message=message)
+            raise VirtbusError(Code.UNSUPPORTED, "address_outside", message, details=(detail,))
+        if text in taken:
+            message = f"another VM on this node has {text}; give '{nic.name}' another address"
+            detail = Detail(path=path, message=message)
+            raise VirtbusError(Code.CONFLICT, "address_in_use", message, details=(detail,))
 
 
 def on_segment(nic: Nic, link_mtu: int) -> Nic:
@@ -109,13 +150,12 @@ def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> A
     return replaced(vm, nic.model_copy(update=update))
 
 
-def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interface | None:
+def _kept(nic: Nic, pool: AddressPool, used: Collection[str]) -> str | None:
     """Return the interface's earlier address, if it is free and the subnet is unchanged."""
     for text in nic.addresses:
-        address = IPv4Interface(text)
-        free = str(address.ip) not in used and address.ip != gateway.ip
-        if free and address.network == gateway.network:
-            return address
+        address = ip_interface(text)
+        if address.network == pool.subnet and pool.has(address.ip) and str(address.ip) not in used:
+            return str(address.ip)
     return None
 
 

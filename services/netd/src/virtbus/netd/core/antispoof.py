@@ -1,8 +1,9 @@
 """Builds the anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
 The chain is attached to the tap's ingress, so it sees every frame before any bridge. It drops all
-frames that no rule allows. So IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own.
-It also drops DHCP from the guest: netd's packet socket on the tap reads DHCP before this hook.
+frames that no rule allows. So VLAN, STP, LLDP and foreign sources need no rule of their own, and
+neither does IPv6 of a guest without IPv6 addresses. It also drops DHCP and router solicitations
+from the guest: netd's packet socket on the tap reads them before this hook.
 Packets to the resolver's TCP port are limited in rate, because all guests share its listener.
 
 On a segment, the guest's frames reach other hosts without being routed by this one. So the chain
@@ -13,22 +14,24 @@ broadcast, and has the address that this server gives it.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 from virtbus.netd.core import nft, nft_counters, nft_tables
+from virtbus.netd.core.ipv6_frame import SERVER6_PORT, link_local_of
 from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import METADATA, ReachRules
 
 TABLE = "virtbus"
-REFUSALS = ("mac", "arp", "dhcp", "address", "protocol")
-_ON_SEGMENT = ("mac", "arp", "dhcp", "address", "reach", "reach", "protocol")
+_EXTENSIONS = (0, 43, 60, 135, 139, 140)
+"""Extension headers of IPv6. A guest could hide neighbour discovery behind them (RFC 7113)."""
+_ROUTER_SOLICITATION, _ROUTER_ADVERTISEMENT, _REDIRECT = 133, 134, 137
+_NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT = 135, 136
+_INGRESS = 0
+_UNSPECIFIED, _UNSPECIFIED6 = IPv4Address(0), IPv6Address(0)
+_DHCP_CLIENT_PORT, _DHCP_SERVER_PORT = 68, 67
 _HOSTS = "hosts"
 _BROADCAST = IPv4Address("255.255.255.255")
-_DHCP_CLIENT_PORT = 68
-_INGRESS = 0
-_UNSPECIFIED = IPv4Address(0)
-_DHCP_SERVER_PORT = 67
 _DNS_PORT = 53
 _DNS_TCP_HZ = 200
 """Packets a second of one guest to TCP port 53 of its gateway: 30 short queries, or 500 KiB."""
@@ -42,58 +45,97 @@ class Tap:
     mac: str
     addresses: tuple[IPv4Address, ...]
     gateway: IPv4Address | None = None
+    addresses6: tuple[IPv6Address, ...] = ()
     reach: ReachRules | None = None
     """On a segment: the addresses that the guest may and may not reach."""
 
-    @property
-    def refusals(self) -> tuple[str, ...]:
-        """Return the names of the counting rules in their order.
 
-        A packet is counted by the first that drops it.
-        """
-        if self.reach is None:
-            return REFUSALS
-        return (*_ON_SEGMENT[:5], *("reach" for _ in self.reach.closed), *_ON_SEGMENT[5:])
+Rules = list[tuple[str, tuple[bytes, ...]]]
+"""Rules with what their counter counts, or an empty text for those that do not count."""
 
 
-def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
-    """Return the rules of a tap, which accept ARP and IPv4 from its MAC and addresses.
+def refusals(tap: Tap) -> list[str]:
+    """Return what the counting rules of a tap count, in their order.
 
-    They drop and count everything else, in the order of `Tap.refusals`. The policy of the chain is
-    drop, too. DHCP requests are not counted: netd answers them.
+    A packet is counted by the first rule that drops it.
+    """
+    return [label for label, _ in _rules(tap) if label]
+
+
+def _rules(tap: Tap) -> Rules:
+    """Return the rules of a tap, which accept ARP and IP from its MAC and addresses.
+
+    They drop and count everything else. The policy of the chain is drop, too. DHCP requests are not
+    counted: netd answers them.
     """
     raw = mac_bytes(tap.mac)
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     arp = nft.ether_type(nft.ETHERTYPE_ARP)
     return [
-        (*nft.ether_source_is_not(raw), *refuse),
+        ("mac", (*nft.ether_source_is_not(raw), *refuse)),
         # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
         *(
-            (*arp, *nft.arp_sender(raw, address), accept)
+            ("", (*arp, *nft.arp_sender(raw, address), accept))
             for address in (*tap.addresses, _UNSPECIFIED)
         ),
-        (*arp, *refuse),
+        ("arp", (*arp, *refuse)),
         *(_segment(tap, tap.reach) if tap.reach is not None else _bridged(tap)),
-        refuse,
+        *(_rules6(tap) if tap.addresses6 else []),
+        ("protocol", refuse),
     ]
 
 
-def _bridged(tap: Tap) -> list[tuple[bytes, ...]]:
+def _bridged(tap: Tap) -> Rules:
     """Return the rules for IPv4 on a network of virtbus, whose host has rules about the reach."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
     return [
-        (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), refuse[-1]),
-        (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse),
-        *([_too_many(tap.gateway)] if tap.gateway is not None else []),
-        *((*ip, *nft.ip_source(address), accept) for address in tap.addresses),
-        (*ip, *refuse),
+        ("", (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), refuse[-1])),
+        ("dhcp", (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse)),
+        *([("", _too_many(tap.gateway))] if tap.gateway is not None else []),
+        *(("", (*ip, *nft.ip_source(address), accept)) for address in tap.addresses),
+        ("address", (*ip, *refuse)),
     ]
 
 
-def _segment(tap: Tap, reach: ReachRules) -> list[tuple[bytes, ...]]:
+def _rules6(tap: Tap) -> Rules:
+    """Return the rules of IPv6: the guest's own addresses, and those that belong to its MAC.
+
+    A neighbour advertisement, and a check for duplicates, must be about an own address. Router
+    advertisements, redirects, DHCPv6 replies and extension headers are refused. Fragments pass:
+    receivers drop neighbour discovery in fragments (RFC 6980).
+    """
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
+    ip6 = nft.ether_type(nft.ETHERTYPE_IPV6)
+    icmp, udp = (*ip6, *nft.ip6_protocol(nft.ICMP6)), (*ip6, *nft.ip6_protocol(nft.UDP))
+    solicits = (*icmp, *nft.icmp6_type(_NEIGHBOUR_SOLICITATION))
+    own = (*tap.addresses6, link_local_of(mac_bytes(tap.mac)))
+    checks = (*solicits, *nft.ip6_source(_UNSPECIFIED6))
+    advertises = (*icmp, *nft.icmp6_type(_NEIGHBOUR_ADVERTISEMENT))
+    return [
+        # reports of multicast membership are behind such a header; no bridge of virtbus reads them
+        *(("", (*ip6, *nft.ip6_protocol(header), refuse[-1])) for header in _EXTENSIONS),
+        ("", (*icmp, *nft.icmp6_type(_ROUTER_SOLICITATION), refuse[-1])),
+        ("ra", (*icmp, *nft.icmp6_type(_ROUTER_ADVERTISEMENT), *refuse)),
+        ("redirect", (*icmp, *nft.icmp6_type(_REDIRECT), *refuse)),
+        *(("", (*checks, *nft.nd_target(address), accept)) for address in own),
+        *(
+            ("", (*advertises, *nft.nd_target(target), *nft.ip6_source(source), accept))
+            for target in own
+            for source in own
+        ),
+        ("nd", (*advertises, *refuse)),
+        ("", (*udp, *nft.destination_port(SERVER6_PORT), refuse[-1])),
+        ("dhcp6", (*udp, *nft.source_port(SERVER6_PORT), *refuse)),
+        *(("", (*ip6, *nft.ip6_source(address), accept)) for address in own),
+        ("address6", (*ip6, *refuse)),
+    ]
+
+
+def _segment(tap: Tap, reach: ReachRules) -> Rules:
     """Return the rules for IPv4 on a segment."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
@@ -124,17 +166,18 @@ def _segment(tap: Tap, reach: ReachRules) -> list[tuple[bytes, ...]]:
         nft.ip_destination_among(_hosts_of(reach)),
     ]
     return [
-        *((*ip, *nft.ip_source(address), *asks, accept) for address in (*own, _UNSPECIFIED)),
-        (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse),
-        (*ip, *foreign, *refuse),
-        *((*ip, *match, accept) for match in opened),
-        *((*ip, *match, *refuse) for match in closed),
-        (*ip, accept),
+        *(("", (*ip, *nft.ip_source(address), *asks, accept)) for address in (*own, _UNSPECIFIED)),
+        ("dhcp", (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), *refuse)),
+        ("address", (*ip, *foreign, *refuse)),
+        *(("", (*ip, *match, accept)) for match in opened),
+        *(("reach", (*ip, *match, *refuse)) for match in closed),
+        ("", (*ip, accept)),
     ]
 
 
 def _hosts_of(reach: ReachRules) -> nft.AddressSet:
-    return nft.AddressSet(_HOSTS, 1, tuple(sorted(reach.hosts)))
+    four = (one for one in reach.hosts if isinstance(one, IPv4Address))
+    return nft.AddressSet(_HOSTS, 1, tuple(sorted(four)))
 
 
 def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
@@ -148,9 +191,9 @@ def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
     return (*to_resolver, nft.exceeds(_DNS_TCP_HZ, _DNS_TCP_HZ), drop)
 
 
-def _named(tap: Tap, rules: Sequence[Sequence[bytes]]) -> str:
+def _named(tap: Tap) -> str:
     """Return a chain name with a hash of the rules, which replaces a comparison of the rules."""
-    content = b"".join(part for expressions in rules for part in expressions)
+    content = b"".join(part for _, expressions in _rules(tap) for part in expressions)
     if tap.reach is not None:
         content += b"".join(address.packed for address in _hosts_of(tap.reach).addresses)
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
@@ -163,8 +206,8 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
     """
     chains, rules = [], []
     for tap in taps:
-        found = _rules(tap)
-        name = _named(tap, found)
+        found = [expressions for _, expressions in _rules(tap)]
+        name = _named(tap)
         chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.NftVerdict.DROP, device=tap.name))
         rules += [nft.NftRule(name, expressions) for expressions in found]
     sets = {_hosts_of(tap.reach) for tap in taps if tap.reach is not None}  # all are equal
@@ -175,7 +218,7 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
 
 def list_rules(tap: Tap) -> NetlinkCall:
     """Return the call that lists the rules of `tap`, in order."""
-    return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))
+    return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap))
 
 
 def has_table() -> NetlinkCall:
@@ -185,4 +228,4 @@ def has_table() -> NetlinkCall:
 
 def has_chain(tap: Tap) -> NetlinkCall:
     """Return the query for the filter of `tap` with these rules (ENOENT if there is none)."""
-    return nft_tables.get_chain(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))
+    return nft_tables.get_chain(nft.Family.NETDEV, TABLE, _named(tap))

@@ -62,8 +62,11 @@ class Nic(LenientModel):
     kind: NicKind
     mac: str
     host_link: str
+    asked: tuple[str, ...] = ()
+    """The addresses in the record: claimed ones, or those that the spec names."""
     addresses: tuple[str, ...] = ()
     gateway: str = ""
+    gateway6: str = ""
     mtu: int = 1500
     asked_mtu: int = 0
     """The MTU in the record; 0 if the network's MTU applies."""
@@ -94,6 +97,16 @@ class Nic(LenientModel):
         if self.leaving:
             return PlugState.LEAVING
         return PlugState.WAITING if self.pending else PlugState.PLUGGED
+
+    @property
+    def addresses4(self) -> tuple[str, ...]:
+        """Return its IPv4 addresses."""
+        return tuple(address for address in self.addresses if ":" not in address)
+
+    @property
+    def addresses6(self) -> tuple[str, ...]:
+        """Return its IPv6 addresses."""
+        return tuple(address for address in self.addresses if ":" in address)
 
     @property
     def place(self) -> str:
@@ -195,6 +208,7 @@ class Attachment(LenientModel):
                 mac=nic.mac,
                 addresses=nic.addresses,
                 gateway=nic.gateway,
+                gateway6=nic.gateway6,
                 mtu=nic.mtu,
                 queues=nic.queues,
                 state=nic.state,

@@ -12,6 +12,8 @@ SERVER_PORT, CLIENT_PORT = 67, 68
 _BROADCAST_MAC = b"\xff" * 6
 _ETHERNET_BYTES, _IP_BYTES, _UDP_BYTES = 14, 20, 8
 _UDP = 17
+_ETHERTYPE_IPV6, _IPV6_BYTES, _ICMP6 = 0x86DD, 40, 58
+_SERVER6_PORT, _ROUTER_SOLICITATION = 547, 133
 _MORE_OR_OFFSET = 0x3FFF
 
 # Classic BPF opcodes (linux/bpf_common.h).
@@ -19,64 +21,80 @@ _LDH, _LDB, _LDW = 0x28, 0x30, 0x20
 _LDX_IP_LENGTH, _LDH_INDEXED = 0xB1, 0x48
 _JUMP_IF_EQUAL, _JUMP_IF_SET, _RETURN = 0x15, 0x45, 0x06
 _MAX_FRAME_BYTES = 2048
-_DROP = 99
 _PACKET_TYPE, _PACKET_OUTGOING = 0xFFFFF004, 4
 """The ancillary load of a packet's direction (`SKF_AD_PKTTYPE`)."""
 
+_Step = tuple[int, str, str, int]
+"""An instruction; its jumps go to labels, and an empty label is the next instruction."""
+BpfStep = tuple[int, int, int, int]
+"""An instruction of the kernel."""
 
-def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
-    """Return BPF instructions that pass only unfragmented UDP datagrams to port 67 from `mac`."""
-    drop = _DROP
-    source = [
-        (_LDW, 0, drop, 8),
-        (_JUMP_IF_EQUAL, 0, drop, int.from_bytes(mac[2:], "big")),
-        (_LDH, 0, drop, 6),
-        (_JUMP_IF_EQUAL, 0, drop, int.from_bytes(mac[:2], "big")),
+
+def request_filter(mac: bytes) -> list[BpfStep]:
+    """Return BPF instructions that pass only a guest's requests to netd from `mac`.
+
+    These are unfragmented UDP datagrams to port 67 of IPv4, and, directly behind the header of
+    IPv6, UDP datagrams to port 547 and router solicitations.
+    """
+    source: list[_Step] = [
+        (_LDW, "", "", 8),
+        (_JUMP_IF_EQUAL, "", "drop", int.from_bytes(mac[2:], "big")),
+        (_LDH, "", "", 6),
+        (_JUMP_IF_EQUAL, "", "drop", int.from_bytes(mac[:2], "big")),
+        (_LDH, "", "", 12),
+        (_JUMP_IF_EQUAL, "", "ipv6", 0x0800),
     ]
-    return _datagrams(source, SERVER_PORT)
+    six: list[_Step] = [
+        (_JUMP_IF_EQUAL, "", "drop", _ETHERTYPE_IPV6),
+        (_LDB, "", "", _ETHERNET_BYTES + 6),
+        (_JUMP_IF_EQUAL, "", "icmp6", _UDP),
+        (_LDH, "", "", _ETHERNET_BYTES + _IPV6_BYTES + 2),
+        (_JUMP_IF_EQUAL, "pass", "drop", _SERVER6_PORT),
+        (_JUMP_IF_EQUAL, "", "drop", _ICMP6),
+        (_LDB, "", "", _ETHERNET_BYTES + _IPV6_BYTES),
+        (_JUMP_IF_EQUAL, "pass", "drop", _ROUTER_SOLICITATION),
+    ]
+    before = [*source, *_datagrams(SERVER_PORT)]
+    return _assembled([*before, *six], {"ipv6": len(before), "icmp6": len(before) + 5})
 
 
-def reply_filter() -> list[tuple[int, int, int, int]]:
+def reply_filter() -> list[BpfStep]:
     """Return BPF instructions that pass only unfragmented UDP datagrams to port 68.
 
     They must leave by the link: a guest must not answer itself.
     """
-    drop = _DROP
-    leaving = [(_LDW, 0, drop, _PACKET_TYPE), (_JUMP_IF_EQUAL, 0, drop, _PACKET_OUTGOING)]
-    return _datagrams(leaving, CLIENT_PORT)
-
-
-def _datagrams(
-    first: list[tuple[int, int, int, int]], port: int
-) -> list[tuple[int, int, int, int]]:
-    """Return instructions that pass unfragmented UDP datagrams to `port`, after those of `first`.
-
-    A jump to `_DROP` goes to the last instruction.
-    """
-    drop = _DROP
-    program = [
-        *first,
-        (_LDH, 0, drop, 12),
-        (_JUMP_IF_EQUAL, 0, drop, 0x0800),
-        (_LDB, 0, drop, 23),
-        (_JUMP_IF_EQUAL, 0, drop, _UDP),
-        (_LDH, 0, drop, 20),
-        (_JUMP_IF_SET, drop, 0, _MORE_OR_OFFSET),
-        (_LDX_IP_LENGTH, 0, drop, _ETHERNET_BYTES),
-        (_LDH_INDEXED, 0, drop, _ETHERNET_BYTES + 2),
-        (_JUMP_IF_EQUAL, 0, drop, port),
-        (_RETURN, 0, 0, _MAX_FRAME_BYTES),
-        (_RETURN, 0, 0, 0),
+    leaving: list[_Step] = [
+        (_LDW, "", "", _PACKET_TYPE),
+        (_JUMP_IF_EQUAL, "", "drop", _PACKET_OUTGOING),
+        (_LDH, "", "", 12),
+        (_JUMP_IF_EQUAL, "", "drop", 0x0800),
     ]
-    last = len(program) - 1
-    jumps = {_JUMP_IF_EQUAL, _JUMP_IF_SET}
+    return _assembled([*leaving, *_datagrams(CLIENT_PORT)], {})
+
+
+def _datagrams(port: int) -> list[_Step]:
+    """Return the instructions about IPv4 that pass unfragmented UDP datagrams to `port`."""
     return [
-        (
-            code,
-            (last - at - 1 if yes == drop else yes) if code in jumps else 0,
-            (last - at - 1 if no == drop else no) if code in jumps else 0,
-            value,
-        )
+        (_LDB, "", "", 23),
+        (_JUMP_IF_EQUAL, "", "drop", _UDP),
+        (_LDH, "", "", 20),
+        (_JUMP_IF_SET, "drop", "", _MORE_OR_OFFSET),
+        (_LDX_IP_LENGTH, "", "", _ETHERNET_BYTES),
+        (_LDH_INDEXED, "", "", _ETHERNET_BYTES + 2),
+        (_JUMP_IF_EQUAL, "pass", "drop", port),
+    ]
+
+
+def _assembled(steps: list[_Step], labels: dict[str, int]) -> list[BpfStep]:
+    """Return the program with its two ends, `pass` and `drop`, and with distances for labels."""
+    program: list[_Step] = [*steps, (_RETURN, "", "", _MAX_FRAME_BYTES), (_RETURN, "", "", 0)]
+    places = {**labels, "pass": len(steps), "drop": len(steps) + 1}
+
+    def jump(at: int, way: str) -> int:
+        return places[way] - at - 1 if way else 0
+
+    return [
+        (code, jump(at, yes), jump(at, no), value)
         for at, (code, yes, no, value) in enumerate(program)
     ]
 
@@ -104,15 +122,15 @@ def reply_frame(
     length = _UDP_BYTES + len(reply.message)
     addresses = server.packed + reply.destination.packed
     udp = struct.pack("!HHHH", SERVER_PORT, CLIENT_PORT, length, 0) + reply.message
-    checksum = _checksum(addresses + struct.pack("!HH", _UDP, length) + udp) or 0xFFFF
+    checksum = internet_checksum(addresses + struct.pack("!HH", _UDP, length) + udp) or 0xFFFF
     udp = udp[:6] + struct.pack("!H", checksum) + udp[8:]
     ip = struct.pack("!BBHHHBBH", 0x45, 0, _IP_BYTES + length, 0, 0, 64, _UDP, 0) + addresses
-    ip = ip[:10] + struct.pack("!H", _checksum(ip)) + ip[12:]
+    ip = ip[:10] + struct.pack("!H", internet_checksum(ip)) + ip[12:]
     target = guest_mac if reply.unicast else _BROADCAST_MAC
     return target + server_mac + b"\x08\x00" + ip + udp
 
 
-def _checksum(data: bytes) -> int:
+def internet_checksum(data: bytes) -> int:
     """Return the internet checksum (RFC 1071)."""
     padded = data + bytes(len(data) % 2)
     total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))

@@ -1,12 +1,15 @@
 """Builds each interface's DHCP offer from its assignment and the node's settings."""
 
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Interface
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp import ANY, Offer
+from virtbus.netd.core.dhcp6 import Offer6
 from virtbus.netd.core.domain_names import domains
+from virtbus.netd.core.host_table import ROUTER
+from virtbus.netd.core.ipv6_frame import link_local_of
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
 """The DHCP server id on a network without a gateway. Unicast renewals do not reach it, so clients
@@ -48,6 +51,48 @@ def offers_of(
     return offers
 
 
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The offers of one interface, by IP version; None: the guest gets none."""
+
+    four: Offer | None
+    six: Offer6 | None = None
+
+
+def all_offers(attachment: Attachment, site: DhcpSettings, names_domain: str = "") -> list[Offers]:
+    """Return the offers of each interface, in order.
+
+    Only the first interface with a gateway of a version gives the guest a default route.
+    """
+    found: list[Offers] = []
+    routed = False
+    fours = offers_of(attachment, site, names_domain)
+    for nic, four in zip(attachment.nics, fours, strict=True):
+        search = four.search if four is not None else ()
+        six = _offer6(attachment, nic, search, site.lease_s, routed=routed)
+        routed = routed or (six is not None and six.router)
+        found.append(Offers(four, six))
+    return found
+
+
+def _offer6(
+    attachment: Attachment, nic: Nic, search: tuple[str, ...], lease_s: int, *, routed: bool
+) -> Offer6 | None:
+    if not nic.addresses6:
+        return None
+    server_mac = names.mac_bytes(names.server_mac(attachment.uid, nic.index))
+    return Offer6(
+        mac=names.mac_bytes(nic.mac),
+        addresses=tuple(IPv6Interface(address) for address in nic.addresses6),
+        server=ROUTER.ip if nic.gateway6 else link_local_of(server_mac),
+        server_mac=server_mac,
+        router=bool(nic.gateway6) and not routed,
+        search=search,
+        mtu=nic.mtu,
+        lease_s=lease_s,
+    )
+
+
 def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: str) -> DhcpSettings:
     """Return the settings with the gateway as the server, if it resolves `names_domain`.
 
@@ -65,7 +110,7 @@ def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: s
 
 
 def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool) -> Offer | None:
-    if not nic.addresses:
+    if not nic.addresses4:
         return None
     gateway = IPv4Address(nic.gateway) if nic.gateway else None
     routes = [
@@ -74,7 +119,7 @@ def _offer(attachment: Attachment, nic: Nic, site: DhcpSettings, *, routed: bool
     ]
     return Offer(
         mac=names.mac_bytes(nic.mac),
-        address=IPv4Interface(nic.addresses[0]),
+        address=IPv4Interface(nic.addresses4[0]),
         server=gateway or LINK_LOCAL_SERVER,
         server_mac=names.mac_bytes(names.server_mac(attachment.uid, nic.index)),
         router=None if routed else gateway,

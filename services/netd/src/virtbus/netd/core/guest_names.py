@@ -1,9 +1,10 @@
 """Holds the VMs of this host by name and by address."""
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv6Address, ip_interface
 
 from virtbus.netd.core.attachment import Attachment, NicKind
+from virtbus.schemas.address_pool import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,27 +15,31 @@ class NamedVm:
     namespace: str
     name: str
     built_in: tuple[IPv4Address, ...]
-    others: tuple[IPv4Address, ...]
+    others: tuple[Address, ...]
+    built_in6: tuple[IPv6Address, ...] = ()
 
     @property
-    def addresses(self) -> tuple[IPv4Address, ...]:
+    def addresses(self) -> tuple[Address, ...]:
         """Return the addresses that guests of this host reach most directly."""
-        return self.built_in or self.others
+        return (*self.built_in, *self.built_in6) or self.others
 
 
 def vm_of(attachment: Attachment) -> NamedVm:
     """Return the names and addresses of an attachment."""
 
-    def addresses(kind: NicKind) -> tuple[IPv4Address, ...]:
+    def addresses(kind: NicKind) -> list[Address]:
         nics = (nic for nic in attachment.nics if nic.kind is kind)
-        return tuple(IPv4Interface(text).ip for nic in nics for text in nic.addresses)
+        return [ip_interface(text).ip for nic in nics for text in nic.addresses]
+
+    built_in = addresses(NicKind.BRIDGE)
 
     return NamedVm(
         uid=attachment.uid,
         namespace=attachment.namespace,
         name=attachment.vm_name,
-        built_in=addresses(NicKind.BRIDGE),
-        others=addresses(NicKind.CNI),
+        built_in=tuple(one for one in built_in if isinstance(one, IPv4Address)),
+        others=tuple(addresses(NicKind.CNI)),
+        built_in6=tuple(one for one in built_in if isinstance(one, IPv6Address)),
     )
 
 
@@ -44,17 +49,17 @@ class GuestNames:
     def __init__(self) -> None:
         self._by_uid: dict[str, NamedVm] = {}
         self._by_name: dict[tuple[str, str], set[str]] = {}
-        self._by_address: dict[IPv4Address, str] = {}
+        self._by_address: dict[object, str] = {}
 
     def put(self, vm: NamedVm) -> None:
         """Add a VM, in place of an earlier one with its uid."""
         self.remove(vm.uid)
         self._by_uid[vm.uid] = vm
         self._by_name.setdefault((vm.namespace, vm.name), set()).add(vm.uid)
-        self._by_address.update(dict.fromkeys(vm.built_in, vm.uid))
+        self._by_address.update(dict.fromkeys((*vm.built_in, *vm.built_in6), vm.uid))
 
     def remove(self, uid: str) -> tuple[IPv4Address, ...]:
-        """Forget a VM; return the addresses on the built-in network that it had."""
+        """Forget a VM; return the IPv4 addresses on the built-in network that it had."""
         vm = self._by_uid.pop(uid, None)
         if vm is None:
             return ()
@@ -62,7 +67,7 @@ class GuestNames:
         self._by_name[name].discard(uid)
         if not self._by_name[name]:
             del self._by_name[name]
-        for address in vm.built_in:
+        for address in (*vm.built_in, *vm.built_in6):
             if self._by_address.get(address) == uid:
                 del self._by_address[address]
         return vm.built_in
@@ -74,5 +79,5 @@ class GuestNames:
 
     def at(self, address: object) -> NamedVm | None:
         """Return the VM with an address on the built-in network."""
-        uid = self._by_address.get(address) if isinstance(address, IPv4Address) else None
+        uid = self._by_address.get(address)
         return self._by_uid[uid] if uid is not None else None

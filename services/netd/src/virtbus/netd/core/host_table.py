@@ -4,7 +4,7 @@ It masquerades the guests' traffic and limits the addresses that guests may reac
 """
 
 from collections.abc import Iterator
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
 from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.attachment import NicKind
@@ -18,6 +18,11 @@ _FILTER, _SOURCE_NAT = 0, 100
 
 _DNS_PORT = 53
 
+METADATA6 = IPv6Address("fd00:ec2::254")
+ROUTER = IPv6Interface("fe80::1/64")
+"""The link-local address of every bridge with IPv6: guests have it as their default router."""
+_ECHO_REQUEST6, _NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT = 128, 135, 136
+
 
 def table_of(bridge: str) -> str:
     """Return the name of a bridge's table; two instances on a host have different tables."""
@@ -25,9 +30,15 @@ def table_of(bridge: str) -> str:
 
 
 def host_table(
-    bridge: str, gateway: IPv4Interface, reach: ReachRules, kind: NicKind = NicKind.BRIDGE
+    bridge: str,
+    gateway: IPv4Interface,
+    reach: ReachRules,
+    kind: NicKind = NicKind.BRIDGE,
+    gateway6: IPv6Interface | None = None,
 ) -> list[NetlinkCall]:
     """Return the transaction that replaces the table of a bridge.
+
+    With `gateway6`, guests use IPv6 by the same rules; without it, their IPv6 is dropped.
 
     The rules of an isolated network are `_isolated`. Those of a routed one do not masquerade, and
     nobody opens a connection to a guest of a nat network.
@@ -50,7 +61,7 @@ def host_table(
         nft.goes_elsewhere_than(bridge),
         nft.masquerade(),
     )
-    hosts = nft.AddressSet("hosts", 1, tuple(sorted(reach.hosts)))
+    hosts, hosts6 = _sets(reach)
     chains = [
         nft.Chain("input", _LOCAL_IN, _FILTER),
         nft.Chain("forward", _FORWARD, _FILTER),
@@ -77,6 +88,7 @@ def host_table(
             nft.is_echo_request(),
             accept,
         ),
+        *(_input6(bridge, gateway6) if gateway6 is not None else []),
         nft.rule("input", guest, drop),
         *_opened("forward", bridge, reach),
         nft.rule("forward", guest, ipv4, nft.ip_destination(METADATA), drop),
@@ -86,6 +98,7 @@ def host_table(
             for network in reach.closed
         ),
         nft.rule("forward", guest, ipv4, accept),
+        *(_forward6(bridge, gateway6, hosts6) if gateway6 is not None else []),
         nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
         *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind is NicKind.NAT else []),
@@ -97,9 +110,45 @@ def host_table(
             nft.is_port_unreachable(),
             drop,
         ),
-        *([] if kind is NicKind.ROUTED else [masquerade]),
+        *([] if kind is NicKind.ROUTED else [masquerade, *_masquerade6(bridge, gateway6)]),
     ]
-    return nft_tables.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts])
+    return nft_tables.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts, hosts6])
+
+
+def _sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:
+    four = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv4Address)))
+    six = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv6Address)))
+    return nft.AddressSet("hosts", 1, four), nft.AddressSet("hosts6", 2, six, version=6)
+
+
+def _input6(bridge: str, gateway: IPv6Interface) -> Iterator[nft.NftRule]:
+    """Yield what a guest may send to its host: answers, neighbour discovery, echo requests."""
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    guest = (*nft.came_from(bridge), *nft.is_ipv6())
+    icmp = (*guest, *nft.l4_protocol(nft.ICMP6))
+    yield nft.rule("input", guest, nft.established(), accept)
+    for kind in (_NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT):
+        yield nft.rule("input", icmp, nft.icmp6_type(kind), accept)
+    for address in (gateway.ip, ROUTER.ip):
+        to_gateway = (*icmp, *nft.ip6_destination(address))
+        yield nft.rule("input", to_gateway, nft.icmp6_type(_ECHO_REQUEST6), accept)
+
+
+def _forward6(bridge: str, gateway: IPv6Interface, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
+    """Yield what a guest may send elsewhere: all but metadata and the hosts of the fleet."""
+    drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
+    guest = (*nft.came_from(bridge), *nft.is_ipv6())
+    yield nft.rule("forward", guest, nft.established(), accept)
+    yield nft.rule("forward", guest, nft.ip6_destination(METADATA6), drop)
+    yield nft.rule("forward", guest, nft.ip6_destination_among(hosts), drop)
+    yield nft.rule("forward", guest, nft.ip6_source_in(gateway.network), accept)
+
+
+def _masquerade6(bridge: str, gateway: IPv6Interface | None) -> Iterator[nft.NftRule]:
+    if gateway is not None:
+        elsewhere = nft.goes_elsewhere_than(bridge)
+        inside = (*nft.is_ipv6(), *nft.ip6_source_in(gateway.network))
+        yield nft.rule("postrouting", inside, elsewhere, nft.masquerade())
 
 
 def _isolated(bridge: str) -> list[NetlinkCall]:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from virtbus.netd.core.netlink import (
     attr,
@@ -32,8 +32,8 @@ _LIMIT_PACKETS, _LIMIT_EXCEEDED = 0, 1
 _CT_STATE = 0
 _CT_ESTABLISHED_OR_RELATED = 0x2 | 0x4
 
-ETHERTYPE_IP, ETHERTYPE_ARP = 0x0800, 0x0806
-ICMP, TCP, UDP = 1, 6, 17
+ETHERTYPE_IP, ETHERTYPE_ARP, ETHERTYPE_IPV6 = 0x0800, 0x0806, 0x86DD
+ICMP, TCP, UDP, ICMP6 = 1, 6, 17, 58
 
 
 class Family(IntEnum):
@@ -67,11 +67,12 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class AddressSet:
-    """A named set of IPv4 addresses; `number` distinguishes sets of one transaction."""
+    """A named set of addresses of one version; `number` distinguishes sets of one transaction."""
 
     name: str
     number: int
-    addresses: tuple[IPv4Address, ...]
+    addresses: tuple[IPv4Address | IPv6Address, ...]
+    version: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,10 @@ def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     return _load(_NETWORK, 16, 4), lookup
 
 
-def _address_in(offset: int, network: IPv4Network) -> tuple[bytes, ...]:
-    masked = _masked(network.netmask.packed)
-    return _load(_NETWORK, offset, 4), masked, _compare(network.network_address.packed)
+def _address_in(offset: int, network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
+    mask = network.netmask.packed
+    loaded = _load(_NETWORK, offset, len(mask))
+    return loaded, _masked(mask), _compare(network.network_address.packed)
 
 
 def _masked(mask: bytes) -> bytes:
@@ -155,10 +157,56 @@ def _masked(mask: bytes) -> bytes:
         "bitwise",
         be32(1, _REGISTER),
         be32(2, _REGISTER),
-        be32(3, 4),
+        be32(3, len(mask)),
         nest(4, attr(1, mask)),
-        nest(5, attr(1, bytes(4))),
+        nest(5, attr(1, bytes(len(mask)))),
     )
+
+
+# --- IPv6 -------------------------------------------------------------------------------------
+def is_ipv6() -> tuple[bytes, ...]:
+    """Match IPv6 in an inet chain."""
+    return _meta(_META_NFPROTO), _compare(bytes((10,)))
+
+
+@functools.cache
+def ip6_protocol(number: int) -> tuple[bytes, ...]:
+    """Match the protocol directly behind the header of IPv6, for netdev chains."""
+    return _load(_NETWORK, 6, 1), _compare(bytes((number,)))
+
+
+def ip6_source(address: IPv6Address) -> tuple[bytes, ...]:
+    """Match the IPv6 source address."""
+    return _load(_NETWORK, 8, 16), _compare(address.packed)
+
+
+def ip6_destination(address: IPv6Address) -> tuple[bytes, ...]:
+    """Match the IPv6 destination address."""
+    return _load(_NETWORK, 24, 16), _compare(address.packed)
+
+
+def ip6_source_in(network: IPv6Network) -> tuple[bytes, ...]:
+    """Match an IPv6 source inside `network`."""
+    return _address_in(8, network)
+
+
+def ip6_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match an IPv6 destination in a set of the same table."""
+    lookup = _expression(
+        "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number)
+    )
+    return _load(_NETWORK, 24, 16), lookup
+
+
+@functools.cache
+def icmp6_type(kind: int) -> tuple[bytes, ...]:
+    """Match the type of an ICMPv6 message; match the protocol first."""
+    return _load(_TRANSPORT, 0, 1), _compare(bytes((kind,)))
+
+
+def nd_target(address: IPv6Address) -> tuple[bytes, ...]:
+    """Match the target of a neighbour solicitation or advertisement; match its type first."""
+    return _load(_TRANSPORT, 8, 16), _compare(address.packed)
 
 
 def ip_destination(address: IPv4Address) -> tuple[bytes, ...]:

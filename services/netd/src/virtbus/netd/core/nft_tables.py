@@ -18,8 +18,8 @@ _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEWTABLE, _GETTABLE, _DELTABLE, _NEWCHAIN, _GETCHAIN, _NEWRULE = 0, 1, 2, 3, 4, 6
 _NEWSET, _NEWELEMENTS = 9, 12
-_IPV4_ADDRESS = 7
-"""The type of a set's keys, which only `nft list` reads."""
+_ADDRESS_TYPES = {4: 7, 6: 8}
+"""By IP version: the type of a set's keys, which only `nft list` reads."""
 _ELEMENTS_A_CALL = 1000
 """Maximum elements in one message, because an attribute's length has only 16 bits."""
 
@@ -101,7 +101,8 @@ def _contents(
 
 def _set(family: Family, table: str, what: AddressSet) -> list[NetlinkCall]:
     body = _header(family) + text(1, table) + text(2, what.name) + be32(3, 0)
-    body += be32(4, _IPV4_ADDRESS) + be32(5, 4) + be32(10, what.number)
+    length = 4 if what.version == 4 else 16
+    body += be32(4, _ADDRESS_TYPES[what.version]) + be32(5, length) + be32(10, what.number)
     calls = [_call(f"add set {table} {what.name}", _NEWSET, NLM_F_CREATE, body)]
     for start in range(0, len(what.addresses), _ELEMENTS_A_CALL):
         some = what.addresses[start : start + _ELEMENTS_A_CALL]

@@ -2,10 +2,10 @@
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
-from virtbus.schemas.errors import Detail
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.network import LinkState
 from virtbus.schemas.network_object import BUILT_IN, NetworkTarget
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm import Interface, VmRecord
 from virtbus.schemas.wire import invalid
 
 _PATH = "spec.domain.devices.interfaces"
@@ -47,6 +47,7 @@ def plan_of(record: VmRecord) -> Attachment:
                 kind=kind,
                 target=target,
                 mac=mac,
+                asked=_asked(record, interface, target),
                 host_link=names.host_link(record.uid, index),
                 asked_mtu=interface.mtu or 0,
                 queues=interface.queues or 1,
@@ -64,6 +65,24 @@ def plan_of(record: VmRecord) -> Attachment:
         firmware_uuid=record.spec.domain.firmware.uuid,
         nics=tuple(nics),
     )
+
+
+def _asked(record: VmRecord, interface: Interface, target: NetworkTarget | None) -> tuple[str, ...]:
+    """Return the addresses that the record gives an interface.
+
+    Raises:
+        VirtbusError: 409 `address_unclaimed` if they should have been claimed on the bus.
+    """
+    if target is None or not target.spec.claimed:
+        return interface.addresses
+    claims = record.address_claims.get(interface.name)
+    if claims is None or claims.network != target.uid:
+        message = (
+            f"interface '{interface.name}' has no claimed address on '{target.name}'; unplug it, "
+            "and plug it again"
+        )
+        raise VirtbusError(Code.CONFLICT, "address_unclaimed", message)
+    return claims.addresses
 
 
 def _kind(network: str, target: NetworkTarget | None) -> NicKind:

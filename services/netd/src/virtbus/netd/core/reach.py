@@ -4,9 +4,12 @@ A guest reaches other guests and the outside. It reaches no host of the fleet an
 bus, unless a setting opens the address (NET-12, ADR 0036).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, ip_address
+
+from virtbus.schemas.address_pool import Address as Address
+from virtbus.schemas.address_pool import Net
 
 METADATA = IPv4Address("169.254.169.254")
 """Address of the host's own cloud metadata, which contains credentials that no guest may read."""
@@ -16,17 +19,12 @@ MAX_ADDRESSES = 8192
 A longer list is cut, with an error in the log.
 """
 
-Address = IPv4Address | IPv6Address
-
 
 @dataclass(frozen=True, slots=True)
 class ReachRules:
-    """The addresses in a host's nftables table.
+    """The addresses in a host's nftables table. Settings open and close addresses of IPv4 only."""
 
-    Guests have IPv4 only, and their other packets are dropped. So IPv6 needs no list.
-    """
-
-    hosts: frozenset[IPv4Address] = frozenset()
+    hosts: frozenset[Address] = frozenset()
     """Addresses of the fleet's hosts and of the bus' servers."""
     closed: tuple[IPv4Network, ...] = ()
     opened: tuple[IPv4Network, ...] = ()
@@ -35,19 +33,19 @@ class ReachRules:
     """Name servers of guests. Their port 53 is open, at any address."""
 
 
-def usable(texts: Iterable[str], guests: IPv4Network) -> frozenset[IPv4Address]:
-    """Return the valid IPv4 addresses of hosts among `texts`.
+def usable(texts: Iterable[str], guests: Sequence[Net]) -> frozenset[Address]:
+    """Return the valid addresses of hosts among `texts`.
 
-    Addresses within the guests' own subnet are ignored: each host has the same gateway, and a list
+    Addresses within the guests' own subnets are ignored: each host has the same gateway, and a list
     that contained a guest would disconnect it.
     """
-    found = set()
+    found = set[Address]()
     for text in texts:
         try:
             address = ip_address(text)
         except ValueError:
             continue
-        if isinstance(address, IPv4Address) and is_host(address) and address not in guests:
+        if is_host(address) and not any(address in subnet for subnet in guests):
             found.add(address)
         if len(found) == MAX_ADDRESSES:
             break

@@ -1,7 +1,7 @@
 """Says what a DNS name means on a host: a VM, an address, or a name that others know."""
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from virtbus.netd.core.reach import Address
 from virtbus.schemas.ids import is_id
@@ -43,6 +43,7 @@ class Zone:
 
     domain: str
     network: IPv4Network
+    network6: IPv6Network | None = None
 
     def name_of(self, namespace: str, name: str) -> str:
         """Return the full name of a VM."""
@@ -56,9 +57,13 @@ class Zone:
         address = _reversed(labels)
         if address is None:
             return None
-        own = address in self.network
-        depth = 4 - self.network.prefixlen // 8 if own else 1
+        own = self.has(address)
+        depth = 4 - self.network.prefixlen // 8 if own and address.version == 4 else 1
         return ReverseName(address, own, ".".join(labels[depth:]))
+
+    def has(self, address: Address) -> bool:
+        """Return True for an address of the host's own guests."""
+        return address in self.network or (self.network6 is not None and address in self.network6)
 
 
 def _below(labels: tuple[str, ...]) -> VmName | ZoneName:

@@ -57,7 +57,7 @@ class BridgeAttacher:
         ports = [one for one in others if one.kind is nic.kind and one.place == nic.place]
         refuse_full(nic, len(ports))
         taken = {address.partition("/")[0] for one in ports for address in one.addresses}
-        return addressed(nic, vm.uid, bridge.gateway, taken)
+        return addressed(nic, vm.uid, bridge.gateways.all, taken)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
         for bridge in self._of(nics):

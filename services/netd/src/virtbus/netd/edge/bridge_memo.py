@@ -1,12 +1,24 @@
-"""Remembers a host bridge that may exist, and `ip_forward` as it was before the first one."""
+"""Remembers a host bridge that may exist, and how the host forwarded before the first one."""
 
 import json
 from pathlib import Path
+from typing import TypedDict
 
 from virtbus.schemas.network_object import NetworkTarget
 
 _PREFIX = "host"
 """The beginning of the names of all memos of a netd, which are in one folder."""
+
+
+class Forwarding(TypedDict):
+    """The values of sysctls: whether the host forwards IPv4 and IPv6, and who accepts routers.
+
+    `forwarding6` is empty if it is unknown, and `accept_ra` has the interfaces that accept them.
+    """
+
+    ip_forward: str
+    forwarding6: str
+    accept_ra: dict[str, str]
 
 
 class BridgeMemo:
@@ -19,19 +31,19 @@ class BridgeMemo:
         """Return True while parts of the host side may exist."""
         return self._path.exists()
 
-    def write(self, ip_forward: str, target: NetworkTarget | None) -> None:
-        """Write the memo unless it exists; `ip_forward` counts only for the first bridge."""
+    def write(self, forwarding: Forwarding, target: NetworkTarget | None) -> None:
+        """Write the memo unless it exists; `forwarding` counts only for the first bridge."""
         if self.exists():
             return
-        before = next((_forward(one) for one in self.all()), ip_forward)
+        before = next((_forwarding(one) for one in self.all()), forwarding)
         plain = target.model_dump(mode="json") if target is not None else None
         part = self._path.with_suffix(".part")
-        part.write_text(json.dumps({"ip_forward": before, "target": plain}))
+        part.write_text(json.dumps({**before, "target": plain}))
         part.replace(self._path)
 
-    def ip_forward(self) -> str:
-        """Return the former `ip_forward`."""
-        return _forward(self._path)
+    def forwarding(self) -> Forwarding:
+        """Return the former values."""
+        return _forwarding(self._path)
 
     def forget(self) -> None:
         """Remove the memo, after all parts of its bridge were removed."""
@@ -46,8 +58,13 @@ class BridgeMemo:
         return sorted(self._path.parent.glob(f"{_PREFIX}*.json"))
 
 
-def _forward(path: Path) -> str:
-    return str(json.loads(path.read_text())["ip_forward"])
+def _forwarding(path: Path) -> Forwarding:
+    plain = json.loads(path.read_text())
+    return Forwarding(
+        ip_forward=str(plain["ip_forward"]),
+        forwarding6=str(plain.get("forwarding6", "")),
+        accept_ra={str(key): str(value) for key, value in plain.get("accept_ra", {}).items()},
+    )
 
 
 def target_in(path: Path) -> NetworkTarget | None:

@@ -1,9 +1,10 @@
-"""Answers DHCP on the taps: one packet socket per interface, all in this process.
+"""Answers DHCP, DHCPv6 and router solicitations on the taps, by one packet socket per interface.
 
 On a segment, another server answers. Then the socket reads its answers to the guest.
 
 When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
-sockets. A guest tolerates that for its lease time.
+sockets. A guest tolerates that for its lease time. Guests with IPv6 also get router advertisements
+that they did not ask for, which renew their default route.
 """
 
 import asyncio
@@ -16,8 +17,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from virtbus.netd.core.dhcp import DhcpLease, MessageType, Offer, answer, lease_of, parse
+from virtbus.netd.core.dhcp import DhcpLease, MessageType, answer, lease_of, parse
+from virtbus.netd.core.dhcp6 import Offer6, answer6, parse6
 from virtbus.netd.core.dhcp_frame import CLIENT_PORT, payload, reply_frame
+from virtbus.netd.core.dhcp_offer import Offers
+from virtbus.netd.core.ipv6_frame import advertisement_frame, dhcp6_frame, heard
+from virtbus.netd.core.router_advertisement import EVERY_S, advertisement
 from virtbus.netd.core.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -31,6 +36,7 @@ CLOSERS = 32
 """Threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
 
 _MAX_FRAME_BYTES = 2048
+_ETHERTYPE_IPV6 = b"\x86\xdd"
 _SIOCGSKNS = 0x894C
 
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
@@ -60,10 +66,8 @@ class DhcpServer:
         self._interfaces: dict[str, list[_Interface]] = {}
         self.leased: Leased = _ignore
 
-    def serve(
-        self, uid: str, sockets: list[socket.socket], offers: list[Offer | Foreign | None]
-    ) -> None:
-        """Answer on each socket with its offer (None: no answer), replacing earlier ones."""
+    def serve(self, uid: str, sockets: list[socket.socket], offers: list[Offers | Foreign]) -> None:
+        """Answer on each socket with its offers, replacing earlier ones."""
         self.stop(uid)
         self._interfaces[uid] = [
             _Interface(uid, packets, offer, self._tell)
@@ -118,17 +122,21 @@ def _closing(sockets: list[socket.socket]) -> threading.Thread:
 
 class _Interface:
     def __init__(
-        self, uid: str, packets: socket.socket, offer: Offer | Foreign | None, leased: Leased
+        self, uid: str, packets: socket.socket, offers: Offers | Foreign, leased: Leased
     ) -> None:
         self._uid = uid
         self._leased = leased
         self.socket = packets
-        self._offer = offer
+        self._offer = offers if isinstance(offers, Foreign) else offers.four
+        self._offer6 = None if isinstance(offers, Foreign) else offers.six
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
+        self._next_advertisement: asyncio.TimerHandle | None = None
         self.seen: Counter[MessageType] = Counter()
         self._listen()
+        if self._offer6 is not None:
+            self._advertise_regularly(self._offer6)
 
     def _listen(self) -> None:
         self._resume = None
@@ -136,8 +144,9 @@ class _Interface:
 
     def silence(self) -> socket.socket:
         """Stop reading and return the socket for the caller to close."""
-        if self._resume is not None:
-            self._resume.cancel()
+        for timer in (self._resume, self._next_advertisement):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self.socket)
         return self.socket
 
@@ -149,14 +158,41 @@ class _Interface:
             self._resume = self._loop.call_later(wait_s, self._listen)
             return
         try:
-            self._answer(self.socket.recv(_MAX_FRAME_BYTES))
+            frame = self.socket.recv(_MAX_FRAME_BYTES)
+            if frame[12:14] == _ETHERTYPE_IPV6:
+                self._answer6(frame)
+            else:
+                self._answer(frame)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            extra = {"code": "dhcp_socket", "uid": self._uid}
-            log.warning("DHCP socket: %s", error, extra=extra)
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        extra = {"code": "dhcp_socket", "uid": self._uid}
+        log.warning("DHCP socket: %s", error, extra=extra)
+        if error.errno not in _PASSING:
+            self._loop.remove_reader(self.socket)
+
+    def _advertise_regularly(self, offer: Offer6) -> None:
+        self._next_advertisement = self._loop.call_later(EVERY_S, self._advertise_regularly, offer)
+        try:
+            self.socket.send(advertisement_frame(advertisement(offer), offer))
+        except OSError as error:
             if error.errno not in _PASSING:
-                self._loop.remove_reader(self.socket)
+                self._failed(error)
+
+    def _answer6(self, frame: bytes) -> None:
+        offer, message = self._offer6, heard(frame)
+        if offer is None or message is None:
+            return
+        if message.dhcp is None:
+            self.socket.send(advertisement_frame(advertisement(offer), offer))
+            return
+        request = parse6(message.dhcp)
+        reply = answer6(request, offer) if request is not None else None
+        if reply is not None:
+            self.socket.send(dhcp6_frame(reply, message.source, offer))
 
     def _answer(self, frame: bytes) -> None:
         offer = self._offer

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Interface
 
 from virtbus.netd.core.antispoof import (
     Tap,
@@ -10,6 +10,7 @@ from virtbus.netd.core.antispoof import (
     has_chain,
     has_table,
     list_rules,
+    refusals,
 )
 from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.netd.core.nft_counters import counted_packets
@@ -22,8 +23,9 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
         Tap(
             nic.tap,
             nic.mac,
-            tuple(IPv4Interface(address).ip for address in nic.addresses),
+            tuple(IPv4Interface(address).ip for address in nic.addresses4),
             IPv4Address(nic.gateway) if nic.kind is NicKind.BRIDGE and nic.gateway else None,
+            tuple(IPv6Interface(address).ip for address in nic.addresses6),
             reach if nic.on_segment else None,
         )
         for nic in nics
@@ -51,7 +53,7 @@ def refused(nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
             rules = (counted_packets(one.message) for one in filters.dump(list_rules(tap)))
             counts = [count for count in rules if count is not None]
             totals: Counter[str] = Counter()
-            for rule, count in zip(tap.refusals, counts, strict=True):
+            for rule, count in zip(refusals(tap), counts, strict=True):
                 totals[rule] += count
             found.append(dict(totals))
     return found

@@ -9,23 +9,22 @@ import logging
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, ip_network
 from pathlib import Path
-from socket import AF_INET
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import NicKind
-from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
+from virtbus.netd.core.gateways import Gateways
+from virtbus.netd.core.host_table import ROUTER, has_host_table, host_table, no_host_table, table_of
 from virtbus.netd.core.reach import ReachRules, is_host
-from virtbus.netd.edge import links
+from virtbus.netd.edge import forwarding, links
 from virtbus.netd.edge.bridge_memo import BridgeMemo
-from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
+from virtbus.schemas.address_pool import Net
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network_object import NetworkTarget
 
 log = logging.getLogger(__name__)
-_FORWARD = "net/ipv4/ip_forward"
 
 
 class HostBridge:
@@ -37,7 +36,7 @@ class HostBridge:
     def __init__(
         self,
         name: str,
-        gateway: IPv4Interface,
+        gateways: Gateways,
         memo: Path,
         owner: Path,
         reach: ReachRules = ReachRules(),  # noqa: B008  frozen
@@ -53,7 +52,7 @@ class HostBridge:
         self.reach = reach
         self._applied: ReachRules | None = None
         self.name = name
-        self.gateway = gateway
+        self.gateways = gateways
         self.memo = BridgeMemo(memo)
         self.owner = owner
         self.mark = names.owner_mark(str(owner.resolve()))
@@ -77,6 +76,11 @@ class HostBridge:
                 self.index = self._make(host)
                 self.times_made += 1
             return self.index
+
+    @property
+    def gateway(self) -> IPv4Interface:
+        """Return the gateway of IPv4."""
+        return self.gateways.four
 
     def check_owner(self) -> None:
         """Raise 409 `bridge_in_use` if the bridge belongs to another netd."""
@@ -107,7 +111,7 @@ class HostBridge:
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
-            connected = link is None or _connects(host, link, self._address)
+            connected = link is None or _connects(host, link, self._own)
         has = {f"bridge {self.name}": link is not None, f"nftables {table_of(self.name)}": table}
         if not needed:
             return [f"{what}: no VM needs it" for what, there in has.items() if there]
@@ -119,12 +123,19 @@ class HostBridge:
         return gone if self._forwards() else [*gone, "ip_forward: off"]
 
     @property
-    def _address(self) -> IPv4Interface | None:
-        return None if self._kind is NicKind.ISOLATED else self.gateway
+    def _own(self) -> list[links.Interface]:
+        """Return the addresses that the bridge has on the host."""
+        if self._kind is NicKind.ISOLATED:
+            return []
+        six = self.gateways.six
+        return [self.gateway] if six is None else [self.gateway, ROUTER, six]
 
     def _forwards(self) -> bool:
         """Return True if the host forwards packets, or this network does not need it."""
-        return self._kind is NicKind.ISOLATED or read_sysctl(_FORWARD) == "1"
+        if self._kind is NicKind.ISOLATED:
+            return True
+        six = self.gateways.six is None or forwarding.forwards6()
+        return six and forwarding.forwards4()
 
     def _owned(self, host: Netlink) -> links.KernelLink | None:
         """Return the bridge if it exists. A bridge without a mark is adopted.
@@ -133,7 +144,7 @@ class HostBridge:
             VirtbusError: 409 `bridge_in_use` if the bridge belongs to another netd.
         """
         link = links.find(host, self.name)
-        if link is not None and self._is_foreign(link):
+        if link is not None and _is_foreign(link, self.mark):
             owner = link.alias.removeprefix(names.OWNER_PREFIX)
             raise VirtbusError(
                 Code.CONFLICT,
@@ -144,25 +155,25 @@ class HostBridge:
             )
         return link
 
-    def _is_foreign(self, link: links.KernelLink) -> bool:
-        return link.alias.startswith(names.OWNER_PREFIX) and link.alias != self.mark
-
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
-        self.memo.write(read_sysctl(_FORWARD), self._target)
+        self.memo.write(forwarding.current(), self._target)
         isolated = self._kind is NicKind.ISOLATED
         mac = names.bridge_mac(str(self.gateway.network))
         host.do([links.new_bridge(self.name, mac=mac), host_end.no_ipv6(self.name)])
+        routes6 = self.gateways.six is not None and not isolated
         link = self._owned(host)
         if link is None:
             raise VirtbusError(
                 Code.INTERNAL, "bridge_lost", f"{self.name} vanished while it was made; try again"
             )
         up = links.set_link(self.name, up=True, alias=self.mark)
-        host.do([up] if isolated else [up, links.add_address(link.index, self.gateway)])
+        if routes6:
+            forwarding.silence_autoconfiguration(self.name)
+        host.do([up, *(links.add_address(link.index, one) for one in self._own)])
         self._apply()
         if not isolated:
-            write_sysctl(_FORWARD, "1")
+            forwarding.begin(six=routes6)
         log.info("host bridge is up", extra={"code": "bridge_up", "bridge": self.name})
         return link.index
 
@@ -178,11 +189,11 @@ class HostBridge:
                 self._apply()
             with Netlink() as host:
                 link = self._owned(host)
-                if link is not None and not _connects(host, link, self._address):
-                    _connect(host, link, self._address)
+                if link is not None and not _connects(host, link, self._own):
+                    _connect(host, link, self._own)
         if gone or not self._forwards():
             if not self._forwards():
-                write_sysctl(_FORWARD, "1")
+                forwarding.begin(six=self.gateways.six is not None)
             what = "the nftables table" if gone else "ip_forward"
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
@@ -202,7 +213,9 @@ class HostBridge:
 
     def _apply(self) -> None:
         with Netlink(NETLINK_NETFILTER) as filters:
-            filters.do(host_table(self.name, self.gateway, self.reach, self._kind))
+            filters.do(
+                host_table(self.name, self.gateway, self.reach, self._kind, self.gateways.six)
+            )
         self._applied = self.reach
 
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
@@ -221,21 +234,21 @@ class HostBridge:
         if self._kind is NicKind.ISOLATED:
             return  # the host has no address in it
         ours = links.find(host, self.name)
-        for found in links.list_addresses(host, AF_INET):
-            if not found.interface.network.overlaps(self.gateway.network):
-                continue
-            if found.interface != self.gateway or ours is None or found.index != ours.index:
-                raise self._taken(f"the host has the address {found.interface}")
-        if self._target is not None:
-            for address in sorted(self.reach.hosts):
-                if address in self.gateway.network:
-                    raise self._taken(f"a host of the fleet or of the bus has {address}")
+        own = {(ours.index, one) for one in self.gateways.all} if ours is not None else set()
+        for found in links.list_addresses(host):
+            subnet = self.gateways.overlapped(found.interface.network)
+            if subnet is not None and (found.index, found.interface) not in own:
+                raise self._taken(f"the host has the address {found.interface}", subnet)
+        for address in sorted(self.reach.hosts, key=str) if self._target is not None else ():
+            subnet = self.gateways.overlapped(ip_network(address))
+            if subnet is not None:
+                raise self._taken(f"a host of the fleet or of the bus has {address}", subnet)
 
-    def _taken(self, who: str) -> VirtbusError:
+    def _taken(self, who: str, subnet: Net) -> VirtbusError:
         way_out = "set another `subnet` for netd (VIRTBUS_SUBNET)"
         if self._target is not None:
             way_out = f"make the network {self._target.name} again with another subnet"
-        message = f"{who} in {self.gateway.network} already; {way_out}"
+        message = f"{who} in {subnet} already; {way_out}"
         return VirtbusError(Code.CONFLICT, "subnet_taken", message)
 
     def remove(self) -> None:
@@ -245,7 +258,7 @@ class HostBridge:
             self._applied = None
             with Netlink() as host:
                 link = links.find(host, self.name)
-                if link is None or not self._is_foreign(link):
+                if link is None or not _is_foreign(link, self.mark):
                     with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
                         filters.do(no_host_table(self.name))
                     host.do([links.delete_link(self.name)])
@@ -253,7 +266,7 @@ class HostBridge:
             if self.made:
                 # guests of another bridge, or of another netd, still need forwarding
                 if not any(each.alias.startswith(names.OWNER_PREFIX) for each in found):
-                    write_sysctl(_FORWARD, self.memo.ip_forward())
+                    forwarding.restore(self.memo.forwarding())
                 self.memo.forget()
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
 
@@ -263,16 +276,20 @@ class HostBridge:
         return self.memo.exists()
 
 
-def _connects(host: Netlink, link: links.KernelLink, address: IPv4Interface | None) -> bool:
-    """Return True if a bridge is up with its address, of which the kernel makes the route."""
-    found = links.list_addresses(host, AF_INET) if address is not None else []
-    own = {each.interface for each in found if each.index == link.index}
-    return link.up and (address is None or address in own)
+def _is_foreign(link: links.KernelLink, mark: str) -> bool:
+    return link.alias.startswith(names.OWNER_PREFIX) and link.alias != mark
 
 
-def _connect(host: Netlink, link: links.KernelLink, address: IPv4Interface | None) -> None:
-    """Take a bridge up, with its address."""
+def _connects(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> bool:
+    """Return True if a bridge is up with its addresses, of which the kernel makes the routes."""
+    found = links.list_addresses(host) if own else []
+    there = {each.interface for each in found if each.index == link.index}
+    return link.up and there.issuperset(own)
+
+
+def _connect(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> None:
+    """Take a bridge up, with its addresses."""
     up = links.set_link(link.name, up=True)
-    host.do([up] if address is None else [up, links.add_address(link.index, address)])
+    host.do([up, *(links.add_address(link.index, one) for one in own)])
     extra = {"code": "host_route_back", "bridge": link.name}
     log.warning("somebody removed the route of %s; it is back", link.name, extra=extra)

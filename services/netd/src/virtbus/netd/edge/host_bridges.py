@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from virtbus.netd.core import names as core_names
 from virtbus.netd.core.attachment import Nic, NicKind
+from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import links
 from virtbus.netd.edge.bridge_memo import target_in
@@ -56,7 +57,8 @@ class HostBridges:
                     raise _not_here(target, self._node, index)
                 name = core_names.network_bridge(target.uid)
                 memo = self.built_in.memo.beside(name)
-                known = HostBridge(name, gateway, memo, self.built_in.owner, target=target)
+                gateways = Gateways(gateway, target.spec.gateway6_on(self._node))
+                known = HostBridge(name, gateways, memo, self.built_in.owner, target=target)
                 known.reach = self._reach(self.built_in.reach)
                 self._named[target.uid] = known
             return known

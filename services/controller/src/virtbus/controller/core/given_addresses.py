@@ -1,0 +1,66 @@
+"""Caches the claimed addresses of each network, and the order in which others were released."""
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+from virtbus.schemas.subjects import ADDRESS_KEYS, claimed_address
+
+FREED_KEPT = 20_000
+"""Number of released addresses of a network whose order is known; older ones are as unused ones."""
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+
+class GivenAddresses:
+    """The addresses by network, as a watch delivers their claims.
+
+    The cache may lag. So it only proposes an address, and the claim on the bus decides.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, set[str]] = {}
+        self._freed: dict[str, dict[str, int]] = {}
+        """By network: the released addresses with the revisions of their purge markers."""
+
+    # --- input ----------------------------------------------------------------------------
+    def put(self, key: str) -> None:
+        """Process a claim. Claims of names change nothing, here and below."""
+        if not key.startswith(ADDRESS_KEYS):
+            return
+        network, address = claimed_address(key)
+        self._freed.get(network, {}).pop(address, None)
+        self._taken.setdefault(network, set()).add(address)
+
+    def purge(self, key: str, revision: int) -> None:
+        """Process the purge marker of a claim."""
+        if not key.startswith(ADDRESS_KEYS):
+            return
+        self.forget(key)
+        network, address = claimed_address(key)
+        freed = self._freed.setdefault(network, {})
+        freed.pop(address, None)
+        freed[address] = revision
+        if len(freed) > FREED_KEPT:
+            del freed[next(iter(freed))]
+
+    def forget(self, key: str) -> None:
+        """Drop a claim that a complete list does not contain."""
+        network, address = claimed_address(key)
+        taken = self._taken.get(network, set())
+        taken.discard(address)
+        if not taken:
+            self._taken.pop(network, None)
+
+    # --- answers --------------------------------------------------------------------------
+    def taken(self, network: str) -> Collection[str]:
+        """Return the addresses of a network that somebody has."""
+        return self._taken.get(network, frozenset())
+
+    def freed(self, network: str) -> Mapping[str, int]:
+        """Return the released addresses of a network, with the order of their releases."""
+        return self._freed.get(network, _NONE)
+
+    def count(self, namespace: str | None = None) -> int:
+        """Return the number of claims of one network (its uid); None: of all."""
+        if namespace is None:
+            return sum(map(len, self._taken.values()))
+        return len(self.taken(namespace))

@@ -1,0 +1,39 @@
+"""Builds router advertisements for one guest (RFC 4861).
+
+They tell the guest to ask DHCPv6 for its addresses (M and O), and that its subnet is on the link.
+No prefix is for autoconfiguration: the guest would choose an address that nobody assigned.
+"""
+
+import struct
+from ipaddress import IPv6Network
+
+from virtbus.netd.core.dhcp6 import Offer6
+
+ROUTER_SOLICITATION, ROUTER_ADVERTISEMENT = 133, 134
+EVERY_S = 600.0
+"""The interval of advertisements that no guest asked for. They renew the router's lifetime."""
+_LIFETIME_S, _LIFETIME_MAX_S = 9000, 65_535
+"""The lifetime of the router, and the longest one. It is at least that of the DHCP lease, so that a
+guest keeps its default route while netd is away."""
+_MANAGED, _OTHER = 0x80, 0x40
+_ON_LINK = 0x80
+_PREFIX, _MTU = 3, 5
+_HOP_LIMIT = 64
+
+
+def advertisement(offer: Offer6) -> bytes:
+    """Return the ICMPv6 message, with a checksum of zero."""
+    lifetime_s = min(max(_LIFETIME_S, offer.lease_s), _LIFETIME_MAX_S)
+    head = struct.pack(
+        "!BBHBBHII",
+        *(ROUTER_ADVERTISEMENT, 0, 0, _HOP_LIMIT, _MANAGED | _OTHER),
+        *(lifetime_s if offer.router else 0, 0, 0),
+    )
+    subnets = dict.fromkeys(one.network for one in offer.addresses)
+    mtu = struct.pack("!BBHI", _MTU, 1, 0, offer.mtu)
+    return head + mtu + b"".join(_prefix(subnet, lifetime_s) for subnet in subnets)
+
+
+def _prefix(subnet: IPv6Network, lifetime_s: int) -> bytes:
+    fields = struct.pack("!BBBBIII", _PREFIX, 4, subnet.prefixlen, _ON_LINK, lifetime_s, 0, 0)
+    return fields + subnet.network_address.packed

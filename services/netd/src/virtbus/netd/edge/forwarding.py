@@ -1,0 +1,82 @@
+"""Switches the forwarding of the host on, and restores its former values.
+
+IPv6 has one switch for all interfaces of a host. Interfaces of a router ignore other routers,
+unless `accept_ra` is 2. So an interface that accepted them keeps its own addresses and routes.
+"""
+
+from pathlib import Path
+
+from virtbus.netd.edge.bridge_memo import Forwarding
+from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
+
+_FORWARD4, _FORWARD6 = "net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"
+_INTERFACES = Path("/proc/sys/net/ipv6/conf")
+_HOST_ACCEPTS, _ROUTER_ACCEPTS = "1", "2"
+
+
+def forwards4() -> bool:
+    """Return True if the host forwards IPv4."""
+    return read_sysctl(_FORWARD4) == "1"
+
+
+def forwards6() -> bool:
+    """Return True if the host forwards IPv6."""
+    return _read6() == "1"
+
+
+def _read6() -> str:
+    """Return the switch of IPv6; empty if the kernel has no IPv6."""
+    try:
+        return read_sysctl(_FORWARD6)
+    except FileNotFoundError:
+        return ""
+
+
+def current() -> Forwarding:
+    """Return the values as they are."""
+    return Forwarding(
+        ip_forward=read_sysctl(_FORWARD4), forwarding6=_read6(), accept_ra=_accepting()
+    )
+
+
+def _accepting() -> dict[str, str]:
+    """Return the interfaces that accept router advertisements as hosts do."""
+    found = {}
+    for interface in sorted(_INTERFACES.glob("*")):
+        value = (interface / "accept_ra").read_text().strip()
+        if value == _HOST_ACCEPTS:
+            found[interface.name] = value
+    return found
+
+
+def begin(*, six: bool) -> None:
+    """Let the host forward IPv4, and IPv6 if `six`."""
+    write_sysctl(_FORWARD4, "1")
+    if six and not forwards6():
+        for name in _accepting():
+            _accept(name, _ROUTER_ACCEPTS)
+        write_sysctl(_FORWARD6, "1")
+
+
+def restore(before: Forwarding) -> None:
+    """Set the former values."""
+    write_sysctl(_FORWARD4, before["ip_forward"])
+    if before["forwarding6"] and _read6() != before["forwarding6"]:
+        write_sysctl(_FORWARD6, before["forwarding6"])
+        for name, value in before["accept_ra"].items():
+            _accept(name, value)
+
+
+def silence_autoconfiguration(bridge: str) -> None:
+    """Let a bridge ignore routers, and use its addresses at once.
+
+    Its link-local addresses are off already (`host_end.no_ipv6`).
+    """
+    for key in ("accept_ra", "accept_dad"):
+        write_sysctl(f"net/ipv6/conf/{bridge}/{key}", "0")
+
+
+def _accept(name: str, value: str) -> None:
+    path = _INTERFACES / name / "accept_ra"
+    if path.exists():  # the interface may have gone
+        path.write_text(value)

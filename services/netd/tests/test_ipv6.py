@@ -1,0 +1,200 @@
+"""IPv6 of guests, with real frames: advertisements, DHCPv6, reach, and what is refused."""
+
+import asyncio
+import struct
+import subprocess
+from collections.abc import AsyncIterator
+from ipaddress import IPv6Address, IPv6Interface
+from pathlib import Path
+
+import pytest
+from services.netd.tests.ipv6_guest import ALL_ROUTERS, CLIENT_ID, ICMP6, Guest6, ia, option
+from services.netd.tests.pretended_host import Guest, Host, Node
+from services.netd.tests.test_filters import Wire, sent, wire
+from services.netd.tests.test_network_objects import target
+
+from virtbus.netd.core.dhcp6 import MessageType6 as Kind
+from virtbus.netd.core.dhcp6 import Option6
+from virtbus.netd.edge.namespaces import in_thread
+
+pytestmark = pytest.mark.integration
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+GATEWAY, ROUTER = IPv6Address("fd00:127::1"), IPv6Address("fe80::1")
+MARK = b"virtbus-mark"
+FORWARDING = Path("/proc/sys/net/ipv6/conf/all/forwarding")
+
+
+@pytest.fixture
+async def node6(host: Host) -> AsyncIterator[Node]:
+    """A host whose built-in network has IPv6; afterwards it is unchanged."""
+    before = host.census()
+    made = Node(host, subnet6=f"{GATEWAY}/64")
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.end()
+    await host.returns_to(before)
+
+
+def six(node: Node, uid: str, guest: Guest) -> Guest6:
+    (attachment,) = [one for one in node.attachments.ready() if one.uid == uid]
+    return Guest6(guest, IPv6Interface(attachment.nics[0].addresses6[0]).ip)
+
+
+async def test_a_router_solicitation_is_answered_and_says_to_ask_dhcp(node6: Node) -> None:
+    await node6.attach(A)
+    async with node6.guest(A) as plain:
+        guest = six(node6, A, plain)
+        await guest.ping(GATEWAY)
+        while not plain.frames.empty():
+            plain.frames.get_nowait()
+        asked, own = bytes((133, *bytes(7))), guest.link_local
+        plain.send(guest.frame(b"\x33\x33\0\0\0\2", ALL_ROUTERS, ICMP6, asked, source=own))
+        frame = await plain.receive(lambda f: f[20] == ICMP6 and f[54] == 134)
+        assert frame[22:38] == ROUTER.packed
+        assert frame[59] & 0xC0 == 0xC0  # managed and other
+        assert int.from_bytes(frame[60:62], "big") >= 3600
+        assert struct.pack("!BBBB", 3, 4, 64, 0x80) in frame  # on the link, no autoconfiguration
+
+
+async def test_dhcpv6_gives_the_assigned_address_to_any_client_of_the_tap(node6: Node) -> None:
+    (interface,) = (await node6.attach(A)).interfaces
+    address = IPv6Interface(interface.addresses[1])
+    assert (interface.gateway6, address.network.prefixlen) == (str(GATEWAY), 64)
+    async with node6.guest(A) as plain:
+        guest = six(node6, A, plain)
+        kind, options = await guest.ask(Kind.SOLICIT, ia())
+        assert kind == Kind.ADVERTISE
+        assert address.ip.packed in options
+        server = options[options.index(b"\0\2\0\x0a") :][:14]
+        kind, options = await guest.ask(Kind.REQUEST, server, ia(address.ip))
+        assert (kind, option(Option6.CLIENT_ID, CLIENT_ID) in options) == (Kind.REPLY, True)
+        assert address.ip.packed in options
+        kind, options = await guest.ask(Kind.SOLICIT, option(Option6.RAPID_COMMIT, b""), ia())
+        assert (kind, address.ip.packed in options) == (Kind.REPLY, True)
+        await node6.restart()
+        kind, options = await guest.ask(Kind.RENEW, server, ia(address.ip))
+        assert (kind, address.ip.packed in options) == (Kind.REPLY, True)
+
+
+async def test_a_guest_reaches_its_gateway_and_the_host_reaches_the_guest(node6: Node) -> None:
+    await node6.attach(A)
+    async with node6.guest(A) as plain:
+        guest = six(node6, A, plain)
+        await guest.ping(GATEWAY)
+        await guest.ping(ROUTER, via=GATEWAY)
+        ping = await asyncio.create_subprocess_exec(
+            *("ping", "-6", "-c", "1", "-W", "3", str(guest.address)),
+            stdout=subprocess.DEVNULL,
+        )
+        plain.send(guest.advertisement(guest.address))
+        await plain.receive(lambda f: f[20] == ICMP6 and f[54] in {128, 135})
+        ping.kill()
+        await ping.wait()
+
+
+async def test_guests_reach_each_other_on_the_link(node6: Node) -> None:
+    await node6.attach(A)
+    await node6.attach(B)
+    async with node6.guest(A) as one, node6.guest(B) as other:
+        first, second = six(node6, A, one), six(node6, B, other)
+        assert first.address != second.address
+        await first.ping(GATEWAY)
+        await second.ping(GATEWAY)  # now the kernel sends to both taps
+        one.send(first.solicitation(second.address))
+        asked = await other.receive(lambda f: f[54] == 135 and f[62:78] == second.address.packed)
+        assert asked[6:12] == one.mac
+        other.send(second.advertisement(second.address))
+        told = await one.receive(lambda f: f[54] == 136 and f[62:78] == second.address.packed)
+        assert told[6:12] == other.mac
+
+
+def forbidden(guest: Guest6) -> dict[str, tuple[bytes, str]]:
+    """Frames that must not leave the tap, with the rule that counts them."""
+    everybody, mac = IPv6Address("ff02::1"), b"\x33\x33\0\0\0\1"
+    other = IPv6Address("fd00:127::99")
+    router = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + MARK
+    redirect = struct.pack("!BBHI", 137, 0, 0, 0) + other.packed * 2 + MARK
+    hidden = bytes((ICMP6, 0, 1, 4, 0, 0, 0, 0)) + router
+    nothing = IPv6Address(0)
+    return {
+        "router advertisement": (
+            guest.frame(mac, everybody, ICMP6, router, source=guest.link_local),
+            "ra",
+        ),
+        "behind an extension": (guest.frame(mac, everybody, 60, hidden, inner=ICMP6), ""),
+        "behind hop-by-hop": (guest.frame(mac, everybody, 0, hidden, inner=ICMP6), ""),
+        "redirect": (guest.frame(mac, everybody, ICMP6, redirect), "redirect"),
+        "advertises the gateway": (guest.advertisement(GATEWAY, more=MARK), "nd"),
+        "advertises the router": (guest.advertisement(ROUTER, more=MARK), "nd"),
+        "advertises from another": (
+            guest.advertisement(guest.address, source=other, more=MARK),
+            "nd",
+        ),
+        "checks another's address": (
+            guest.solicitation(other, source=nothing, more=MARK),
+            "address6",
+        ),
+        "foreign source": (guest.solicitation(GATEWAY, source=other, more=MARK), "address6"),
+        "the router's source": (guest.solicitation(GATEWAY, source=ROUTER, more=MARK), "address6"),
+        "DHCPv6 server": (guest.udp((547, 546), MARK), "dhcp6"),
+        "DHCPv6 to others": (guest.udp((546, 547), MARK), ""),
+    }
+
+
+async def test_forbidden_frames_are_dropped_and_counted_and_own_ones_pass(node6: Node) -> None:
+    await node6.attach(A)
+    async with node6.guest(A) as plain:
+        guest = six(node6, A, plain)
+        await guest.ping(GATEWAY)
+        with wire() as host:
+            frames = forbidden(guest)
+            passed = [name for name, (frame, _) in frames.items() if sent(plain, host, frame)]
+            assert passed == []
+            await _own_frames_pass(guest, host)
+        links = node6.attachments._builder.links
+        (attachment,) = node6.attachments.ready()
+        (counted,) = (await in_thread(lambda: links.counters(attachment))).interfaces
+        wanted = [rule for _, rule in frames.values() if rule]
+        assert counted.refused == {rule: wanted.count(rule) for rule in wanted}
+
+
+async def _own_frames_pass(guest: Guest6, host: Wire) -> None:
+    nothing = IPv6Address(0)
+    for frame in (
+        guest.solicitation(guest.address, source=nothing, more=MARK),
+        guest.solicitation(GATEWAY, more=MARK),
+        guest.solicitation(GATEWAY, source=guest.link_local, more=MARK),
+        guest.advertisement(guest.address, more=MARK),
+        guest.advertisement(guest.link_local, source=guest.link_local, more=MARK),
+    ):
+        assert sent(guest.guest, host, frame)
+
+
+@pytest.mark.parametrize("kind", ["nat", "isolated", "routed"])
+async def test_networks_have_ipv6_of_their_kind(node: Node, kind: str) -> None:
+    subnet = {"subnets6": {"n1": "fd00:9::/64"}} if kind == "routed" else {"subnet6": "fd00:9::/64"}
+    ready = await node.attach(A, **target(kind, **subnet))
+    (interface,) = ready.interfaces
+    assert interface.gateway6 == ("" if kind == "isolated" else "fd00:9::1")
+    assert FORWARDING.read_text().strip() == ("0" if kind == "isolated" else "1")
+    rules = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True)
+    assert ("ip6 saddr fd00:9::/64" in rules.stdout) == (kind != "isolated")
+    assert (rules.stdout.count("masquerade") == 2) == (kind == "nat")
+    async with node.guest(A) as plain:
+        guest = six(node, A, plain)
+        if kind != "isolated":
+            await guest.ping(IPv6Address("fd00:9::1"))
+        kind6, options = await guest.ask(Kind.SOLICIT, ia())
+        assert (kind6, guest.address.packed in options) == (Kind.ADVERTISE, True)
+
+
+async def test_a_guest_without_ipv6_addresses_sends_no_ipv6(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as plain:
+        guest = Guest6(plain, IPv6Address("fd00:127::5"))
+        with wire() as host:
+            assert not sent(plain, host, guest.solicitation(GATEWAY, more=MARK))
