@@ -35,15 +35,15 @@ class DeviceDoor:
         if not self._pools:
             return
         loop = asyncio.get_running_loop()
-        imaged = await self._imaged()
         self._path.unlink(missing_ok=True)
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listening:
             listening.setblocking(False)
             listening.bind(str(self._path))
-            os.chown(self._path, imaged.st_uid, imaged.st_gid)
             self._path.chmod(0o600)
             listening.listen()
             try:
+                imaged = await self._imaged()
+                os.chown(self._path, imaged.st_uid, imaged.st_gid)
                 async with asyncio.TaskGroup() as group:
                     while True:
                         peer, _ = await loop.sock_accept(listening)
