@@ -43,6 +43,7 @@ WILDCARDS = (
 
 FOR_CLIENTS = {
     *("", "console", "logs", "port", "vnc", "screenshot", "guest", "export", "counters"),
+    *("exec", "network"),
 }
 """Requests that clients send to a node's agent directly."""
 
@@ -126,7 +127,7 @@ async def test_clients_reach_the_api_and_no_record(
 
 
 BRIDGE_ASKS = {
-    *(f"vm.{verb}" for verb in ("create", "get", "watch", "delete", "start")),
+    *(f"vm.{verb}" for verb in ("create", "get", "watch", "update", "delete", "start")),
     *(f"vm.{verb}" for verb in ("pause", "unpause", "reset", "soft-reboot", "freeze", "thaw")),
     "node.list",
 }
@@ -151,13 +152,15 @@ async def test_a_bridge_may_make_its_vm_requests_and_no_node_requests(
 async def test_a_container_runtime_may_make_its_requests_and_no_others(
     nats: server.Server, admin: Stranger
 ) -> None:
-    """It opens no console, and cannot move, drain, or delete an image."""
+    """It reaches agents of its own node only, and cannot move, drain, or delete an image."""
     before = await sequences(admin)
     said, heard = await tried(nats, "cri-n1")
     verbs = ("create", "get", "watch", "update", "start", "stop", "delete")
     asks = {*(f"vm.{verb}" for verb in verbs), "image.pull", "node.get"}
-    assert {".".join(one.split(".")[3:5]) for one in said} == {*asks, "watch.renew"}
-    assert all(one.startswith("virtbus.api.v1.") for one in said)
+    api = {one for one in said if one.startswith("virtbus.api.v1.")}
+    assert {".".join(one.split(".")[3:5]) for one in api} == {*asks, "watch.renew"}
+    of_agents = {".".join(one.split(".")[:6]) for one in said - api}
+    assert of_agents == {f"virtbus.node.n1.rpc.agent.{one}" for one in ("console", "port", "exec")}
     assert heard == set()
     assert await sequences(admin) == before
 

@@ -267,7 +267,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "counters", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("netd", "traffic", counters.CountersAsk, counters.Counters, "Counters of a VM's NICs."),
     _rpc("agent", "network", path.NetworkAsk, path.NetworkView, "The path of its packets."),
-    _rpc("netd", "network", path.NetworkAsk, path.NetworkView, "The path of a VM's packets."),
+    _rpc("netd", "path", path.NetworkAsk, path.NetworkView, "The path of a VM's packets."),
     _rpc("agent", "command", node_rpc.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
     _rpc("agent", "freeze", node_rpc.GuestFreeze, api.Empty, "Freeze or thaw a guest."),
     _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),

@@ -9,7 +9,7 @@ from virtbus.schemas.network import InterfaceStatus
 
 
 class NetworkAsk(StrictModel):
-    """`rpc.agent.network`, `rpc.netd.network`: describe a VM's network; with `check`, test it."""
+    """`rpc.agent.network`, `rpc.netd.path`: describe a VM's network; with `check`, test it."""
 
     uid: str
     check: bool = False

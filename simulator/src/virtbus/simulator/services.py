@@ -83,7 +83,7 @@ class SimulatedNode:
                 "release": (Release, self.release),
                 "inspect": (Inspect, self.inspect),
                 "nic": (NicWork, lambda want: NicDone(uid=want.uid, name=want.name)),
-                "network": (NetworkAsk, lambda want: NetworkView(uid=want.uid)),
+                "path": (NetworkAsk, lambda want: NetworkView(uid=want.uid)),
                 "traffic": (CountersAsk, lambda want: Counters(uid=want.uid)),
             }
         return {

@@ -171,7 +171,7 @@ class Netd:
             "inspect": inspect,
             "traffic": traffic,
             "nic": self._nic,
-            "network": self._network,
+            "path": self._network,
         }
         return [
             Endpoint(verb, subjects.rpc(self._settings.node, "netd", verb), handler)

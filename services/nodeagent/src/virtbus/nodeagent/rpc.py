@@ -137,5 +137,5 @@ class AgentRpc:
         """Return the path of the VM's packets, as netd sees it now."""
         want = validate(NetworkAsk, request.data)
         self.check_here(want.uid, request.account)
-        subject = subjects.rpc(self._node, "netd", "network")
+        subject = subjects.rpc(self._node, "netd", "path")
         return validate(NetworkView, await self._bus.request(subject, want, timeout_s=NETD_S))
