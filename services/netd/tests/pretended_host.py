@@ -40,6 +40,7 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.published_ports import PublishedPorts
 from virtbus.netd.edge.qemu_processes import QemuProcesses
 from virtbus.netd.edge.segments import Segments
+from virtbus.netd.edge.tunnels import Tunnels
 from virtbus.netd.resolver import Resolver
 from virtbus.schemas.counters import Counters
 from virtbus.schemas.node_rpc import NetReady
@@ -377,8 +378,9 @@ class Node:
             openings={"*": ("*",), "team-only": ("team",)},
             allowed=("bridge", "host-local"),
         )
+        bridges = HostBridges(bridge, "n1")
         self.doors = HostPorts(
-            attachers=Attachers(HostBridges(bridge, "n1"), cni, Segments(self.links_allowed)),
+            attachers=Attachers(bridges, cni, Segments(self.links_allowed), Tunnels(bridges)),
             namespaces=self.host.namespaces,
             bridge=bridge,
             ports=PublishedPorts(bridge),

@@ -17,6 +17,8 @@ _LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 1, 2, 3, 4
 _FILTER, _SOURCE_NAT = 0, 100
 
 _DNS_PORT = 53
+_CLOSED = frozenset({NicKind.NAT, NicKind.OVERLAY})
+"""Kinds whose guests get no connection from outside."""
 
 METADATA6 = IPv6Address("fd00:ec2::254")
 ROUTER = IPv6Interface("fe80::1/64")
@@ -101,7 +103,7 @@ def host_table(
         *(_forward6(bridge, gateway6, hosts6) if gateway6 is not None else []),
         nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
-        *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind is NicKind.NAT else []),
+        *([nft.rule("forward", nft.goes_to(bridge), drop)] if kind in _CLOSED else []),
         nft.rule(
             "output",
             nft.goes_to(bridge),

@@ -14,6 +14,7 @@ from virtbus.netd.core.netlink import (
     NLM_F_CREATE,
     NLM_F_DUMP,
     NLM_F_EXCL,
+    NLM_F_REPLACE,
     NetlinkCall,
     Reply,
 )
@@ -63,6 +64,11 @@ class Objects:
             self._body(attributes, fields),
             tolerated=(errno.EEXIST,),
         )
+
+    def put(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
+        """Return the call that makes or replaces an object."""
+        body = self._body(attributes, fields)
+        return NetlinkCall(f"put {name}", self.new, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> NetlinkCall:
         """Return the call that deletes an object. It tolerates the errno `gone`: no such object."""
