@@ -13,6 +13,7 @@ from services.netd.tests.test_network_objects import NET, OTHER, A, B, cannot_pi
 
 from virtbus.netd.core.names import network_bridge, tunnel
 from virtbus.netd.core.overlay import remote_of
+from virtbus.netd.core.reach import ReachRules
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.overlay import TUNNEL_PORT, OverlayMember, OverlayPeer
 
@@ -159,6 +160,23 @@ async def test_a_peer_that_leaves_or_moves_is_followed(spanning: Node, underlay:
             async with asyncio.timeout(1):
                 await guest.resolve(FAR)  # the old host answers no ARP
         assert FAR_MAC not in run(f"bridge fdb show dev {DEVICE}")
+
+
+async def test_a_stranger_on_the_underlay_reaches_no_guest(
+    spanning: Node, underlay: Segment
+) -> None:
+    address = await joined(spanning)
+    told(spanning, far(MEMBER))
+    bridges, ping = (
+        spanning.doors.attachers.bridges,
+        f"ip netns exec {PEER} ping -c 1 -W 1 {address}",
+    )
+    async with spanning.guest(A) as guest:
+        for hosts, code in (("198.51.100.3", 1), ("198.51.100.2", 0)):
+            bridges.set_reach(ReachRules(hosts=frozenset({IPv4Address(hosts)})))
+            process = await asyncio.create_subprocess_exec(*ping.split(), stdout=subprocess.DEVNULL)
+            assert await process.wait() == code, hosts
+        await guest.ping(FAR)
 
 
 async def test_wrong_and_missing_entries_are_found_and_mended(

@@ -10,6 +10,7 @@ from virtbus.netd.core import nft, nft_tables
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.reach import METADATA, ReachRules
+from virtbus.schemas.overlay import TUNNEL_PORT
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
@@ -71,6 +72,7 @@ def host_table(
         nft.Chain("postrouting", _POSTROUTING, _SOURCE_NAT, kind="nat"),
     ]
     rules = [
+        *(_tunnels(hosts) if kind is NicKind.OVERLAY and hosts.addresses else []),
         # a guest on a segment reaches this host without being routed by its own
         nft.rule(
             "input",
@@ -121,6 +123,14 @@ def _sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:
     four = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv4Address)))
     six = tuple(sorted(one for one in reach.hosts if isinstance(one, IPv6Address)))
     return nft.AddressSet("hosts", 1, four), nft.AddressSet("hosts6", 2, six, version=6)
+
+
+def _tunnels(hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
+    """Yield the rules for frames of overlays: only hosts of the fleet send some."""
+    frames = (*nft.is_ipv4(), *nft.l4_protocol(nft.UDP), *nft.destination_port(TUNNEL_PORT))
+    accept = nft.verdict(nft.NftVerdict.ACCEPT)
+    yield nft.rule("input", frames, nft.ip_source_among(hosts), accept)
+    yield nft.rule("input", frames, nft.verdict(nft.NftVerdict.DROP))
 
 
 def _input6(bridge: str, gateway: IPv6Interface) -> Iterator[nft.NftRule]:

@@ -140,10 +140,18 @@ def ip_destination_in(network: IPv4Network) -> tuple[bytes, ...]:
 
 def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv4 destination in a set of the same table."""
-    lookup = _expression(
+    return _load(_NETWORK, 16, 4), _among(addresses)
+
+
+def ip_source_among(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match an IPv4 source in a set of the same table."""
+    return _load(_NETWORK, 12, 4), _among(addresses)
+
+
+def _among(addresses: AddressSet) -> bytes:
+    return _expression(
         "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number)
     )
-    return _load(_NETWORK, 16, 4), lookup
 
 
 def _address_in(offset: int, network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
