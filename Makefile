@@ -60,13 +60,13 @@ test: setup ## all tests but the long ones: a minute of attackers, then the othe
 	@$(if $(ARGS),,$(PYTEST) -m alone tests/fuzz)
 	@$(BIN)/python -m pytest $(WORKERS) -m 'not long and not alone' $(ARGS)
 
-k8s-tools: ## etcd, kube-apiserver and kubectl for the tests of Kubernetes: minutes once, then no time
+k8s-tools: ## etcd, kube-apiserver, kubectl, kubelet and containerd for the tests of Kubernetes: minutes once, then no time
 	@tools/k8s/build >/dev/null
 
 debian-image: setup ## the full guest `debian`: minutes once, then a second (root)
 	@images/debian/build $(or $(VIRTBUS_STATE_DIR),/var/lib/virtbus)/images/src/debian.qcow2
 
-long: setup debian-image ## the rest: 200 seeds, a full Debian guest, three hosts, moves, an upgrade, broken wires, repeated messages (root)
+long: setup debian-image k8s-tools ## the rest: 200 seeds, a full Debian guest, three hosts, a kubelet with VM pods, moves, an upgrade, broken wires, repeated messages (root)
 	@$(PYTEST) -m long $(ARGS)
 
 hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)

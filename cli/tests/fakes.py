@@ -48,6 +48,7 @@ VERBS = [
             "list",
             "update",
             "adopt",
+            "move",
             "attach",
             "detach",
             "delete",

@@ -46,6 +46,11 @@ def operation() -> OperationView:
     [
         (("--from-image", "tiny", "--full"), {"image": "tiny", "full": True}),
         (("--from-url", "https://a.example/x"), {"image": "https://a.example/x", "full": True}),
+        (
+            ("--from-container-disk", "quay.io/x/fedora:40"),
+            {"image": "docker://quay.io/x/fedora:40", "full": True},
+        ),
+        (("--from-container-disk", "docker://q.io/x"), {"image": "docker://q.io/x", "full": True}),
         (("--from-volume", "data-1"), {"volume": "data-1"}),
         (("--from-vm", "web:root"), {"vm": "web", "disk": "root"}),
     ],

@@ -142,3 +142,22 @@ async def test_attach_and_detach_name_the_vm(script: Script, cli: Cli) -> None:
     asked = {"name": "data-1", "namespace": "default"}
     assert script.data("volume.attach") == [{**asked, "vm": "web", "disk": "logs", "bus": "scsi"}]
     assert script.data("volume.detach") == [asked]
+
+
+async def test_a_move_waits_for_its_end_and_shows_a_failure(script: Script, cli: Cli) -> None:
+    moving = view(state=VolumeState.MOVING, node="n1", moving_to="n2", message="moving to n2: x")
+    left = [moving, view(state=VolumeState.BOUND, node="n2")]
+
+    async def get(_: Request) -> VolumeView:
+        return left.pop(0)
+
+    script.answer("volume", "move", moving)
+    script.handlers["volume", "get"] = get
+    ended = await cli("volume", "move", "data-1", "--node", "n2")
+    assert ended.code == 0, ended.err
+    assert "moving to n2: x" in ended.err
+    assert script.data("volume.move") == [{"name": "data-1", "namespace": "default", "node": "n2"}]
+    left.append(view(state=VolumeState.BOUND, node="n1", message="the move to n2 failed: full"))
+    ended = await cli("volume", "move", "data-1", "--node", "n2")
+    assert (ended.code, "failed: full" in ended.err) == (1, True)
+    assert (await cli("volume", "move", "data-1", "--node", "n2", "--no-wait")).code == 0

@@ -74,6 +74,11 @@ def test_a_container_disk_boots_keeps_its_overlay_and_recovers_after_a_repair(
         platform.delete("b")
 
         ref = f"docker://{registry.host}/team/tiny:1"
+        platform.cli("volume", "create", "of-image", "--from-container-disk", ref[9:])
+        volume = json.loads(platform.cli("volume", "get", "of-image", "-o", "json"))
+        size = int.from_bytes(tiny[24:32], "big")  # of the disk, in the header of qcow2
+        assert (volume["state"], volume["spec"]["size"]) == ("Bound", size)
+        platform.cli("volume", "delete", "of-image")
         platform.cli("image", "delete", ref)
         assert "qcow2" in platform.cli("image", "pull", ref)
         until(lambda: ref in platform.cli("image", "list", "-o", "json"), "the image is listed")

@@ -242,6 +242,9 @@ class Cluster:
         hosts = ["127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"]
         serving = self.authority.sign("apiserver", "kube-apiserver", hosts=hosts)
         proxy = self.front_proxy.sign("front-proxy", "front-proxy")
+        kubelets = self.authority.sign(
+            "kubelet-client", "apiserver-kubelet-client", groups=["system:masters"]
+        )
         private, public = self._tokens
         return [
             *(
@@ -259,6 +262,9 @@ class Cluster:
             f"--tls-private-key-file={serving.key}",
             f"--client-ca-file={self.authority.certificate}",
             "--authorization-mode=Node,RBAC",
+            f"--kubelet-client-certificate={kubelets.certificate}",
+            f"--kubelet-client-key={kubelets.key}",
+            "--kubelet-preferred-address-types=Hostname",
             f"--service-cluster-ip-range={_SERVICES}",
             f"--service-account-issuer={self.url}",
             f"--service-account-key-file={public}",

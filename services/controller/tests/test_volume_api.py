@@ -13,6 +13,7 @@ from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import EntryKind
 from virtbus.bus.provisioning import permissions
 from virtbus.controller.core.quotas import Quota
+from virtbus.controller.core.volume_quota import VolumeQuota
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -187,7 +188,7 @@ async def test_a_volume_that_is_too_large_to_store_is_refused_by_field(made: Wor
 @played()
 async def test_creates_stop_at_the_quota_and_repeats_do_not(made: World) -> None:
     (controller,) = made.controllers.values()
-    controller._volumes._quota = Quota(2, 3)
+    controller._volumes.room._quota = VolumeQuota(Quota(2, 3))
     await make(made, "a", 1)
     await make(made, "b", 2)
     error = await refused(make(made, "c", 3))
@@ -201,6 +202,26 @@ async def test_creates_stop_at_the_quota_and_repeats_do_not(made: World) -> None
     assert "the fleet" in str(await refused(make(made, "d", 4, namespace="shop")))
     await made.ask("delete", "volume", name="a")
     await make(made, "c", 5)
+
+
+@played()
+async def test_the_bytes_of_volumes_have_a_quota_also_when_they_grow(made: World) -> None:
+    (controller,) = made.controllers.values()
+    controller._volumes.room._quota = VolumeQuota(Quota(9, 9), 3 * GIB, 4 * GIB)
+    await make(made, "a", 1, spec={"size": GIB})
+    await make(made, "b", 2, spec={"size": GIB})
+    error = await refused(make(made, "c", 3, spec={"size": 2 * GIB}))
+    assert (error.code, error.reason) == (429, "volume_quota")
+    assert "namespace default has volumes of 2GiB, and 1GiB left" in str(error)
+    assert (await make(made, "b", 2, spec={"size": GIB})).uid == uid(2), "a repeat"
+    await made.ask("update", "volume", name="a", size=2 * GIB)
+    grown = await refused(made.ask("update", "volume", name="b", size=2 * GIB))
+    assert grown.reason == "volume_quota"
+    await make(made, "d", 4, namespace="shop", spec={"size": GIB})
+    fleet = await refused(make(made, "e", 5, namespace="shop", spec={"size": GIB}))
+    assert "the fleet has volumes of 4GiB, and 0B left" in str(fleet)
+    await made.ask("delete", "volume", name="a")
+    await make(made, "c", 6, spec={"size": 2 * GIB})
 
 
 @played()

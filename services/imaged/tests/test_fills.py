@@ -367,3 +367,25 @@ async def test_the_header_of_a_copied_volume_does_not_choose_a_file(
         reason = await refused(ended(fills, work(of, volume=source)))
         assert reason in {"disk_mismatch", "disk_damaged"}
         assert names(node, of) == []
+
+
+async def test_a_volume_comes_back_to_a_node_that_it_has_left_and_meets_no_old_data(
+    make_node: NodeMaker, threads: DiskThreads, server: Web
+) -> None:
+    of = copied(8 * MIB)
+    async with make_node() as node, filling(node, threads, Copies()) as fills:
+        server.files["a"] = qcow2_image()
+        here = work(of, image=server.url("a"), moved=True)
+        assert (await ended(fills, here)).state == "done"
+        assert (await ended(fills, here)).state == "done", "a repeat finds its own work"
+        later = here.model_copy(update={"id": uid(91)})
+        assert await refused(ended(fills, later)) == "volume_exists"
+        assert (await fills.do(later.model_copy(update={"do": "cancel"}))).state == "none"
+        assert names(node, of) == ["disk.qcow2", "record.json"]
+        await node.disks.ensure(user(of))
+        assert await refused(ended(fills, here)) == "volume_exists", "a VM has used it since"
+        assert await node.disks.release_volume(of)
+        assert (await ended(fills, later)).state == "done"
+        stale = ref(8 * MIB)
+        await node.disks.release_volume(of)
+        assert await refused(node.disks.ensure(user(stale))) == "released"

@@ -19,6 +19,8 @@ from virtbus.cli.volume import table
 from virtbus.schemas.pool import LOCAL
 
 POLL_S = 0.5
+CONTAINER_SCHEME = "docker://"
+SOURCES = ("image", "volume", "vm", "url", "container")
 UPLOADS = "volumes"
 """The first part of the image names of `--from-file`. Each exists until its volume has its copy."""
 _WAIT = click.option(
@@ -35,6 +37,7 @@ _WAIT = click.option(
         virtbus volume create root-2 --from-vm web
         virtbus volume create legacy --from-file disk.vmdk --node n1
         virtbus volume create golden --from-url https://example.com/disk.qcow2 --no-wait
+        virtbus volume create fedora --from-container-disk quay.io/containerdisks/fedora:40
         """
     )
 )
@@ -66,12 +69,19 @@ _WAIT = click.option(
 )
 @click.option(
     "--from-file",
+    "--from-upload",
     "file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Upload a local disk, and copy it: qcow2, raw, or what `image pull` accepts.",
 )
 @click.option("--from-url", "url", metavar="URL", help="Fetch a disk, and copy it.")
+@click.option(
+    "--from-container-disk",
+    "container",
+    metavar="IMAGE",
+    help="Fetch a container image, such as quay.io/containerdisks/fedora:40, and copy its disk.",
+)
 @click.option(
     "--node",
     metavar="NODE",
@@ -133,10 +143,11 @@ def command(
 
 def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[str, Any]:
     """Return the source of the spec; empty for an empty volume."""
-    given = [flags[one] for one in ("image", "volume", "vm", "url") if flags[one]]
+    given = [flags[one] for one in SOURCES if flags[one]]
     if len(given) + (file is not None) > 1:
         raise usage(
-            "give one of --from-image, --from-volume, --from-vm, --from-file and --from-url"
+            "give one of --from-image, --from-volume, --from-vm, --from-file, --from-url and "
+            "--from-container-disk"
         )
     if file is not None and not wait:
         raise usage("--from-file waits for its copy", "leave --no-wait out")
@@ -147,11 +158,16 @@ def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[
     if flags["vm"]:
         vm, _, disk = flags["vm"].partition(":")
         return {"vm": vm} | ({"disk": disk} if disk else {})
-    if flags["url"]:
-        return {"image": flags["url"], "full": True}
+    if url := flags["url"] or _of_container(flags["container"]):
+        return {"image": url, "full": True}
     if flags["image"]:
         return {"image": flags["image"]} | ({"full": True} if flags["full"] else {})
     return {"full": True} if file is not None else {}
+
+
+def _of_container(image: str | None) -> str:
+    """Return the URL of a container image; empty for none."""
+    return f"{CONTAINER_SCHEME}{image.removeprefix(CONTAINER_SCHEME)}" if image else ""
 
 
 def _made(invocation: Invocation, wanted: Mapping[str, Any]) -> dict[str, Any]:

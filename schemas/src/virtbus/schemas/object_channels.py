@@ -43,6 +43,7 @@ OBJECTS: tuple[Channel, ...] = (
         "Remove a volume's data.",
     ),
     _api("volume", "fill", volume_api.VolumeFillAgain, volume_api.VolumeView, "Repeat a copy."),
+    _api("volume", "move", volume_api.VolumeMoveTo, volume_api.VolumeView, "Move its data."),
     _api("volume", "adopt", volume_api.VolumeAdopt, volume_api.VolumeView, "Write a lost record."),
     _api(
         "volume",

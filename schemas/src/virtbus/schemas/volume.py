@@ -122,6 +122,25 @@ class VolumeFill(LenientModel):
     source: FillSource = FillSource()
 
 
+class VolumeMove(LenientModel):
+    """The move of a volume's data from node to node (ADR 0063).
+
+    The volume is on its target once its record says so, in one write. Before it, a failure leaves
+    it where it was. The data that is left on the other node is removed afterwards.
+    """
+
+    source: Id
+    target: Id
+    export: Uid
+    """The operation on the source that writes the data to a file."""
+    fill: Uid
+    """The operation on the target that makes the disk of that file."""
+    failed: str = ""
+    """The reason of a failure; empty for none. The volume stays on its source."""
+    cleaned: bool = False
+    """True: nothing is left of a move that has failed."""
+
+
 class VolumeRecord(LenientModel):
     """`$KV.vm._vol.<namespace>.<token>`: a volume. The key is also the claim of its name.
 
@@ -153,6 +172,8 @@ class VolumeRecord(LenientModel):
     """The meaning of its image's name at its create, if the bus had that name."""
     fill: VolumeFill | None = None
     """The state of its first content; None if a VM makes the disk."""
+    move: VolumeMove | None = None
+    """The move of its data that has not ended, or the last one that failed."""
     deleting: bool = False
     generation: int = 1
     """Rises with every change of the spec."""
@@ -161,6 +182,18 @@ class VolumeRecord(LenientModel):
     """The bridge that created it, or empty, as `VmRecord.owner`."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it. A repeat changes nothing."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Return True while the data is being copied: the volume is still on the source."""
+        move = self.move
+        return move is not None and not move.failed and self.node == move.source
+
+    @property
+    def has_open_move(self) -> bool:
+        """Return True while there is something to do for a move, also to clean up after it."""
+        move = self.move
+        return move is not None and not self.lost and not (move.failed and move.cleaned)
 
 
 class VolumeState(StrEnum):
@@ -174,6 +207,8 @@ class VolumeState(StrEnum):
     """Its content is being copied. A VM with this volume waits."""
     FILL_FAILED = "FillFailed"
     """Its content could not be copied. `volume.fill` repeats the copy."""
+    MOVING = "Moving"
+    """Its data is being copied to another node. No VM can take it meanwhile."""
     IN_USE = "InUse"
     """A VM holds it."""
     DETACHING = "Detaching"

@@ -55,6 +55,15 @@ class VolumeFillAgain(VolumeAsk):
     """`volume.fill`: copies the content again, after a failure or a cancel."""
 
 
+class VolumeMoveTo(VolumeAsk):
+    """`volume.move`: moves the data to `node`. No VM may hold the volume.
+
+    With the node of the data, a move that has not ended is given up.
+    """
+
+    node: Id
+
+
 class VolumeAdopt(VolumeAsk):
     """`volume.adopt`: writes the record of a volume whose data is on `node` without a record.
 
@@ -120,6 +129,8 @@ class VolumeView(LenientModel):
     """Unix time at which that VM became the holder; 0 if there is none."""
     fill_operation: str = ""
     """The operation that copies its content; empty if there is none, or if it succeeded."""
+    moving_to: str = ""
+    """The node to which its data is being moved."""
     deleting: bool = False
     generation: int
     revision: int

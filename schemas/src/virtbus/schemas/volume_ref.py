@@ -52,3 +52,6 @@ class FillSource(LenientModel):
     """The VM, with its `epoch` on the node, and its `disk`: the name of its volume in the spec."""
     epoch: int = 0
     disk: str = ""
+    moved: bool = False
+    """True: the content comes from the volume's former node. Data of an earlier time that is still
+    here is an error."""

@@ -48,7 +48,10 @@ from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.volume_api import VolumeApi
 from virtbus.controller.edge.volume_attachments import VolumeAttachments
 from virtbus.controller.edge.volume_fills import VolumeFills
+from virtbus.controller.edge.volume_move_api import VolumeMoveApi
+from virtbus.controller.edge.volume_moves import VolumeMoves
 from virtbus.controller.edge.volume_removals import VolumeRemovals
+from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
@@ -122,8 +125,7 @@ class ControllerService:
             bus,
             self._fleet,
             events,
-            self._storage,
-            Quota(settings.volumes_per_namespace, settings.volumes_in_all),
+            VolumeRoom(self._fleet, self._storage, settings.volume_quota),
             self._fills,
         )
         self._image_names = ImageNameApi(
@@ -145,9 +147,16 @@ class ControllerService:
         self._pulse = NodeMonitor(bus, self._fleet, self._watches, events, self._leases)
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
-        self._removals = VolumeRemovals(bus, self._fleet, events)
-        self._feeds.listeners += [self._placing.wake, self._removals.wake, self._fills.wake]
+        self._moves, self._removals = self._volume_tasks(bus, events)
+        self._feeds.listeners += [self._placing.wake, self._fills.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
+
+    def _volume_tasks(self, bus: Bus, events: FleetEvents) -> tuple[VolumeMoves, VolumeRemovals]:
+        """Return the leader tasks that move and remove volumes."""
+        moves = VolumeMoves(bus, self._fleet, events)
+        removals = VolumeRemovals(bus, self._fleet, events, moves)
+        self._feeds.listeners += [moves.wake, removals.wake]
+        return moves, removals
 
     @property
     def _rules(self) -> CreateRules:
@@ -192,6 +201,7 @@ class ControllerService:
             completing.run,
             networks.run,
             self._fills.run,
+            self._moves.run,
             HoldSweep(bus, fleet, events).run,
             OverlayPeers(bus, fleet).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
@@ -247,6 +257,7 @@ class ControllerService:
         power, volumes = self._power, self._volumes
         commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
+        moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room)
         names, networks, snapshots = self._image_names, self._networks, self._snapshots
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
@@ -284,6 +295,7 @@ class ControllerService:
             ("volume", "update"): attachments.update,
             ("volume", "delete"): volumes.delete,
             ("volume", "fill"): volumes.fill,
+            ("volume", "move"): moves.move,
             ("volume", "adopt"): volumes.adopt,
             ("volume", "attach"): attachments.attach,
             ("volume", "detach"): attachments.detach,

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.controller.core.placement import CPU_OVERCOMMIT
+from virtbus.controller.core.quotas import Quota
+from virtbus.controller.core.volume_quota import VolumeQuota
+from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import Overcommit
 
 
@@ -37,6 +40,16 @@ class Settings(ServiceSettings):
         20_000,
         ge=1,
         description="maximum number of volumes of all namespaces; may be exceeded, too",
+    )
+
+    volume_bytes_per_namespace: Bytes = Field(
+        0,
+        ge=0,
+        description="bytes that the volumes of a namespace may have together, by their sizes; "
+        "0: no limit; as volumes_per_namespace",
+    )
+    volume_bytes_in_all: Bytes = Field(
+        0, ge=0, description="bytes that all volumes may have together; 0: no limit"
     )
 
     snapshots_per_namespace: int = Field(
@@ -136,3 +149,9 @@ class Settings(ServiceSettings):
     @property
     def bus_user(self) -> str:
         return "controller"
+
+    @property
+    def volume_quota(self) -> VolumeQuota:
+        """Return the quotas of volumes."""
+        number = Quota(self.volumes_per_namespace, self.volumes_in_all)
+        return VolumeQuota(number, self.volume_bytes_per_namespace, self.volume_bytes_in_all)

@@ -14,6 +14,7 @@ from virtbus.imaged.core.disk_requests import (
     made_disk,
     mismatch,
     on_server,
+    other_medium,
     overlay_size,
     refuse_unfilled,
     released,
@@ -163,7 +164,7 @@ class Disks:
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
-            if found is not None and self._other_medium(disk, found):
+            if found is not None and other_medium(disk, found, self._store.may_be):
                 found = None
             image = images.get(disk.volume)
             missing = found is None and (image is not None or disk.source is None)
@@ -218,13 +219,6 @@ class Disks:
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
         (files.replace if disk.drive else files.make)(folder, name, layout, made)
-
-    def _other_medium(self, disk: DiskRequest, found: Overlay) -> bool:
-        """Return True if a drive has a medium that is not the pinned image of its volume."""
-        pin = disk.source.file_digest if disk.source is not None else None
-        if not disk.drive or pin is None:
-            return False
-        return not self._store.may_be(pin, f"sha256:{Path(found.backing_path).name}")
 
     def _base_of(self, disk: DiskRequest, found: Overlay) -> str:
         """Return the digest of an existing disk's image, empty for an empty disk.

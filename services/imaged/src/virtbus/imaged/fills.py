@@ -23,6 +23,7 @@ from virtbus.imaged.edge.volume_files import DISK
 from virtbus.imaged.exports import Converter
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat
@@ -71,26 +72,31 @@ class Fills:
         Raises:
             VirtbusError: the failure of the attempt before this request; the next request begins
                 another. 400 `disk_too_large`, `disk_too_small`; 404 `disk_missing`; 409
-                `disk_in_use`, `released`; 422 `copy_failed`; 503 `disk_full`; the errors of
-                `Images.ensure`, `Pools.of`, `DiskPlaces.of` and `DiskPlace.opened`.
+                `disk_in_use`, `released`, `volume_exists`; 422 `copy_failed`; 503 `disk_full`; the
+                errors of `Images.ensure`, `Pools.of`, `DiskPlaces.of` and `DiskPlace.opened`.
         """
         if want.do == "cancel":
             await self._jobs.end(want.id)
-            state = await self._state(want.ref)
+            state = await self._state(want)
             if state is None:
                 async with self._parts.disks.locks.of(want.ref.folder):
                     folders = await self._parts.threads.run(self._parts.pools.of, want.ref)
                     await self._parts.threads.run(folders.drop_copy, want.ref.folder)
             return state or WorkState(state="none")
-        done, work = partial(self._state, want.ref), partial(self._run, want)
+        done, work = partial(self._state, want), partial(self._run, want)
         return await self._jobs.ensure(want.id, want.ref.uid, done, work)
 
-    async def _state(self, ref: VolumeRef) -> WorkState | None:
-        """Return `done` if the volume has content, otherwise None."""
-        folders = await self._parts.threads.run(self._parts.pools.of, ref)
-        found = await self._parts.threads.run(folders.read, ref.folder, DISK)
+    async def _state(self, want: FillWork) -> WorkState | None:
+        """Return `done` if the volume has content, otherwise None; 409 `volume_exists`."""
+        ref, threads = want.ref, self._parts.threads
+        folders = await threads.run(self._parts.pools.of, ref)
+        found = await threads.run(folders.read, ref.folder, DISK)
         if found is None:
             return None
+        if want.source.moved and await threads.run(folders.filled_by, ref.folder) != want.id:
+            if want.do == "cancel":
+                return WorkState(state="none")
+            raise _exists(ref)
         return WorkState(state="done", virtual_size_bytes=found.virtual_size_bytes)
 
     # --- the job ----------------------------------------------------------------------------
@@ -103,8 +109,9 @@ class Fills:
                 leases.enter_context(self._parts.store.lease(image.digest))
             volumes = (want.ref,) if source.volume is None else (want.ref, source.volume)
             async with self._jobs.slots, locks.held(source.vm or want.ref.uid, *volumes):
-                self._parts.disks.refuse_released(want.ref)
-                if await self._state(want.ref) is None:
+                if not source.moved:  # it may come back to a node that it has left
+                    self._parts.disks.refuse_released(want.ref)
+                if await self._state(want) is None:
                     await self._fill(want, job, image)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
@@ -123,13 +130,15 @@ class Fills:
         volumes = await threads.run(pools.of, ref)
         published = False
         with await threads.run(self._opened, want.source, image) as source:
-            size_bytes = fill_size(
-                ref, source.virtual_size_bytes, self._parts.limits.max_virtual_bytes
-            )
+            there = source.virtual_size_bytes
+            sized = ref
+            if want.source.moved:  # its record may not know how large it is
+                sized = ref.model_copy(update={"size_bytes": max(ref.size_bytes, there)})
+            size_bytes = fill_size(sized, there, self._parts.limits.max_virtual_bytes)
             job.step, job.done_bytes, job.total_bytes = COPY, 0, source.used_bytes
             await threads.run(pools.check_room, ref, size_bytes, job.total_bytes)
             try:
-                part = await threads.run(volumes.begin_copy, ref, size_bytes)
+                part = await threads.run(volumes.begin_copy, ref, size_bytes, want.id)
                 with closing(part):
 
                     async def look() -> None:
@@ -159,3 +168,11 @@ class Fills:
             path, size_bytes = self._parts.store.path(image.digest), image.virtual_size_bytes
             return OpenedSource(path, None, size_bytes, "", image.format)
         return self._parts.places.of(source.vm or "", source.disk, source.volume).opened()
+
+
+def _exists(ref: VolumeRef) -> VirtbusError:
+    message = (
+        f"this node has data of {ref.name} of an earlier time; compare it with the present data, "
+        "then remove its folder in disks/volumes"
+    )
+    return VirtbusError(Code.CONFLICT, "volume_exists", message)

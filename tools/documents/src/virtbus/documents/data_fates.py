@@ -30,6 +30,7 @@ class Fate(StrEnum):
     REFUSED = "refused"
     COPIED = "copied"
     REPLACED = "replaced"
+    MOVED = "to the other node"
     LOST = "lost with its host"
 
 
@@ -47,6 +48,7 @@ _KEPT = "services/imaged/tests/test_quarantine.py"
 _ENDED = "services/nodeagent/tests/test_quarantine.py"
 _EXPORTS = "services/imaged/tests/test_exports.py"
 _OPERATIONS = "services/controller/tests/test_operation_api.py"
+_MOVES = "services/controller/tests/test_volume_moves.py"
 _SNAPSHOTS = "services/imaged/tests/test_snapshots.py"
 _SNAPSHOT_API = "services/controller/tests/test_snapshot_api.py"
 _POOLS = "services/imaged/tests/test_pools.py"
@@ -89,6 +91,18 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.EXPORT: Outcome(Fate.STAYS, _CANCELLED, "cancelled if unfinished"),
         Data.LAYER: _UNTIL,
+    },
+    "`volume move`": {
+        Data.VOLUME: Outcome(
+            Fate.MOVED,
+            f"{_MOVES}::test_a_volume_is_on_the_other_node_once_all_its_bytes_are",
+            "after a failure it stays; refused while a VM holds it",
+        ),
+        Data.EXPORT: Outcome(
+            Fate.REMOVED,
+            f"{_MOVES}::test_a_volume_is_on_the_other_node_once_all_its_bytes_are",
+            "only the file of the move",
+        ),
     },
     "`vm stop`": {
         Data.DISK: Outcome(

@@ -70,6 +70,9 @@ def refuse_unready(record: VolumeRecord, running: str) -> None:
     if record.lost:
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message)
+    if record.is_moving:
+        message = f"the volume {name} is being moved to another node; repeat after the move"
+        raise VirtbusError(Code.CONFLICT, "volume_moving", message)
     if record.fill is not None and record.fill.state is not FillState.FILLED:
         message = (
             f"the volume {name} has no content yet; `virtbus volume get {name} -n "

@@ -205,6 +205,8 @@ def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
     if record.fill is not None and record.fill.state is not FillState.FILLED:
         failed = record.fill.state is FillState.FAILED
         return VolumeState.FILL_FAILED if failed else VolumeState.FILLING
+    if record.is_moving:
+        return VolumeState.MOVING
     if record.holder:
         return VolumeState.DETACHING if leaving else VolumeState.IN_USE
     return VolumeState.BOUND if record.bound else VolumeState.AVAILABLE
@@ -226,7 +228,7 @@ def shown(
     held: StoredVolume, holder_name: str, message: str = "", *, leaving: bool = False
 ) -> VolumeView:
     """Return the volume as the API shows it. `leaving`: its VM should release it."""
-    record = held.record
+    record, state = held.record, state_of(held.record, leaving=leaving)
     return VolumeView(
         uid=record.uid,
         namespace=record.namespace,
@@ -234,13 +236,14 @@ def shown(
         owner=record.owner,
         labels=record.labels,
         spec=record.spec,
-        state=state_of(record, leaving=leaving),
+        state=state,
         message=message,
         node=record.node,
         holder=record.holder,
         holder_name=holder_name,
         held_since_ns=record.held_since_ns,
         fill_operation=_open_fill(record),
+        moving_to=record.move.target if state is VolumeState.MOVING and record.move else "",
         deleting=record.deleting,
         generation=record.generation,
         revision=held.revision,

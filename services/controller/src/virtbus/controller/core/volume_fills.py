@@ -165,7 +165,14 @@ def progress(record: VolumeRecord, status: OperationStatus | None) -> str:
             f"{fill.message}; `virtbus volume fill {record.name} -n {record.namespace}` copies "
             "again, `virtbus volume delete` removes it"
         )
+    return of_status(fill.operation, status)
+
+
+def of_status(operation: str, status: OperationStatus | None) -> str:
+    """Return the progress of an operation on a volume."""
+    if status is not None and status.ended:
+        return f"operation {operation} has ended"
     if status is None or not status.step:
-        return f"operation {fill.operation} has not begun to copy"
+        return f"operation {operation} has not begun to copy"
     done = 100 * status.done_bytes // status.total_bytes if status.total_bytes else 0
-    return f"operation {fill.operation}: {status.step}, {min(100, done)} %"
+    return f"operation {operation}: {status.step}, {min(100, done)} %"

@@ -100,6 +100,9 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
     if record.lost:
         message = f"the data of the volume {name} was on {record.node}, which is forgotten"
         raise VirtbusError(Code.CONFLICT, "volume_lost", message, details=(detail,))
+    if record.is_moving:
+        message = f"the volume {name} is being moved to another node; repeat after the move"
+        raise VirtbusError(Code.CONFLICT, "volume_moving", message, details=(detail,))
     if record.holder not in {"", vm}:
         message = (
             f"VM {record.holder} holds the volume {name}; `virtbus volume detach {name} "

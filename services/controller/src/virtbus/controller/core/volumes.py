@@ -3,6 +3,7 @@
 It also holds the cache of the snapshots.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 
 from virtbus.controller.core.named_records import NamedRecords
@@ -23,6 +24,10 @@ class Volumes(NamedRecords[VolumeRecord]):
         """The keys of volumes that are being deleted."""
         self.filling: set[str] = set()
         """The keys of volumes whose content is being copied."""
+        self.moving: set[str] = set()
+        """The keys of volumes with a move that is not complete."""
+        self._bytes_in: Counter[str] = Counter()
+        """By namespace: the sizes of its volumes together."""
         self._keys: dict[str, str] = {}
         """By uid: the key of the volume."""
 
@@ -31,22 +36,31 @@ class Volumes(NamedRecords[VolumeRecord]):
         known = self.at(key)
         self.deleting.discard(key)
         self.filling.discard(key)
+        self.moving.discard(key)
         if known is not None:
             self._keys.pop(known.record.uid, None)
+            self._bytes_in[known.record.namespace] -= known.record.spec.size
         super().forget(key)
 
     def _store(self, key: str, held: StoredVolume) -> None:
         super()._store(key, held)
         self._keys[held.record.uid] = key
+        self._bytes_in[held.record.namespace] += held.record.spec.size
         if held.record.deleting:
             self.deleting.add(key)
         if held.record.fill is not None and held.record.fill.state is FillState.FILLING:
             self.filling.add(key)
+        if held.record.has_open_move:
+            self.moving.add(key)
 
     # --- answers --------------------------------------------------------------------------
     def get(self, namespace: str, name: str) -> StoredVolume | None:
         """Return a volume by name."""
         return self.at(volume_record(namespace, name))
+
+    def size_bytes(self, namespace: str | None = None) -> int:
+        """Return the sizes of the volumes of a namespace together; None: of all."""
+        return self._bytes_in.total() if namespace is None else self._bytes_in[namespace]
 
     def of_uid(self, uid: str) -> StoredVolume | None:
         """Return a volume by uid."""

@@ -8,23 +8,21 @@ from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, may_touch, owner_of
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
-from virtbus.controller.core import pages, volume_changes, volume_fills
+from virtbus.controller.core import pages, volume_changes, volume_fills, volume_moves
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.nodes import node_not_found
-from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import disks_of, disks_pending
 from virtbus.controller.core.volume_holds import ref_of
-from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
 from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
 from virtbus.controller.edge.volume_fills import VolumeFills
 from virtbus.controller.edge.volume_orphans import VolumeOrphans
+from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.volume import VolumeRecord
@@ -53,14 +51,12 @@ class VolumeApi:
         bus: Bus,
         fleet: Fleet,
         events: FleetEvents,
-        storage: BusStorageGuard,
-        quota: Quota,
+        room: VolumeRoom,
         fills: VolumeFills,
     ) -> None:
         self._fleet = fleet
         self._events = events
-        self._storage = storage
-        self._quota = quota
+        self.room = room
         self._fills = fills
         self._writes = VolumeWrites(bus)
         self._orphans = VolumeOrphans(bus, fleet)
@@ -75,7 +71,7 @@ class VolumeApi:
             name=want.name,
             labels=dict(want.labels),
             spec=want.spec,
-            node=self._node(want.node),
+            node=self.node(want.node),
             target=await self._target(want),
             created_ns=self._sources.time_ns(),
             owner=owner_of(request.account),
@@ -88,7 +84,7 @@ class VolumeApi:
         volume_changes.refuse_large(record)
         if new:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
-            self._refuse_more(want.namespace)
+            self.room.refuse_more(record)
             self._fleet.pools.refuse_new(record, record.spec.size)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
@@ -102,13 +98,13 @@ class VolumeApi:
     async def adopt(self, request: Request) -> VolumeView:
         """Write the record of a volume whose data is on a node; a person names both."""
         want = validate(VolumeAdopt, request.data)
-        node = self._node(want.node)
+        node = self.node(want.node)
         ref = await self._orphans.find(want)
         record = volume_changes.adopted(ref, node, self._sources.time_ns())
         users = self._users(record, ref.uid)
         if users:  # its VM has kept its record
             record = record.model_copy(update={"holder": users[0]})
-        self._refuse_more(want.namespace)
+        self.room.refuse_more(record)
         async with in_time(request.deadline_s):
             held, _ = await self._writes.create(record)
         self.tell(EventKind.VOLUME_CREATED, held, f"adopted from {node}")
@@ -119,18 +115,11 @@ class VolumeApi:
         ref = want.spec.source.image
         return await self._images.of_ref(ref, want.namespace) if ref else None
 
-    def _node(self, node: str | None) -> str:
+    def node(self, node: str | None) -> str:
         """Return the requested node, empty if there is none; raise 404 if nobody knows it."""
         if node is not None and node not in self._fleet.nodes:
             raise node_not_found(node)
         return node or ""
-
-    def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new volume exceeds a quota, or needs the space that VMs need."""
-        self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
-        if why := self._quota.full(self._fleet.volumes, namespace, "volumes"):
-            message = f"{why}; delete some, then repeat"
-            raise VirtbusError(Code.EXHAUSTED, "volume_quota", message, after_ms=10_000)
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VolumeView:
@@ -152,7 +141,7 @@ class VolumeApi:
 
         def change(record: VolumeRecord) -> VolumeRecord:
             changed = volume_changes.updated(record, want)
-            self._fleet.pools.refuse_growth(record, changed.spec.size)
+            self.room.refuse_growth(record, changed.spec.size)
             volume_changes.refuse_large(changed)
             return changed
 
@@ -279,6 +268,8 @@ class VolumeApi:
         """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""
         if not record.deleting and not record.lost and (copying := self._fills.progress(record)):
             return copying
+        if moving := volume_moves.shown(record, self._fills.moving(record)):
+            return moving
         if record.holder and record.holder not in self._fleet.vms:
             return volume_changes.hold_remains(record, self._fleet.damaged.of(record.holder))
         node, now_s = record.node, asyncio.get_running_loop().time()

@@ -108,7 +108,7 @@ class VolumeAttachments:
         if size_bytes is not None and size_bytes != record.spec.size and record.holder:
             refuse_deleting(record)
             refuse_shrink(record, size_bytes)
-            self._fleet.pools.refuse_growth(record, size_bytes)
+            self._volumes.room.refuse_growth(record, size_bytes)
             vm = await self._vms.find(VmRef(uid=record.holder), request.account)
             larger: int = size_bytes
             view = await self._vms.change(

@@ -140,6 +140,17 @@ class VolumeFills:
         status = self._fleet.operations.status_of(known.record).status if known else None
         return volume_fills.progress(record, status)
 
+    def moving(self, record: VolumeRecord) -> str:
+        """Return the progress of the operations of a move; empty if there is none."""
+        if record.move is None:
+            return ""
+        for id_ in (record.move.fill, record.move.export):
+            known = self._fleet.operations.of_id(id_)
+            if known is not None:
+                status = self._fleet.operations.status_of(known.record).status
+                return volume_fills.of_status(id_, status)
+        return "not begun"
+
     # --- the leader -------------------------------------------------------------------------
     def wake(self) -> None:
         """Start a round: an operation may have ended."""

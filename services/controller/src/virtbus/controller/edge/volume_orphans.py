@@ -33,7 +33,7 @@ class VolumeOrphans:
         return [
             _finding(node, held)
             async for held in self._held(node, "")
-            if not _recorded(self._fleet.volumes, held)
+            if not _recorded(self._fleet.volumes, held, node)
         ]
 
     async def find(self, want: VolumeAdopt) -> VolumeRef:
@@ -93,11 +93,17 @@ def _checked(held: HeldVolume) -> HeldVolume:
     return held
 
 
-def _recorded(volumes: Volumes, held: HeldVolume) -> bool:
+def _recorded(volumes: Volumes, held: HeldVolume, node: str) -> bool:
+    """Return True if the record of a volume accounts for its data on `node`."""
     namespace, _, rest = held.folder.partition(".")
     name, _, uid = rest.partition(".")
     known = volumes.get(namespace, name)
-    return known is not None and known.record.uid == uid
+    if known is None or known.record.uid != uid:
+        return False
+    move = known.record.move
+    return node in {known.record.node, *((move.source, move.target) if move else ())} or (
+        not known.record.node
+    )
 
 
 def _finding(node: str, held: HeldVolume) -> AuditFinding:

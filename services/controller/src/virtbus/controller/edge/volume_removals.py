@@ -14,6 +14,7 @@ from virtbus.controller.core.volume_holds import ref_of
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.volume_moves import VolumeMoves
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -34,8 +35,9 @@ AT_ONCE = 16
 class VolumeRemovals:
     """Completes deletes of volumes. A crash at any point leaves a `deleting` volume, as before."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, moves: VolumeMoves) -> None:
         self._bus = bus
+        self._moves = moves
         self._fleet = fleet
         self._events = events
         self._writes = VolumeWrites(bus)
@@ -93,8 +95,16 @@ class VolumeRemovals:
         return any(one.record.kind == "fill" for one in operations)
 
     async def _release(self, held: StoredVolume) -> None:
-        """Let the node remove the data; raises BusError if it does not answer."""
-        if has_data(held.record):
-            subject = subjects.rpc(held.record.node, "imaged", "volume-release")
-            ask = VolumeRelease(ref=ref_of(held.record))
+        """Let its nodes remove the data; raises BusError if one does not answer."""
+        record = held.record
+        if not has_data(record):
+            return
+        move = record.move if record.has_open_move else None
+        nodes = {record.node}
+        if move is not None:
+            nodes |= {one for one in (move.source, move.target) if one in self._fleet.nodes}
+            await self._moves.drop_file(record, move)
+        for node in sorted(nodes):
+            subject = subjects.rpc(node, "imaged", "volume-release")
+            ask = VolumeRelease(ref=ref_of(record))
             validate(VolumeReleased, await self._bus.request(subject, ask, timeout_s=ASK_S))

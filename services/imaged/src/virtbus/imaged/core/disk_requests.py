@@ -1,5 +1,6 @@
 """Derives the disks that imaged makes from a VM's record."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from virtbus.imaged.core.overlay import Overlay
@@ -160,6 +161,14 @@ def refuse_unfilled(ref: VolumeRef) -> None:
             f"{ref.namespace}` shows the progress of its copy"
         )
         raise VirtbusError(Code.UNAVAILABLE, "volume_not_filled", message, after_ms=2000)
+
+
+def other_medium(disk: DiskRequest, found: Overlay, may_be: Callable[[str, str], bool]) -> bool:
+    """Return True if a drive has a medium that is not the pinned image of its volume."""
+    pin = disk.source.file_digest if disk.source is not None else None
+    if not disk.drive or pin is None:
+        return False
+    return not may_be(pin, f"sha256:{found.backing_path.rpartition('/')[2]}")
 
 
 def overlay_size(disk: DiskRequest, image_virtual_bytes: int) -> int:

@@ -57,6 +57,8 @@ class VolumeNote(LenientModel):
     holder: Uid | Literal[""] = ""
     epoch: int = 0
     digest: str = ""
+    operation: Uid | Literal[""] = ""
+    """The operation that filled it last, before a VM used it."""
 
 
 class VolumeFolders(DiskFolders):
@@ -122,13 +124,13 @@ class VolumeFolders(DiskFolders):
         except OSError as error:
             raise store_error(error) from error
 
-    def begin_copy(self, ref: VolumeRef, size_bytes: int) -> ExportPart:
+    def begin_copy(self, ref: VolumeRef, size_bytes: int, operation: str) -> ExportPart:
         """Return an empty disk of that size, which no VM sees before `publish_copy`.
 
         Raises:
             VirtbusError: 503 `disk_full`, `store_error`.
         """
-        self.note(VolumeNote(ref=ref))
+        self.note(VolumeNote.model_validate({"ref": ref, "operation": operation}))
         try:
             with self._open(ref.folder) as directory:
                 openat2.remove(PART, directory)
@@ -162,6 +164,14 @@ class VolumeFolders(DiskFolders):
                 os.fsync(directory)
         except OSError as error:
             raise store_error(error) from error
+
+    def filled_by(self, folder: str) -> str:
+        """Return the operation that filled a volume; empty if it is unknown, or a VM used it."""
+        try:
+            with self._open(folder) as directory:
+                return validate(VolumeNote, decode(_small(RECORD, directory))).operation
+        except (OSError, VirtbusError):
+            return ""
 
     def drop_copy(self, folder: str) -> None:
         """Remove the remains of an unfinished copy. A volume that has a disk keeps it."""

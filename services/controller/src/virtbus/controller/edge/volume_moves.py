@@ -1,0 +1,249 @@
+"""Moves volumes between nodes: run by the leader (ADR 0063).
+
+The volume's record and two operations are the whole state. Each round compares them, so a crash at
+any point is continued by the next leader. No node has a right on another: the controller carries
+the bytes, from a stream of the source to an upload of the target.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.streams import opening
+from virtbus.bus.errors import BusError, ConflictError
+from virtbus.bus.runtime.tasks import Background, background, wait_for_event
+from virtbus.controller.core import volume_moves
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.operations import StoredOperation
+from virtbus.controller.core.vm_keys import StoredVolume
+from virtbus.controller.core.volume_holds import ref_of
+from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.lease import LeaderTerm
+from virtbus.controller.edge.operation_writes import OperationWrites
+from virtbus.controller.edge.volume_writes import VolumeWrites
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import EventKind
+from virtbus.schemas.image_upload import PIECE_BYTES, UploadedImage, UploadImage
+from virtbus.schemas.node_rpc import ForgetImage, VolumeRelease
+from virtbus.schemas.operation import (
+    ExportResult,
+    OperationPhase,
+    OperationRecord,
+    OperationStatus,
+)
+from virtbus.schemas.streams import ExportRead
+from virtbus.schemas.volume import VolumeMove, VolumeRecord
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 2.0
+SETTLE_S = 0.1
+"""Delay after `wake`, so that one round handles concurrent changes."""
+ASK_S = 5.0
+ANSWER_S = 30.0
+"""Time for an answer of an upload. imaged waits up to 20 s for its checks of a whole file."""
+CARRIED_AT_ONCE = 2
+"""Files that this controller carries at a time. Each needs 0.5 MiB of memory."""
+
+
+class VolumeMoves:
+    """The moves of volumes, one task for each."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._events = events
+        self._volumes = VolumeWrites(bus)
+        self._operations = OperationWrites(bus)
+        self._carriers = asyncio.Semaphore(CARRIED_AT_ONCE)
+        self._wake = asyncio.Event()
+        self._busy: set[str] = set()
+
+    def wake(self) -> None:
+        """Start a round: an operation may have ended."""
+        if self._fleet.volumes.moving - self._busy:
+            self._wake.set()
+
+    async def run(self, tenure: LeaderTerm) -> None:
+        """Work while the lease is held."""
+        async with background() as tasks:
+            while True:
+                self._start(tasks, tenure)
+                if await wait_for_event(self._wake, ROUND_S):
+                    await asyncio.sleep(SETTLE_S)
+                self._wake.clear()
+
+    def _start(self, tasks: Background, tenure: LeaderTerm) -> None:
+        for key in sorted(self._fleet.volumes.moving - self._busy):
+            tenure.check()
+            self._busy.add(key)
+            tasks.start(self._guarded(key, tenure))
+
+    async def _guarded(self, key: str, tenure: LeaderTerm) -> None:
+        try:
+            known = self._fleet.volumes.at(key)
+            if known is None:
+                return
+            held = await self._volumes.latest(known.record.namespace, known.record.name)
+            if held is not None and held.record.move is not None and not held.record.deleting:
+                await self._step(held, held.record.move, tenure)
+        except ConflictError:
+            return  # another change was first
+        except (BusError, VirtbusError) as error:
+            log.info("a move will be continued: %s", error, extra={"code": "move_waits"})
+        finally:
+            self._busy.discard(key)
+
+    async def _step(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
+        """Do the next step of a move; raises ConflictError, BusError, VirtbusError."""
+        record = held.record
+        if not record.has_open_move:
+            return
+        if not record.is_moving:
+            await self._clean(held, move, tenure)
+            return
+        try:
+            after = await self._after(record, move)
+        except VirtbusError as error:
+            if error.body.after_ms is not None or error.code == Code.DEADLINE:
+                raise
+            if error.reason == "export_not_here":
+                raise  # its agent has just started
+            after = volume_moves.failed(record, error.body.message)
+        if after is not None:
+            tenure.check()
+            await self._replace(held, after)
+
+    async def _after(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
+        """Return the volume at the end of its move, None before it.
+
+        Raises:
+            VirtbusError: the move has failed, unless the error permits a repeat.
+            BusError: a node does not answer.
+        """
+        now_ns = self._bus.sources.time_ns()
+        export, status = await self._operation(volume_moves.export_of(record, move, now_ns))
+        if not status.ended:
+            return None
+        if status.result is None:
+            return volume_moves.failed(record, volume_moves.why_failed(status))
+        if self._restored_after(record.uid, export):
+            return volume_moves.failed(record, "a restore changed the volume meanwhile")
+        wanted = volume_moves.fill_of(record, move, status.result, now_ns)
+        if await self._operations.latest(move.fill) is None:
+            await self._carry(record, move, status.result)
+        _, made = await self._operation(wanted)
+        if not made.ended:
+            return None
+        if made.phase is not OperationPhase.SUCCEEDED:
+            return volume_moves.failed(record, volume_moves.why_failed(made))
+        return volume_moves.switched(record, move, made.virtual_size_bytes)
+
+    async def _operation(self, wanted: OperationRecord) -> tuple[StoredOperation, OperationStatus]:
+        """Ensure an operation; return it with its status, from the stream's leader."""
+        held = await self._operations.latest(wanted.id)
+        if held is None:
+            held, _ = await self._operations.create(wanted)
+            self._fleet.operations.apply(held)
+            self._events.operation(held.record, held.revision)
+        return held, (await self._operations.status(held.record)).status
+
+    def _restored_after(self, uid: str, export: StoredOperation) -> bool:
+        """Return True if a restore into the volume was accepted after its export."""
+        later = (one for one in self._fleet.operations.all() if one.revision > export.revision)
+        return any(one.record.uid == uid and one.record.kind == "restore" for one in later)
+
+    # --- the bytes --------------------------------------------------------------------------
+    async def _carry(self, record: VolumeRecord, move: VolumeMove, file: ExportResult) -> None:
+        """Bring the file to the target, from the byte at which it has stopped."""
+        name = volume_moves.image_name(record, move)
+        first = UploadImage(name=name, digest=file.digest, size_bytes=file.size_bytes)
+        async with self._carriers:
+            answer = await self._upload(move.target, first)
+            if answer.image is None and answer.offset_bytes < file.size_bytes:
+                await self._stream(record, move, first, answer.offset_bytes)
+            if answer.image is None:
+                whole = first.model_copy(update={"at": file.size_bytes})
+                answer = await self._upload(move.target, whole)
+            if answer.image is None:
+                message = f"{move.target} has not stored all bytes"
+                raise VirtbusError(Code.UNAVAILABLE, "upload_open", message, after_ms=500)
+
+    async def _stream(
+        self, record: VolumeRecord, move: VolumeMove, upload: UploadImage, at: int
+    ) -> None:
+        """Send the bytes from `at` on. The target confirms each piece before the next one."""
+        subject = subjects.rpc(move.source, "agent", "export")
+        want = ExportRead(uid=move.export, offset=at, owner="volume move")
+        async with opening(self._bus, subject, want) as stream:
+            while data := await stream.read():
+                for start in range(0, len(data), PIECE_BYTES):
+                    piece = data[start : start + PIECE_BYTES]
+                    sent = upload.model_copy(update={"at": at, "data": piece})
+                    at += len(piece)
+                    if (await self._upload(move.target, sent)).offset_bytes < at:
+                        return  # the target lost bytes: the next attempt asks where to continue
+                await self._refuse_given_up(record, move)
+
+    async def _refuse_given_up(self, record: VolumeRecord, move: VolumeMove) -> None:
+        known = self._fleet.volumes.get(record.namespace, record.name)
+        if known is None or known.record.deleting or known.record.move != move:
+            msg = f"the move of {record.name} has ended"
+            raise ConflictError(msg)
+
+    async def _upload(self, node: str, want: UploadImage) -> UploadedImage:
+        subject = subjects.rpc(node, "imaged", "upload")
+        answer = await self._bus.request(subject, want, timeout_s=ANSWER_S)
+        return validate(UploadedImage, answer)
+
+    # --- the end ----------------------------------------------------------------------------
+    async def _clean(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
+        """Remove what the move has left: files on both nodes, and data that does not count."""
+        record = held.record
+        for id_ in (move.export, move.fill):
+            if not await self._ended(id_):
+                return  # the next round finds its end
+        node = volume_moves.left_on(record, move)
+        tenure.check()
+        if node in self._fleet.nodes and node != record.node:
+            ask = VolumeRelease(ref=ref_of(record))
+            subject = subjects.rpc(node, "imaged", "volume-release")
+            await self._bus.request(subject, ask, timeout_s=ASK_S)
+        await self.drop_file(record, move)
+        export = await self._operations.latest(move.export)
+        if export is not None:
+            await self._operations.remove(export)  # and its file
+        await self._replace(held, volume_moves.cleaned(record))
+
+    async def drop_file(self, record: VolumeRecord, move: VolumeMove) -> None:
+        """Remove the uploaded file from the target, unless that node is forgotten."""
+        if move.target not in self._fleet.nodes:
+            return
+        subject = subjects.rpc(move.target, "imaged", "delete")
+        ask = ForgetImage(ref=volume_moves.image_name(record, move))
+        try:
+            await self._bus.request(subject, ask, timeout_s=ASK_S)
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+
+    async def _ended(self, id_: str) -> bool:
+        """Return True if an operation has ended; otherwise cancel it."""
+        held = await self._operations.latest(id_)
+        if held is None or (await self._operations.status(held.record)).status.ended:
+            return True
+        with suppress(VirtbusError):  # it ends, or has ended
+            await self._operations.cancel(id_)
+        return False
+
+    async def _replace(self, held: StoredVolume, record: VolumeRecord) -> None:
+        """Write the volume; raises ConflictError, BusError."""
+        new = await self._volumes.replace(held, record)
+        self._fleet.volumes.apply(new)
+        message = volume_moves.shown(record, "") or f"moved to {record.node}"
+        self._events.named(EventKind.VOLUME_UPDATED, record, new.revision, message)
+        extra = {"code": "volume_move", "uid": record.uid}
+        log.info("volume %s: %s", record.name, message, extra=extra)

@@ -1,0 +1,25 @@
+"""Refuses new volumes and growth when there are too many, or no space for them."""
+
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.volume_quota import VolumeQuota
+from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
+from virtbus.schemas.volume import VolumeRecord
+
+
+class VolumeRoom:
+    """The space for further volumes."""
+
+    def __init__(self, fleet: Fleet, storage: BusStorageGuard, quota: VolumeQuota) -> None:
+        self._fleet = fleet
+        self._storage = storage
+        self._quota = quota
+
+    def refuse_more(self, record: VolumeRecord) -> None:
+        """Raise 429 if a new volume exceeds a quota, or needs the space that VMs need."""
+        self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
+        self._quota.refuse_new(self._fleet.volumes, record)
+
+    def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
+        """Raise 429 if the volume may not grow to `size_bytes`: by a quota, or by its pool."""
+        self._quota.refuse_growth(self._fleet.volumes, record, size_bytes)
+        self._fleet.pools.refuse_growth(record, size_bytes)

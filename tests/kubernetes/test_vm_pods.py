@@ -1,0 +1,174 @@
+"""Executes docs/howto/vm-pods.md with a real kubelet, containerd and guest, and then kills each."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.platform import Platform, until
+from tests.kubernetes.cluster import ROOT, Cluster, programs
+from tests.kubernetes.container_host import NAME, ContainerHost
+from tests.kubernetes.test_howto import BLOCK
+
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
+
+PAGE = ROOT / "docs" / "howto" / "vm-pods.md"
+GRACE_S = 30.0
+"""The grace of `guest` in the page's manifest."""
+LOG_S = 180.0
+"""Time of a boot on a busy machine without KVM."""
+NO_SYSTEMD = ("virtbus cri install", "systemctl restart kubelet", "sed -i ")
+"""Beginnings of the page's lines for which this host has no systemd and no kubeadm."""
+
+
+def blocks(kind: str) -> list[str]:
+    """Return the page's blocks of a language; some are indented in a list."""
+    text = PAGE.read_text()
+    plain = "\n".join(line.removeprefix("   ") for line in text.splitlines())
+    return [body for language, body in BLOCK.findall(plain) if language == kind]
+
+
+MANIFEST = next(text for kind, text in BLOCK.findall(PAGE.read_text()) if kind == "yaml")
+
+
+@pytest.fixture(scope="module")
+def here(cluster: Cluster) -> Iterator[ContainerHost]:
+    """A node of the cluster with both runtimes, Ready, and virtbus on it."""
+    folder = programs()
+    assert folder is not None, "not built; run: make k8s-tools"
+    pair = cluster.authority.sign("node", f"system:node:{NAME}", groups=["system:nodes"])
+    platform = Platform()
+    try:
+        platform.start()
+        host = ContainerHost(
+            platform,
+            folder / "kubelet",
+            folder / "debian",
+            cluster.kubeconfig_of("node", pair),
+            cluster.authority.certificate,
+        )
+        with host.running():
+            yield host
+    finally:
+        platform.wipe()
+
+
+def test_the_commands_of_the_page_lead_to_a_vm_and_a_container(
+    cluster: Cluster, here: ContainerHost, tmp_path: Path
+) -> None:
+    (tmp_path / "pods.yaml").write_text(MANIFEST)
+    (tmp_path / "bin").mkdir()
+    for name, words in (
+        ("kubectl", f"{cluster.program} --kubeconfig={cluster.kubeconfig}"),
+        ("virtbus", f"{Path(sys.executable).parent}/virtbus"),
+    ):
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    assert all(any(line.startswith(one) for line in lines) for one in NO_SYSTEMD)
+    for line in lines:
+        if line.startswith(NO_SYSTEMD):
+            continue
+        if "label" in line:
+            _registered(cluster)
+        done = _followed(_here(line, here), tmp_path, here)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        if line == "kubectl apply -f pods.yaml":
+            _bind(cluster, "guest", "box")
+    until(lambda: not here.platform.vms(), "the VM is gone with its pod")
+
+
+def test_pods_of_both_runtimes_survive_the_kill_of_each_program(
+    cluster: Cluster, here: ContainerHost
+) -> None:
+    cluster.kubectl("apply", "-f", "-", stdin=MANIFEST)
+    _bind(cluster, "guest", "box")
+    ready = ("--for=condition=Ready", "pod/guest", "pod/box", "--timeout=180s")
+    cluster.kubectl("wait", *ready)
+    (vm,) = here.platform.vms()
+    before = here.containers()
+    assert {pod for pod, _ in before.values()} == {"guest", "box"}
+    for program in (here.kubelet, here.cri, here.proxy, here.containerd):
+        program.kill()
+        program.start()
+        until(here.answers, "both runtimes answer again")
+        until(lambda: here.containers() == before, "the same containers run")
+    here.cri.kill()  # and stays away
+    assert here.containers() == before
+    here.cri.start()
+    until(here.answers, "both runtimes answer again")
+    _follows(cluster, "box", "box")
+    _follows(cluster, "guest", "GUEST-READY")
+    restarts = "{.items[*].status.containerStatuses[*].restartCount}"
+    assert cluster.kubectl("get", "pods", "-o", f"jsonpath={restarts}") == "0 0"
+    assert [one["uid"] for one in here.platform.vms()] == [vm["uid"]]
+    began = time.monotonic()
+    cluster.kubectl("delete", "pod", "guest", "box", "--timeout=120s")
+    assert time.monotonic() - began < GRACE_S, "the guest did not shut down by itself"
+    until(lambda: not here.platform.vms(), "the VM is gone with its pod", within_s=120)
+
+
+def _follows(cluster: Cluster, pod: str, word: str) -> None:
+    """Read `kubectl logs -f` until a line has the word."""
+    argv = [str(cluster.program), f"--kubeconfig={cluster.kubeconfig}", "logs", "-f", pod]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as following:
+        ends = threading.Timer(LOG_S, following.kill)
+        ends.start()
+        try:
+            assert following.stdout is not None
+            assert any(word in line for line in following.stdout), f"{pod}'s log has no {word!r}"
+        finally:
+            ends.cancel()
+            following.kill()
+
+
+def _bind(cluster: Cluster, *pods: str) -> None:
+    """Do the scheduler's part for pods that no node has yet."""
+    for pod in pods:
+        spec = cluster.get("pod", pod)["spec"]
+        if spec.get("nodeName"):
+            continue
+        labels = cluster.get("node", NAME)["metadata"]["labels"]
+        assert spec.get("nodeSelector", {}).items() <= labels.items()
+        target = {"apiVersion": "v1", "kind": "Node", "name": NAME}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod},
+            "target": target,
+        }
+        path = f"/api/v1/namespaces/default/pods/{pod}/binding"
+        cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
+
+
+def _registered(cluster: Cluster) -> None:
+    """Wait until the node is registered."""
+    until(lambda: cluster.try_kubectl("get", "node", NAME).returncode == 0, "the node registers")
+
+
+def _here(line: str, here: ContainerHost) -> str:
+    """Return a line of the page with this host's names."""
+    names = {
+        "/etc/virtbus/runtimeclass.yaml": str(here.base / "runtimeclass.yaml"),
+        " NODE ": f" {NAME} ",
+        "node/NODE": f"node/{NAME}",
+    }
+    for told, own in names.items():
+        line = line.replace(told, own)
+    return line
+
+
+def _followed(line: str, folder: Path, here: ContainerHost) -> "subprocess.CompletedProcess[str]":
+    environ = {**here.platform.environ, "PATH": f"{folder}/bin:/usr/bin:/bin"}
+    return subprocess.run(
+        ["sh", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
