@@ -161,3 +161,15 @@ async def test_a_move_waits_for_its_end_and_shows_a_failure(script: Script, cli:
     ended = await cli("volume", "move", "data-1", "--node", "n2")
     assert (ended.code, "failed: full" in ended.err) == (1, True)
     assert (await cli("volume", "move", "data-1", "--node", "n2", "--no-wait")).code == 0
+
+
+async def test_a_copy_is_made_beside_its_source_and_then_moved(script: Script, cli: Cli) -> None:
+    made = view(name="copy", state=VolumeState.BOUND, node="n1")
+    script.answer("volume", "create", VolumeCreated(volume=made, created=True))
+    script.answer("volume", "move", view(name="copy", state=VolumeState.BOUND, node="n2"))
+    for flags, moves in (((), 0), (("--node", "n1"), 0), (("--node", "n2"), 1)):
+        ended = await cli("volume", "copy", "data-1", "copy", *flags)
+        assert ended.code == 0, ended.err
+        assert len(script.data("volume.move")) == moves
+    asked = script.data("volume.create")[-1]
+    assert (asked["name"], asked["spec"]["source"]) == ("copy", {"volume": "data-1"})

@@ -127,7 +127,7 @@ def test_native_io_without_a_cache_mode_bypasses_the_cache_as_in_kubevirt() -> N
             "domain.devices.interfaces[0].acpiIndex",
         ),
         ({"domain.devices.interfaces.0.model": "rtl8139"}, "domain.devices.interfaces[0].model"),
-        ({"domain.devices.interfaces.0.state": "absent"}, "domain.devices.interfaces[0].state"),
+        ({"domain.devices.interfaces.0.state": "gone"}, "domain.devices.interfaces[0].state"),
         (
             {"domain.ioThreadsPolicy": "auto", "domain.ioThreads.supplementalPoolThreadCount": 3},
             "domain.ioThreads.supplementalPoolThreadCount",

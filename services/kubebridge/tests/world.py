@@ -17,6 +17,7 @@ from virtbus.kubebridge.core.runtime.controller import (
     BusCall,
     Create,
     Delete,
+    Merge,
     Patch,
     RecordEvent,
     Requeue,
@@ -39,6 +40,13 @@ NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 GONE = "2026-11-22T12:00:00Z"
 """A deletionTimestamp of that time."""
 CLUSTER = "c1"
+SPEC = VmSpec.model_validate(
+    {
+        "domain": {"devices": {"interfaces": [{"name": "default"}]}},
+        "networks": [{"name": "default"}],
+    }
+)
+"""The interface of the smoke VM, and nothing else."""
 UP = {
     VmState.PENDING: VmState.SCHEDULED,
     VmState.SCHEDULED: VmState.PREPARING,
@@ -58,7 +66,7 @@ def view(uid: str, **fields: Any) -> VmView:
         "generation": 1,
         "revision": 1,
         "created_ns": 1,
-        "spec": VmSpec(),
+        "spec": SPEC,
         "labels": {"virtbus.io/cluster": CLUSTER},
         "state": VmState.PENDING,
     }
@@ -162,25 +170,33 @@ class World:
                     self.vmi = made
                     self._bump(made)
             case Delete(_, uid):
-                if self.vmi is not None and self.vmi["metadata"]["uid"] == uid:
-                    self.vmi["metadata"].setdefault("deletionTimestamp", "2026-11-22T12:00:00Z")
-                    self._bump(self.vmi)
-                    self._collect()
+                self._delete(uid)
             case Patch(changes):
                 return self._write(obj, read, changes)
+            case Merge(_, changes):
+                return self._merge(changes)
             case RecordEvent(reason):
                 self.events.append(reason)
             case BusCall(verb, request):
-                self._ask(verb, str(getattr(request, "uid", "")))
+                self._ask(verb, request)
             case _:
                 pass
         return True
 
-    def _ask(self, verb: str, uid: str) -> None:
+    def _delete(self, uid: str) -> None:
+        if self.vmi is not None and self.vmi["metadata"]["uid"] == uid:
+            self.vmi["metadata"].setdefault("deletionTimestamp", "2026-11-22T12:00:00Z")
+            self._bump(self.vmi)
+            self._collect()
+
+    def _ask(self, verb: str, request: Any) -> None:
+        uid = request.uid
         match verb:
+            case "update":
+                self._see(uid, spec=request.spec, revision=request.revision + 1)
             case "create":
                 if uid not in self.gone and uid not in self.views:
-                    self.views[uid] = view(uid)
+                    self.views[uid] = view(uid, spec=request.spec)
             case "start":
                 if uid in self.views:
                     self._see(uid, state=VmState.PREPARING, reason="", message="")
@@ -212,6 +228,22 @@ class World:
         self._bump(obj)
         read["metadata"]["resourceVersion"] = obj["metadata"]["resourceVersion"]
         self._collect()
+        return True
+
+    def _merge(self, changes: dict[str, Any]) -> bool:
+        """Change the interfaces of the VMI at the version that was read."""
+        vmi = self.vmi
+        if (
+            vmi is None
+            or vmi["metadata"]["resourceVersion"] != changes["metadata"]["resourceVersion"]
+        ):
+            return False
+        nics = changes["spec"]["domain"]["devices"]["interfaces"]
+        devices = {**vmi["spec"]["domain"].get("devices", {}), "interfaces": nics}
+        vmi["spec"]["domain"] = {**vmi["spec"]["domain"], "devices": devices}
+        vmi["spec"]["networks"] = changes["spec"]["networks"]
+        self.writes += 1
+        self._bump(vmi)
         return True
 
     def _bump(self, obj: dict[str, Any]) -> None:

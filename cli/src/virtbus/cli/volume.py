@@ -32,6 +32,7 @@ HEADER = ("NAMESPACE", "NAME", "STATE", "SIZE", "NODE", "HOLDER", "HELD", "SOURC
         "attach": (f"{_HERE}:attach", "Add a volume to a VM, also to one that runs."),
         "detach": (f"{_HERE}:detach", "Take a volume from its VM, also from one that runs."),
         "move": ("virtbus.cli.volume_move", "Move the data of a volume to another node."),
+        "copy": ("virtbus.cli.volume_move:copy", "Copy a volume, also to another node."),
         "export": ("virtbus.cli.export:of_volume", "Write a volume to a file on its node."),
         "delete": (f"{_HERE}:delete", "Remove volumes with their data."),
     },

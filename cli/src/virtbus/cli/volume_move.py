@@ -1,16 +1,18 @@
-"""Implements `virtbus volume move`."""
+"""Implements `virtbus volume move` and `virtbus volume copy`."""
 
 import time
 from typing import Any
 
 import click
 
+from virtbus.bus.runtime.ids import uuid7
 from virtbus.cli import completion_sources
 from virtbus.cli.failures import CliError, Exit, unknown
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm.target import namespace_option
 from virtbus.cli.volume import table
+from virtbus.cli.volume_create import refuse_unfilled, until_filled
 
 POLL_S = 0.5
 
@@ -41,13 +43,56 @@ def command(invocation: Invocation, *, name: str, node: str, wait: bool, namespa
     After a failure it is where it was. The work continues without this command.
     """
     asked = {"name": name, "namespace": namespace}
+    view = _moved(invocation, asked, node, wait=wait)
+    invocation.show(view, lambda: table([view]))
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus volume copy data-1 data-2
+        virtbus volume copy data-1 data-2 --node n2
+        """
+    )
+)
+@click.argument("name", shell_complete=completion_sources.volumes)
+@click.argument("new")
+@click.option(
+    "--node",
+    metavar="NODE",
+    shell_complete=completion_sources.nodes,
+    help="The node that gets the copy.  [default: that of NAME]",
+)
+@namespace_option
+@verb
+def copy(invocation: Invocation, *, name: str, new: str, node: str | None, namespace: str) -> None:
+    """Copy the volume NAME, which no running VM has, to the volume NEW.
+
+    The copy is made on the node of NAME, then moved. If this is interrupted, the copy continues,
+    and `volume move` moves it.
+    """
+    spec = {"size": 0, "source": {"volume": name}}
+    wanted = {"name": new, "namespace": namespace, "uid": uuid7(), "spec": spec}
+    view: dict[str, Any] = invocation.call("volume", "create", wanted).get("volume") or {}
+    if view.get("state") == "Filling":
+        view = until_filled(invocation, view)
+    refuse_unfilled(view)
+    if node not in {None, view.get("node")}:
+        view = _moved(invocation, {"name": new, "namespace": namespace}, str(node), wait=True)
+    invocation.show(view, lambda: table([view]))
+
+
+def _moved(
+    invocation: Invocation, asked: dict[str, Any], node: str, *, wait: bool
+) -> dict[str, Any]:
+    """Begin a move, and return the volume after its end if `wait`."""
     view = invocation.call("volume", "move", asked | {"node": node})
     if wait:
         view = _ended(invocation, view, asked)
         if view.get("node") != node:
-            why = str(view.get("message") or "it was given up")
-            raise CliError(Exit.REFUSED, "move_failed", f"{name} is on {view.get('node')}: {why}")
-    invocation.show(view, lambda: table([view]))
+            why = f"{asked['name']} is on {view.get('node')}: {view.get('message') or 'given up'}"
+            raise CliError(Exit.REFUSED, "move_failed", why)
+    return view
 
 
 def _ended(invocation: Invocation, view: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

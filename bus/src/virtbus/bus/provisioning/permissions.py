@@ -123,8 +123,8 @@ def _watched(inbox_prefix: str) -> tuple[str, ...]:
 
 BRIDGE_VERBS = {
     "vm": (
-        *("create", "get", "watch", "delete", "start", "pause", "unpause", "reset", "soft-reboot"),
-        *("freeze", "thaw"),
+        *("create", "get", "watch", "update", "delete", "start", "pause", "unpause"),
+        *("reset", "soft-reboot", "freeze", "thaw"),
     ),
     "node": ("list",),
 }

@@ -21,7 +21,13 @@ SPEED = "only the speed differs; each device has one queue"
 POINTER = "a guest has only a PS/2 keyboard and mouse"
 DISCONTINUED = "KubeVirt removed it in v1.3"
 BRIDGE = "write bridge: {} or masquerade: {}"
+MACVTAP = "write bridge: {}, and name a network of the kind macvtap (virtbus network create)"
 PLACE = "devices are placed by virtbus"
+
+
+def link_state(state: str) -> str | None:
+    """Return the state of the link; None for an interface that is to be unplugged."""
+    return None if state == "absent" else state
 
 
 _DASHES = re.compile("[0-9A-Fa-f]{2}(-[0-9A-Fa-f]{2}){5}")
@@ -177,7 +183,7 @@ NIC = (
     refused(f"{NICS}.passtBinding", "passt is not supported", BRIDGE),
     refused(f"{NICS}.passt", DISCONTINUED, BRIDGE),
     refused(f"{NICS}.slirp", DISCONTINUED, BRIDGE),
-    refused(f"{NICS}.macvtap", DISCONTINUED, BRIDGE),
+    refused(f"{NICS}.macvtap", DISCONTINUED, MACVTAP),
     below(
         f"{NICS}.ports[]",
         "every port of a guest is reachable, listed or not; close ports in the guest",
@@ -201,9 +207,10 @@ NIC = (
         f"{NICS}.state",
         FieldType.TEXT,
         f"{TO_NIC}.state",
-        "`down`: no frame passes, and the guest sees no carrier",
-        values=("up", "down"),
-        instead="write up or down; to have no interface, remove it",
+        "`down`: no frame passes, and the guest sees no carrier; `absent`: it is unplugged",
+        make=link_state,
+        values=("up", "down", "absent"),
+        instead="write up, down or absent",
     ),
     mapped(
         f"{NICS}.bootOrder",
@@ -305,7 +312,7 @@ OTHERS = (
     ),
     below(f"{DEVICES}.rng", "every guest has a random number device"),
     ignored(f"{DEVICES}.logSerialConsole", "the node always keeps a bounded log of the console"),
-    ignored(f"{DEVICES}.disableHotplug", "devices cannot be hotplugged yet"),
+    ignored(f"{DEVICES}.disableHotplug", "interfaces can be plugged into each running guest"),
     ignored(f"{DEVICES}.blockMultiQueue", SPEED),
     mapped(
         f"{DEVICES}.networkInterfaceMultiqueue",

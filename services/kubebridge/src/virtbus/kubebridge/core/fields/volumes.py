@@ -139,11 +139,11 @@ NETS = (
     mapped(
         f"{NETWORKS}.multus.networkName",
         FieldType.TEXT,
-        f"{TO_NETWORK}.network",
-        "the nodes' CNI conflist of that name; netd's `network_namespaces` must allow it for the"
-        " VM's namespace",
-        pattern=r"[a-z0-9][a-z0-9-]{0,62}",
-        instead="write the name of a CNI conflist of the nodes, without a namespace",
+        "",
+        "a NetworkAttachmentDefinition of the VM's namespace, or the name of a network of the bus"
+        " (ADR 0066)",
+        pattern=r"([a-z0-9][a-z0-9-]{0,62}/)?[a-z0-9][a-z0-9.-]{0,252}",
+        instead="write the name of a NetworkAttachmentDefinition of the VM's namespace",
     ),
     refused(
         f"{NETWORKS}.multus.default",

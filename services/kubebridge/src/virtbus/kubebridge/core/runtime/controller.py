@@ -74,6 +74,9 @@ NAMESPACE = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
 NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
 SECRET = Kind("", "v1", "secrets", "Secret")
 CONFIG_MAP = Kind("", "v1", "configmaps", "ConfigMap")
+ATTACHMENT = Kind(
+    "k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition"
+)
 SERVICE = Kind("", "v1", "services", "Service")
 EVENT = Kind("events.k8s.io", "v1", "events", "Event")
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")

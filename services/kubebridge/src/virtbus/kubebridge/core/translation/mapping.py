@@ -22,6 +22,8 @@ from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.contents import SEEDS, Given, fill
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
+from virtbus.kubebridge.core.translation.networks import attachments, network_of
+from virtbus.kubebridge.core.translation.nics import without_absent
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.disk_rules import disk_problems
 from virtbus.schemas.nic import QUEUES_MAX
@@ -65,6 +67,7 @@ def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> l
     """Return the problems of all fields of a VMI, or of a VM's template."""
     walked = walk(part(vmi, "spec"), VMI, prefix)
     _finish(walked, vmi, None, prefix)
+    _networks(walked, vmi, None, prefix)
     _named(walked, vmi, meta)
     walked.ours["labels"] |= dict.fromkeys(OWN_LABELS, UNNAMED)  # leave room for them
     return [*walked.causes, *_bounded(walked)[1], *_annotations(vmi, meta)]
@@ -79,11 +82,15 @@ def vm_field_causes(vm: Object) -> list[Cause]:
     ]
 
 
-def translate(vmi: Object, given: Given, cluster: str) -> Translated:
-    """Translate a VMI. `given` has the contents of its references (`needs`)."""
-    vmi = of_vmi(vmi)
+def translate(vmi: Object, given: Given, cluster: str, *, contents: bool = True) -> Translated:
+    """Translate a VMI. `given` has the contents of its references (`needs`, `attachments`).
+
+    Without `contents`, those of Secrets and ConfigMaps are left out.
+    """
+    vmi = without_absent(of_vmi(vmi))
     walked = walk(part(vmi, "spec"), VMI, "spec")
-    _finish(walked, vmi, given, "spec")
+    _finish(walked, vmi, given if contents else None, "spec")
+    _networks(walked, vmi, given, "spec")
     _named(walked, vmi, "metadata")
     uid = text(vmi, "metadata", "uid")
     walked.put(("uid",), uid, "metadata.uid")
@@ -188,6 +195,18 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
         walked.put((*place, "hostname"), hostname, origin)
         for number, (key, field) in enumerate(keys.get(seed, ())):
             walked.put((*place, "ssh_keys", number), key, field)
+
+
+def _networks(walked: Translation, vmi: Object, given: Given | None, prefix: str) -> None:
+    """Give each multus network the network of the bus that it means."""
+    own = text(vmi, "metadata", "namespace")
+    for one in attachments(part(vmi, "spec")):
+        field = f"{prefix}.networks[{one.place}].multus.networkName"
+        found = network_of(one, own, given, field)
+        if isinstance(found, Cause):
+            walked.causes.append(found)
+        else:
+            walked.put(("spec", "networks", one.place, "network"), found, field)
 
 
 def _queues(walked: Translation, spec: Object, prefix: str) -> None:

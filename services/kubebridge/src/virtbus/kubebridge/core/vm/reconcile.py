@@ -25,6 +25,8 @@ from virtbus.kubebridge.core.runtime.controller import (
     Requeue,
 )
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
+from virtbus.kubebridge.core.translation.nics import without_absent
+from virtbus.kubebridge.core.vm import interfaces
 from virtbus.kubebridge.core.vm.model import StateChange, Vm
 from virtbus.kubebridge.core.vm.run_strategies import Decision, plan
 from virtbus.kubebridge.core.vm.status import (
@@ -64,7 +66,7 @@ def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[
     if vmi is not None and own is None:
         owner = f"VirtualMachineInstance {vmi.name} exists, and is not this VM's"
         return _report(Pair(vm, None), [], now, failed=f"{owner}; delete it or rename the VM")
-    actions = _follow(vm, vmi, now, failed)
+    actions = interfaces.follow(vm, vmi) or _follow(vm, vmi, now, failed)
     if VM_FINALIZER not in vm.finalizers:
         return [Patch({"metadata": {"finalizers": [*vm.finalizers, VM_FINALIZER]}}), *actions]
     return actions
@@ -185,7 +187,7 @@ def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
     }
     spec = {**made.spec, "startStrategy": "Paused"} if paused else dict(made.spec)
     named = {"apiVersion": VMI.api_version, "kind": VMI.kind}
-    return of_vmi({**named, "metadata": metadata, "spec": spec})
+    return of_vmi(without_absent({**named, "metadata": metadata, "spec": spec}))
 
 
 def controller(vmis: Lister) -> Controller:

@@ -40,6 +40,22 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class Nic:
+    """An interface."""
+
+    name: str = path("name")
+    state: str = path("state")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network. `multus` is True for one of Multus."""
+
+    name: str = path("name")
+    multus: bool = path("multus")
+
+
+@dataclass(frozen=True, slots=True)
 class Vmi:
     """A VMI. `raw` is the whole object, for the table of fields."""
 
@@ -56,6 +72,8 @@ class Vmi:
     annotations: Object = path("metadata", "annotations")
     made_of: str = path("metadata", "annotations", GENERATION)
     spec: Object = path("spec")
+    nics: tuple[Nic, ...] = path("spec", "domain", "devices", "interfaces")
+    networks: tuple[Network, ...] = path("spec", "networks")
     grace_s: int | None = path("spec", "terminationGracePeriodSeconds")
     machine: str = path("spec", "domain", "machine", "type")
     limits: Object = path("spec", "domain", "resources", "limits")

@@ -1,6 +1,7 @@
 """Reconciles a VMI and its VM of virtbus in one function (ADR 0026)."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VMI_FINALIZER
 from virtbus.kubebridge.core.objects.unstructured import Condition, moment, read, stamp
 from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
+    ATTACHMENT,
     BUS_VM,
     CONFIG_MAP,
     GUEST_AGENT,
@@ -30,13 +32,16 @@ from virtbus.kubebridge.core.runtime.controller import (
 )
 from virtbus.kubebridge.core.translation.contents import Given, needs
 from virtbus.kubebridge.core.translation.mapping import translate
+from virtbus.kubebridge.core.translation.networks import attachments
+from virtbus.kubebridge.core.translation.nics import ABSENT, replugged
 from virtbus.kubebridge.core.validation.rules import between_fields
 from virtbus.kubebridge.core.vmi.model import FINAL, Vmi, VmiPhase
 from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS
 from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, GuestAnswers, Seen, VmLister, status
-from virtbus.schemas.api import VmCreated, VmDelete, VmRef
+from virtbus.schemas.api import VmCreated, VmDelete, VmRef, VmUpdate
 from virtbus.schemas.errors import Code
 from virtbus.schemas.guest_end import GuestExit
+from virtbus.schemas.network import LinkState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import VmView
 
@@ -69,11 +74,12 @@ def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -
         _end(vmi, seen, plan)
         if seen.gone:
             return plan
-        _tell(vmi, seen, now, "", plan)
+        _tell(vmi, seen if seen.view is None else replace(seen, refused=None), now, "", plan)
         return plan
     if VMI_FINALIZER not in vmi.finalizers:  # first: each VMI with a VM needs it
         plan.append(Patch({"metadata": {"finalizers": [*vmi.finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
+    seen = _plug(vmi, seen, given, cluster, plan)
     if _unseen(seen) and vmi.phase in LIVES:
         if seen.refused is None:
             plan.append(Requeue(AT_ONCE_S))
@@ -112,6 +118,35 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
     causes = (*broken, *translated.causes)
     waits = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
     return Seen(waits=waits[:1024])
+
+
+def _plug(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
+    """Plug and unplug interfaces of the VM as the VMI says. Return `seen` with what prevents it."""
+    view = seen.view
+    if view is None:
+        return seen
+    if view.deleting or vmi.phase in FINAL:
+        return replace(seen, refused=None)
+    if not is_replugged(vmi, view):
+        return replace(seen, refused=None)
+    translated = translate(vmi.raw, given, cluster, contents=False)
+    if translated.create is None or translated.create.spec is None:
+        waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
+        plan.append(Requeue(RETRY_S[0]))
+        return replace(seen, waits=waits[:1024])
+    spec = replugged(view.spec, translated.create.spec)
+    if spec is None:
+        return replace(seen, refused=None)
+    update = VmUpdate(uid=view.uid, revision=view.revision, spec=spec)
+    plan += [BusCall("update", update, refusal=OnRefusal.REPORT), Requeue(RETRY_S[0])]
+    return seen
+
+
+def is_replugged(vmi: Vmi, view: VmView) -> bool:
+    """Return True if a VMI has other interfaces or links than its VM. It is a quick check."""
+    wanted = {nic.name: nic.state or LinkState.UP for nic in vmi.nics if nic.state != ABSENT}
+    has = view.spec.domain.devices.interfaces
+    return wanted != {nic.name: nic.state or LinkState.UP for nic in has}
 
 
 def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> str:
@@ -199,6 +234,12 @@ def references(vmi: Vmi) -> frozenset[Key]:
     return frozenset(Key(REFERRED[kind], vmi.namespace, name) for kind, name in named)
 
 
+def definitions(vmi: Vmi) -> frozenset[Key]:
+    """Return the NetworkAttachmentDefinitions that a VMI names in its own namespace."""
+    found = (one for one in attachments(vmi.spec) if one.namespace in {"", vmi.namespace})
+    return frozenset(Key(ATTACHMENT, vmi.namespace, one.name) for one in found)
+
+
 NAME_HELD = (
     "the name {name} is held by VM {uid} on the bus, whose VirtualMachineInstance this API server "
     "does not have. It is kept until a person decides: `virtbus vm delete {uid}` ends it and "
@@ -226,19 +267,26 @@ class Instances(NamedTuple):
         uid = vmi.uid
         gone = self.views.gone(uid)
         view = None if gone else self.views.get(uid)
-        refused = None if view is not None else self._by_an_orphan(key, uid, inputs.refused)
+        refused = inputs.refused
+        if view is None:
+            refused = self._by_an_orphan(key, uid, refused)
         guest, asked = self.guests.get(uid), self.guests.asked(uid)
         seen = Seen(view=view, gone=gone, refused=refused, guest=guest, asked=asked)
         given = {(one.kind.kind, one.name): obj for one, obj in inputs.references.items()}
         return reconcile(vmi, seen, given, inputs.now, self.cluster)
 
     def _references(self, key: Key, _: float) -> Iterable[Key]:
-        """Return the references of a VMI whose VM is still to be created."""
+        """Return the references of a VMI whose VM is to be created, or to get interfaces."""
         uid = self.vmis.uid(key.path)
-        if not uid or self.views.gone(uid) or self.views.get(uid) is not None:
+        if not uid or self.views.gone(uid):
             return ()
-        vmi = read(Vmi, self.vmis.get(key.path))
-        return () if vmi.deleting or vmi.phase in FINAL else references(vmi)
+        view, vmi = self.views.get(uid), read(Vmi, self.vmis.get(key.path))
+        if vmi.deleting or vmi.phase in FINAL:
+            return ()
+        networks = definitions(vmi)
+        if view is not None:
+            return networks if is_replugged(vmi, view) else ()
+        return references(vmi) | networks
 
     def _by_an_orphan(self, key: Key, uid: str, refused: Refused | None) -> Refused | None:
         """Return a refusal that names the orphaned VM with this name, if there is one.

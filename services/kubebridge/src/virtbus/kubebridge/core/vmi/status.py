@@ -12,7 +12,7 @@ from virtbus.kubebridge.core.vmi.phases import phase_of
 from virtbus.schemas.disk import Disk, target_names
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network import InterfaceStatus, PlugState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm_status import VmView
 
@@ -160,7 +160,8 @@ def _troubles(seen: Seen, retried: str) -> Iterator[NewCondition]:
     view = seen.view
     if seen.waits or seen.refused is not None:
         message = seen.waits or (seen.refused.message if seen.refused else "")
-        yield NewCondition(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
+        reason = "FailedCreate" if view is None else "FailedUpdate"
+        yield NewCondition(SYNCHRONIZED, on=False, reason=reason, message=message)
     elif view is not None and view.reason == "unplaced":
         yield NewCondition(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
     elif view is not None and view.reason and view.state is not VmState.RUNNING:
@@ -184,15 +185,29 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "name": one.name,
         "mac": one.mac,
-        "infoSource": "domain, guest-agent" if inside else "domain",
-        "linkState": "up",
-        "queueCount": 1,
+        "infoSource": _sources(one, vmi, inside=inside is not None),
+        "linkState": str(one.state),
+        "queueCount": one.queues,
     }
     if addresses:
         fields |= {"ipAddress": addresses[0], "ipAddresses": addresses}
     if inside:
         fields["interfaceName"] = inside.name
     return fields
+
+
+def _sources(one: InterfaceStatus, vmi: Vmi, *, inside: bool) -> str:
+    """Return the sources of an interface's status, in KubeVirt's words.
+
+    `domain` begins when the guest has the device. `multus-status` is that of each multus network.
+    """
+    multus = any(net.multus for net in vmi.networks if net.name == one.name)
+    named = {
+        "domain": one.plug is not PlugState.WAITING,
+        "guest-agent": inside,
+        "multus-status": multus,
+    }
+    return ", ".join(name for name, holds_ in named.items() if holds_)
 
 
 def guest_os(guest: GuestInfo | None) -> dict[str, str]:

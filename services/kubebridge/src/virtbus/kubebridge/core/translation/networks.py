@@ -1,0 +1,75 @@
+"""Finds the network of the bus that a multus network means (ADR 0066).
+
+A NetworkAttachmentDefinition is read in the namespace of its VM. It names a network object of the
+bus, or a conflist of the nodes.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from virtbus.kubebridge.core.objects.status_errors import Cause, Reason
+from virtbus.kubebridge.core.objects.unstructured import Object, items, text
+
+NAD = "NetworkAttachmentDefinition"
+ANNOTATION = "virtbus.io/network"
+"""The annotation of a NetworkAttachmentDefinition with the name of a network of the bus."""
+_NAME = re.compile("[a-z0-9][a-z0-9-]{0,62}")
+CONFIG_CHARS = 65_536
+UNREAD = "unread"
+"""A valid name in place of the network, while nothing was read."""
+
+
+class Attachment(NamedTuple):
+    """A multus network of a VMI: its place in the list, its namespace (or "") and its name."""
+
+    place: int
+    namespace: str
+    name: str
+
+
+def attachments(spec: Object) -> Iterator[Attachment]:
+    """Yield the multus networks of a spec."""
+    for index, network in enumerate(items(spec, "networks")):
+        if named := text(network, "multus", "networkName"):
+            namespace, _, name = named.rpartition("/")
+            yield Attachment(index, namespace, name)
+
+
+def network_of(
+    one: Attachment, own: str, given: Mapping[tuple[str, str], Object] | None, field: str
+) -> str | Cause:
+    """Return the name of the network, or why there is none.
+
+    `own` is the namespace of the VMI, or "" if it is not known. Without `given`, nothing was read.
+    """
+    if one.namespace and own and one.namespace != own:
+        message = (
+            f"a VM uses only the {NAD}s of its own namespace; create {one.name} in {own}, or use"
+            " a network object for all namespaces"
+        )
+        return Cause(field, message, Reason.NOT_SUPPORTED)
+    if given is None:
+        return UNREAD
+    definition = given.get((NAD, one.name))
+    name = one.name if definition is None else _named(definition, one.name)
+    if _NAME.fullmatch(name) is None:
+        message = (
+            f"{name!r:.80} is no name of a network of the bus; write it into the annotation"
+            f" {ANNOTATION} of the {NAD} {one.name}"
+        )
+        return Cause(field, message)
+    return name
+
+
+def _named(definition: Object, name: str) -> str:
+    """Return the annotation, the name in the CNI configuration, or that of the definition."""
+    if chosen := text(definition, "metadata", "annotations", ANNOTATION):
+        return chosen
+    config = text(definition, "spec", "config")
+    try:
+        found = json.loads(config) if config and len(config) <= CONFIG_CHARS else {}
+    except (ValueError, RecursionError):
+        return config[:80]
+    return text(found, "name") or name

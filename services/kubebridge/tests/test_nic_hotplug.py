@@ -1,0 +1,236 @@
+"""Interfaces that a changed template plugs into a running guest, and networks of Multus."""
+
+import json
+from typing import Any
+
+import pytest
+from services.kubebridge.tests.manifests import vmi as smoke_vmi
+from services.kubebridge.tests.world import CLUSTER, NOW, World, world
+
+from virtbus.kubebridge.core.objects.unstructured import Object, read
+from virtbus.kubebridge.core.runtime.controller import ATTACHMENT, BusCall, Key, Refused
+from virtbus.kubebridge.core.translation.mapping import Translated, translate
+from virtbus.kubebridge.core.validation.rules import vmi_causes
+from virtbus.kubebridge.core.vmi.model import Vmi
+from virtbus.kubebridge.core.vmi.reconcile import definitions, reconcile
+from virtbus.kubebridge.core.vmi.status import Seen, status
+from virtbus.schemas.network import InterfaceStatus, LinkState, PlugState
+
+NIC, NETS = "domain.devices.interfaces", "networks"
+MORE = {
+    f"{NIC}.1": {"name": "more", "bridge": {}},
+    f"{NETS}.1": {"name": "more", "multus": {"networkName": "lan"}},
+}
+
+
+def nic(name: str, **fields: Any) -> InterfaceStatus:
+    """Return an interface of a guest, as the bus shows it."""
+    mac = "02:00:00:00:00:01" if name == "default" else "02:00:00:00:00:02"
+    return InterfaceStatus(name=name, network="default", mac=mac, **fields)
+
+
+def template(w: World) -> dict[str, Any]:
+    assert w.vm is not None
+    spec: dict[str, Any] = w.vm["spec"]["template"]["spec"]
+    return spec
+
+
+def names(spec: dict[str, Any]) -> list[str]:
+    return [one["name"] for one in spec["domain"]["devices"]["interfaces"]]
+
+
+def has(w: World, *found: InterfaceStatus) -> None:
+    """Let the guest have these interfaces."""
+    w.views[w.uid] = w.views[w.uid].model_copy(update={"interfaces": found})
+
+
+def on_bus(w: World) -> dict[str, tuple[str, LinkState | None]]:
+    spec = w.views[w.uid].spec
+    networks = {one.name: one.network for one in spec.networks}
+    return {one.name: (networks[one.name], one.state) for one in spec.domain.devices.interfaces}
+
+
+def conditions(w: World) -> set[str]:
+    assert w.vm is not None
+    return {one["type"] for one in w.vm["status"]["conditions"] if one["status"] == "True"}
+
+
+def plugged() -> World:
+    """Return a running VM whose template got a second interface."""
+    w = world()
+    w.settle()
+    has(w, nic("default"))
+    spec = template(w)
+    spec["domain"]["devices"]["interfaces"].append({"name": "more", "bridge": {}})
+    spec["networks"].append({"name": "more", "multus": {"networkName": "lan"}})
+    w.user()
+    w.settle()
+    return w
+
+
+def test_an_interface_that_the_template_adds_is_plugged_into_the_running_guest() -> None:
+    w = plugged()
+    assert on_bus(w) == {"default": ("default", None), "more": ("lan", None)}
+    assert w.made == 1
+    assert w.vmi is not None
+    assert names(w.vmi["spec"]) == ["default", "more"]
+    assert "RestartRequired" not in conditions(w)
+    has(w, nic("default"), nic("more", plug=PlugState.WAITING))
+    w.settle()
+    sources = [one["infoSource"] for one in w.vmi["status"]["interfaces"]]
+    assert sources == ["domain", "multus-status"]
+
+
+def test_an_absent_interface_leaves_the_guest_and_then_both_specs() -> None:
+    w = plugged()
+    has(w, nic("default"), nic("more"))
+    w.settle()
+    template(w)["domain"]["devices"]["interfaces"][1]["state"] = "absent"
+    w.user()
+    w.settle()
+    assert w.vmi is not None
+    assert list(on_bus(w)) == ["default"]
+    assert names(w.vmi["spec"]) == ["default", "more"], "the guest has not released it"
+    assert names(template(w)) == ["default", "more"]
+    has(w, nic("default"))
+    w.settle()
+    assert names(w.vmi["spec"]) == names(template(w)) == ["default"]
+    assert [one["name"] for one in template(w)["networks"]] == ["default"]
+    assert (w.made, "RestartRequired" in conditions(w)) == (1, False)
+
+
+def test_the_link_state_of_the_template_is_that_of_the_running_guest() -> None:
+    w = world()
+    w.settle()
+    has(w, nic("default"))
+    for state, wanted in (("down", LinkState.DOWN), ("up", LinkState.UP)):
+        template(w)["domain"]["devices"]["interfaces"][0]["state"] = state
+        w.user()
+        w.settle()
+        assert on_bus(w)["default"][1] is wanted
+    assert "RestartRequired" not in conditions(w)
+    has(w, nic("default", state=LinkState.DOWN, queues=2))
+    w.settle()
+    assert w.vmi is not None
+    (shown,) = w.vmi["status"]["interfaces"]
+    assert (shown["linkState"], shown["queueCount"]) == ("down", 2)
+
+
+def test_other_changes_of_interfaces_require_a_restart() -> None:
+    w = plugged()
+    has(w, nic("default"), nic("more"))
+    interfaces = template(w)["domain"]["devices"]["interfaces"]
+    interfaces[1]["model"] = "e1000e"
+    w.user()
+    w.settle()
+    assert "RestartRequired" in conditions(w)
+    del interfaces[1], template(w)["networks"][1]
+    w.user()
+    w.settle()
+    assert "RestartRequired" in conditions(w), "without `absent`, it waits for the next start"
+    assert list(on_bus(w)) == ["default", "more"]
+
+
+def test_an_absent_interface_of_a_stopped_vm_is_removed_from_its_template() -> None:
+    w = world(runStrategy="Halted", running=None)
+    spec = template(w)
+    spec["domain"]["devices"]["interfaces"].append(
+        {"name": "more", "bridge": {}, "state": "absent"}
+    )
+    spec["networks"].append({"name": "more", "multus": {"networkName": "lan"}})
+    w.settle()
+    assert names(template(w)) == ["default"]
+
+
+def test_a_refused_change_is_shown_and_repeated() -> None:
+    w = plugged()
+    assert w.vmi is not None
+    old = w.views[w.uid]
+    fewer = old.spec.domain.devices.model_copy(
+        update={"interfaces": old.spec.domain.devices.interfaces[:1]}
+    )
+    spec = old.spec.model_copy(
+        update={
+            "domain": old.spec.domain.model_copy(update={"devices": fewer}),
+            "networks": old.spec.networks[:1],
+        }
+    )
+    refused = Refused(404, "network_unknown", "there is no network 'lan'")
+    seen = Seen(view=old.model_copy(update={"spec": spec}), refused=refused)
+    plan = reconcile(read(Vmi, w.vmi), seen, {}, NOW, CLUSTER)
+    assert [one.verb for one in plan if isinstance(one, BusCall)] == ["update"]
+    (shown,) = (
+        one
+        for one in status(read(Vmi, w.vmi), seen, NOW)["conditions"]
+        if one["type"] == "Synchronized"
+    )
+    assert (shown["reason"], shown["message"]) == ("FailedUpdate", refused.message)
+
+
+# --- NetworkAttachmentDefinitions ---------------------------------------------------------------
+def translated(named: str, **definition: Any) -> Translated:
+    vmi = smoke_vmi(MORE | {f"{NETS}.1.multus": {"networkName": named}})
+    given: dict[tuple[str, str], Object] = {}
+    if definition:
+        given["NetworkAttachmentDefinition", named.rpartition("/")[2]] = definition
+    return translate(vmi, given, CLUSTER, contents=False)
+
+
+@pytest.mark.parametrize(
+    ("named", "definition", "network"),
+    [
+        ("lan", {}, "lan"),
+        ("lan", {"spec": {}}, "lan"),
+        ("default/lan", {"spec": {"config": json.dumps({"name": "blue", "type": "ptp"})}}, "blue"),
+        ("lan", {"spec": {"config": json.dumps({"plugins": [{"type": "ptp"}]})}}, "lan"),
+        (
+            "lan.one",
+            {
+                "metadata": {"annotations": {"virtbus.io/network": "green"}},
+                "spec": {"config": json.dumps({"name": "blue"})},
+            },
+            "green",
+        ),
+    ],
+)
+def test_a_definition_names_a_network_of_the_bus(
+    named: str, definition: dict[str, Any], network: str
+) -> None:
+    found = translated(named, **definition)
+    assert found.causes == ()
+    assert found.create is not None
+    assert found.create.spec is not None
+    assert found.create.spec.networks[1].network == network
+
+
+@pytest.mark.parametrize(
+    ("named", "definition", "part"),
+    [
+        ("other/lan", {}, "of its own namespace; create lan in default"),
+        ("lan.one", {}, "write it into the annotation virtbus.io/network"),
+        ("lan", {"spec": {"config": "{nonsense"}}, "no name of a network of the bus"),
+        ("lan", {"spec": {"config": "[" * 60_000}}, "no name of a network of the bus"),
+        ("lan", {"spec": {"config": json.dumps({"name": "Big_Net"})}}, "'Big_Net' is no name"),
+    ],
+)
+def test_a_definition_that_names_none_is_refused_at_its_field(
+    named: str, definition: dict[str, Any], part: str
+) -> None:
+    (cause,) = translated(named, **definition).causes
+    assert cause.field == "spec.networks[1].multus.networkName"
+    assert part in cause.message
+
+
+def test_only_definitions_of_the_own_namespace_are_read() -> None:
+    vmi = smoke_vmi(MORE | {f"{NETS}.2": {"name": "x", "multus": {"networkName": "kube/secret"}}})
+    assert definitions(read(Vmi, vmi)) == {Key(ATTACHMENT, "default", "lan")}
+
+
+def test_a_webhook_refuses_definitions_of_other_namespaces_and_bindings_that_are_missing() -> None:
+    elsewhere = {**MORE, f"{NETS}.1.multus": {"networkName": "kube/lan"}}
+    (cause,) = vmi_causes(smoke_vmi(elsewhere))
+    assert cause.field == "spec.networks[1].multus.networkName"
+    for binding, step in (("macvtap", "kind macvtap"), ("passt", "or masquerade: {}")):
+        with_it = {**MORE, f"{NIC}.1": {"name": "more", binding: {}}}
+        messages = [cause.message for cause in vmi_causes(smoke_vmi(with_it))]
+        assert any("write bridge: {}" in one and step in one for one in messages)
