@@ -32,9 +32,12 @@ class AddressObserver:
     def _left(self, key: str, uid: str) -> None:
         """The VM does not claim the address any more: neither its record nor a host has it."""
         seen = self._observer.vms.get(uid)
-        if seen is not None and seen.record is not None and key in addresses_of(seen.record):
+        claimed = addresses_of(seen.record) if seen is not None and seen.record is not None else []
+        if key in claimed:
             self._observer.wrong("I13", f"{uid} lost {key}, which its record has")
         _, address = claimed_address(key)
+        if address in {claimed_address(one)[1] for one in claimed}:
+            return  # it has the same address on another network
         for host in self._observer.hosts.values():
             if not host.copied and host.networks.get(uid, (0, ""))[1] == address:
                 self._observer.wrong("I13", f"{key} is free while {uid} has it on {host.name}")
