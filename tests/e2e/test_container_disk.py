@@ -79,6 +79,8 @@ def test_a_container_disk_boots_keeps_its_overlay_and_recovers_after_a_repair(
         size = int.from_bytes(tiny[24:32], "big")  # of the disk, in the header of qcow2
         assert (volume["state"], volume["spec"]["size"]) == ("Bound", size)
         platform.cli("volume", "delete", "of-image")
+        (fill,) = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+        platform.cli("operation", "delete", fill["id"])
         platform.cli("image", "delete", ref)
         assert "qcow2" in platform.cli("image", "pull", ref)
         until(lambda: ref in platform.cli("image", "list", "-o", "json"), "the image is listed")

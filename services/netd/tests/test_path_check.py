@@ -1,5 +1,7 @@
 """The description of a VM's network, and what a check of it finds."""
 
+import subprocess
+
 import pytest
 from services.netd.tests.pretended_host import Node
 
@@ -53,6 +55,27 @@ async def test_a_check_finds_what_somebody_broke_in_the_namespace(
     assert "audit --repair" in fault.next_step
     await node.attachments.compare()
     assert (await look(node)).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("ip addr flush dev virtbus0", "the route to 10.127.0.0/16 by virtbus0: gone"),
+        ("ip link set virtbus0 down", "bridge virtbus0: down"),
+        ("nft delete table inet virtbus", "nftables virtbus: gone"),
+        ("sysctl -qw net.ipv4.ip_forward=0", "ip_forward: off"),
+    ],
+)
+async def test_a_check_finds_what_somebody_broke_on_the_host(
+    node: Node, command: str, what: str
+) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        subprocess.run(["sh", "-c", command], check=True)
+        assert what in [fault.what for fault in (await look(node)).faults or ()]
+        await OrphanAudit(node.doors, node.attachments).mend()
+        assert (await look(node)).faults == ()
+        await guest.ping(node.doors.bridge.gateway.ip)
 
 
 async def test_a_check_finds_interfaces_that_pass_no_frames(node: Node) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from ipaddress import IPv4Interface, ip_network
 from pathlib import Path
+from socket import AF_INET
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import NicKind
@@ -111,11 +112,20 @@ class HostBridge:
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
+            connected = link is None or _connects(host, link, self._address)
         has = {f"bridge {self.name}": link is not None, f"nftables {table_of(self.name)}": table}
         if not needed:
             return [f"{what}: no VM needs it" for what, there in has.items() if there]
         gone = [f"{what}: gone" for what, there in has.items() if not there]
+        if link is not None and not link.up:
+            gone.append(f"bridge {self.name}: down")
+        elif not connected:
+            gone.append(f"the route to {self.gateway.network} by {self.name}: gone")
         return gone if self._forwards() else [*gone, "ip_forward: off"]
+
+    @property
+    def _address(self) -> IPv4Interface | None:
+        return None if self._kind is NicKind.ISOLATED else self.gateway
 
     def _forwards(self) -> bool:
         """Return True if the host forwards packets, or this network does not need it."""
@@ -171,7 +181,7 @@ class HostBridge:
         return link.index
 
     def mend(self) -> None:
-        """Restore the table and forwarding if another program, such as a firewall, removed them.
+        """Restore the address, table and forwarding if another program removed them.
 
         The rules in an existing table are not checked.
         """
@@ -180,6 +190,10 @@ class HostBridge:
                 gone = filters.ask(has_host_table(self.name)) is None
             if gone:
                 self._apply()
+            with Netlink() as host:
+                link = self._owned(host)
+                if link is not None and not _connects(host, link, self._address):
+                    _connect(host, link, self._address)
         if gone or not self._forwards():
             if not self._forwards():
                 forwarding.begin(six=self.gateways.six is not None)
@@ -265,3 +279,18 @@ class HostBridge:
     def made(self) -> bool:
         """True while parts of the host side may exist."""
         return self.memo.exists()
+
+
+def _connects(host: Netlink, link: links.KernelLink, address: IPv4Interface | None) -> bool:
+    """Return True if a bridge is up with its address, of which the kernel makes the route."""
+    found = links.list_addresses(host, AF_INET) if address is not None else []
+    own = {each.interface for each in found if each.index == link.index}
+    return link.up and (address is None or address in own)
+
+
+def _connect(host: Netlink, link: links.KernelLink, address: IPv4Interface | None) -> None:
+    """Take a bridge up, with its address."""
+    up = links.set_link(link.name, up=True)
+    host.do([up] if address is None else [up, links.add_address(link.index, address)])
+    extra = {"code": "host_route_back", "bridge": link.name}
+    log.warning("somebody removed the route of %s; it is back", link.name, extra=extra)
