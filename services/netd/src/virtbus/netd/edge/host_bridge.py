@@ -125,7 +125,7 @@ class HostBridge:
 
     @property
     def _address(self) -> IPv4Interface | None:
-        return None if self._kind is NicKind.ISOLATED else self.gateway
+        return None if self.kind is NicKind.ISOLATED else self.gateway
 
     def _forwards(self) -> bool:
         """Return True if the host forwards packets, or this network does not need it."""
