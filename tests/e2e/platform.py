@@ -46,8 +46,7 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import read
 
 NODE = "e2e"
-HALT = "halt"
-POOL, SERVER_POOL, SERVER_PORT = "second", "san", 10809
+POOL, SERVER_POOL, SERVER_PORT, DEVICE_POOL = "second", "san", 10809, "raw"
 POOLS = f"""[pools.{POOL}]
 kind = "local"
 mount = false
@@ -56,8 +55,12 @@ kind = "nbd"
 host = "127.0.0.1"
 port = {SERVER_PORT}
 volumes = {{ "default.remote" = "one" }}
+[pools.{DEVICE_POOL}]
+kind = "block"
+volumes = {{ "default.raw" = "DEVICE" }}
 """
-"""A pool next to `local`, on the same disk, and one on a server that a test starts."""
+"""Pools next to `local`: on the same disk, on a server and on a device, which tests make."""
+HALT = "halt"
 """A guest that is running at once and costs no CPU, for tests that never talk to it."""
 _HALTS = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
 """A boot sector: cli; hlt; jmp."""
@@ -138,7 +141,9 @@ class Platform:
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),
         }
-        (self.base / "pools.toml").write_text(POOLS, encoding="utf-8")
+        self.device = Path("/dev", self.base.name)
+        pools = POOLS.replace("DEVICE", str(self.device))
+        (self.base / "pools.toml").write_text(pools, encoding="utf-8")
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()

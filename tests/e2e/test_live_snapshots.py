@@ -3,12 +3,13 @@
 import json
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.e2e.platform import Platform, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 WRITES = """#!/bin/sh
 cat >/lib/tiny/writes <<'END'
@@ -98,7 +99,64 @@ def test_each_snapshot_of_a_running_guest_has_one_instant_of_all_its_disks(
     platform.cli("volume", "delete", "data-1", "data-2")
     names = ("one", "two", "alone", "before-one", "before-two")
     platform.cli("snapshot", "delete", *names)
-    until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed")
+    until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed", within_s=120)
+    done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+    platform.cli("operation", "delete", *(item["id"] for item in done))
+    platform.nothing_left()
+
+
+COUNTS = """#!/bin/sh
+cat >/lib/tiny/counts <<'END'
+#!/bin/sh
+own=$(($(cat /count 2>/dev/null || echo 0) + 1))
+echo $own >/count
+sync
+echo "BEGIN $(hostname) $(cat /sys/class/net/eth0/address) $own DONE" >/dev/ttyS0
+END
+chmod 755 /lib/tiny/counts
+echo '::once:/lib/tiny/counts' >>/etc/inittab
+sync
+/lib/tiny/counts
+"""
+"""The guest counts its starts on its own disk."""
+
+
+def begun(platform: Platform, vm: str, count: int) -> str:
+    """Wait until the guest has counted so many starts; return its MAC address.
+
+    The first boot of another machine runs its first-boot data again, which counts as well.
+    """
+
+    def found() -> list[str]:
+        starts = re.findall(r"BEGIN \S* (\S+) (\d+) DONE", platform.console_log(vm))
+        return [address for address, number in starts if int(number) >= count]
+
+    log = partial(platform.console_log, vm)
+    address: str = until(found, lambda: log()[-2000:], within_s=150)[0]
+    return address
+
+
+def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
+    platform: Platform, tmp_path: Path
+) -> None:
+    user_data = tmp_path / "user-data"
+    user_data.write_text(COUNTS)
+    use = ("--image", "tiny", "--memory", "128MiB")
+    platform.create("web", *use, "--user-data", str(user_data), wait="ready")
+    first = begun(platform, "web", 1)
+    platform.cli("vm", "clone", "web", "web2")
+    second = begun(platform, "web2", 2)
+    assert first != second
+    assert platform.get("web")["state"] == "Running"
+    assert platform.get("web2")["uid"] != platform.get("web")["uid"]
+    platform.delete("web")
+    platform.cli("snapshot", "delete", "clone-web2")
+    platform.cli("vm", "stop", "web2", "--grace", "0", "--wait")
+    platform.cli("vm", "start", "web2", "--wait")
+    begun(platform, "web2", 3)
+    platform.delete("web2")
+    layers = platform.state_dir / "disks" / "layers"
+    until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed", within_s=120)
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
     platform.cli("operation", "delete", *(item["id"] for item in done))
     platform.nothing_left()

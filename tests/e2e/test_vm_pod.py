@@ -1,6 +1,7 @@
 """A pod that is a VM: kubelet's calls over the socket, a real guest behind them."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,10 @@ class Runtime:
             return all(one.status for one in self.call("Status").status.conditions)
         return False
 
+    def bus(self) -> bool:
+        """Return True if the bus answers, by the runtime's own condition."""
+        return bool(self.call("Status").status.conditions[2].status)
+
     def call(self, name: str, **request: Any) -> Any:
         """Call RuntimeService, or ImageService for calls about images."""
         kind = "ImageService" if "Image" in name else "RuntimeService"
@@ -88,6 +93,18 @@ class Runtime:
         return path.read_bytes() if path.exists() else b""
 
 
+@contextmanager
+def bus_away(platform: Platform) -> Iterator[None]:
+    """Kill the server of the bus, and keep `up` from starting another one meanwhile."""
+    platform.kill("up", signal.SIGSTOP)
+    dead = platform.kill("nats-server")
+    try:
+        yield
+    finally:
+        platform.kill("up", signal.SIGCONT)
+    platform.wait_back("nats-server", dead)
+
+
 async def attach_and_forward(runtime: Runtime, sandbox_id: str, container_id: str) -> None:
     """Type into the guest's console, and read what its SSH server says."""
     wanted = {"stdin": True, "stdout": True, "tty": True}
@@ -117,7 +134,8 @@ async def attach_and_forward(runtime: Runtime, sandbox_id: str, container_id: st
         assert b"typed" in client.got[stdout]
 
 
-def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> None:
+def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(patient: Platform) -> None:
+    platform = patient  # the bus is killed
     runtime = Runtime(platform)
     identity = {"name": "web", "uid": "0c5f", "namespace": "default"}
     sandbox = {"metadata": identity, "hostname": "web", "log_directory": str(runtime.pods)}
@@ -151,6 +169,12 @@ def test_a_pod_is_a_vm_from_its_sandbox_to_its_removal(platform: Platform) -> No
         until(lambda: b" stdout F " in runtime.log(1), "the second run has a log of its own")
         assert runtime.status(second).state == api_pb2.CONTAINER_RUNNING
         assert [one["uid"] for one in platform.vms()] == [vm["uid"]]
-        runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
-        runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
+        until(lambda: b"GUEST-READY" in runtime.log(1), "the second run is ready")
+        with bus_away(platform):
+            until(lambda: not runtime.bus(), "the runtime has noticed")
+            runtime.call("StopContainer", container_id=second, timeout=30)
+            ended = runtime.status(second)
+            assert (ended.state, ended.exit_code) == (api_pb2.CONTAINER_EXITED, 0)
+            runtime.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
+            runtime.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
         until(lambda: not platform.vms(), "the VM is gone with its pod")

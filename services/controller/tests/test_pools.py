@@ -204,6 +204,23 @@ async def test_a_vm_whose_node_lacks_the_server_gets_no_volume_of_it(made: World
     assert (error.reason, "n1 has no pool san" in str(error)) == ("volume_elsewhere", True)
 
 
+@played()
+async def test_a_volume_on_a_device_is_prepared_on_its_node_also_without_a_source(
+    made: World,
+) -> None:
+    await two_nodes(made)
+    await tell(made, "n2", pool("raw", kind=PoolKind.BLOCK, assigned=("default.data",)))
+    raw = {"size": "1GiB", "pool": "raw"}
+    assert (await refused(make(made, "other", spec=raw))).reason == "pool_unassigned"
+    view = await make(made, spec=raw, uid=uid(7))
+    assert (view.state, view.node) == ("Filling", "n2")
+    again = await make(made, spec=raw, uid=uid(7))
+    assert (again.uid, again.fill_operation) == (view.uid, view.fill_operation)
+    one = await vm(made, 1, "data")
+    assert (one.node, one.volume_refs["disk-data"].copied) == ("n2", True)
+    assert (await refused(made.ask("update", "volume", name="data", size="2GiB"))).code == 422
+
+
 def test_a_node_reports_only_its_own_pools() -> None:
     known = KnownPools()
     with pytest.raises(VirtbusError):

@@ -1,11 +1,37 @@
 """A bus that is away is no node that is away."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cri_api.v1 import api_pb2
 from grpc import StatusCode
 from services.cri.tests.world import DIGEST, Fleet, Kubelet, cri, sandbox
+
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest_end import GuestExit
+from virtbus.schemas.local_end import LocalEnd, LocalEnded
+from virtbus.schemas.wire import encode, read
+
+
+@asynccontextmanager
+async def agent_socket(
+    folder: Path, answer: Callable[[LocalEnd], Awaitable[LocalEnded]]
+) -> AsyncIterator[None]:
+    """The agent's socket of the node."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        body = encode(await answer(read(LocalEnd, await reader.readexactly(size))))
+        writer.write(len(body).to_bytes(4, "big") + body)
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(folder / "agent.sock"))
+    try:
+        yield
+    finally:
+        server.close()
 
 
 async def all_lists(kubelet: Kubelet) -> list[bytes]:
@@ -43,7 +69,7 @@ async def test_changes_wait_for_the_bus_with_a_reason(fleet: Fleet, kubelet: Kub
     sandbox_id, container_id = await kubelet.running()
     await cut(fleet, kubelet)
     for name, request in (
-        ("StopContainer", {"container_id": container_id}),
+        ("StopContainer", {"container_id": container_id}),  # the agent is away, too
         ("StopPodSandbox", {"pod_sandbox_id": sandbox_id}),
         ("PullImage", {"image": {"image": "other"}}),
     ):
@@ -55,6 +81,52 @@ async def test_changes_wait_for_the_bus_with_a_reason(fleet: Fleet, kubelet: Kub
         await asyncio.sleep(0.01)
     await kubelet.call("StopContainer", container_id=container_id)
     assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_EXITED
+
+
+async def test_a_running_pod_is_stopped_and_removed_without_the_bus(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    asked: list[LocalEnd] = []
+
+    async def end(want: LocalEnd) -> LocalEnded:
+        asked.append(want)
+        return LocalEnded(last_exit=GuestExit(how="shut down", asked=True, at_ns=fleet.tick()))
+
+    async with cri(tmp_path, fleet) as kubelet, agent_socket(tmp_path / "run", end):
+        sandbox_id, container_id = await kubelet.running()
+        uid = fleet.vm.uid
+        await cut(fleet, kubelet)
+        await kubelet.call("StopContainer", container_id=container_id, timeout=7)
+        assert asked == [LocalEnd(uid=uid, owner="cri-n1", grace_s=7)]
+        status = await kubelet.status(container_id)
+        ended = (status.state, status.exit_code, status.reason)
+        assert ended == (api_pb2.CONTAINER_EXITED, 0, "Completed")
+        await kubelet.call("StopContainer", container_id=container_id)
+        await kubelet.call("StopPodSandbox", pod_sandbox_id=sandbox_id)
+        assert len(asked) == 1
+        fleet.mend()  # its record is powered off, and then the pod is removed
+        while fleet.vm.powered:
+            await asyncio.sleep(0.01)
+        fleet.cut()
+        await kubelet.call("RemovePodSandbox", pod_sandbox_id=sandbox_id)
+        assert not (await kubelet.call("ListPodSandbox")).items
+        fleet.mend()
+        while fleet.vms:
+            await asyncio.sleep(0.01)
+
+
+async def test_an_agent_that_refuses_an_end_ends_no_container(tmp_path: Path, fleet: Fleet) -> None:
+    async def refuse(_want: LocalEnd) -> LocalEnded:
+        error = VirtbusError(Code.NOT_FOUND, "vm_not_here", "its agent has not read its records")
+        return LocalEnded(error=error.body)
+
+    async with cri(tmp_path, fleet) as kubelet, agent_socket(tmp_path / "run", refuse):
+        _, container_id = await kubelet.running()
+        await cut(fleet, kubelet)
+        code, _ = await kubelet.refused("StopContainer", container_id=container_id)
+        assert code == StatusCode.UNAVAILABLE  # NOT_FOUND means to kubelet that it has ended
+        assert (await kubelet.status(container_id)).state == api_pb2.CONTAINER_RUNNING
+        fleet.mend()
 
 
 async def test_an_ended_pod_is_removed_without_the_bus(tmp_path: Path, fleet: Fleet) -> None:

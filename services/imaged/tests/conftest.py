@@ -22,12 +22,13 @@ from virtbus.imaged.core.limits import SpaceLimits
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.alias_files import AliasFiles
 from virtbus.imaged.edge.containers import Containers, Registries
+from virtbus.imaged.edge.devices import OpenDevice
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.eviction import Eviction
 from virtbus.imaged.edge.local_files import LocalFiles
-from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.edge.pools import Pools, no_device
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.images import Images
 
@@ -64,7 +65,8 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
         *, state: Path | None = None, min_free_bytes: int = 0, checkpoint_bytes: int = 64 * 1024,
         registries: Registries | None = None, quota_bytes: int = 0,
         wanted: Callable[[], frozenset[str] | None] = frozenset,
-        pool_settings: Mapping[str, PoolSettings] | None = None, **limits: Any,
+        pool_settings: Mapping[str, PoolSettings] | None = None,
+        open_device: OpenDevice = no_device, **limits: Any,
     ) -> AsyncIterator[Node]:  # fmt: skip
         bounds = replace(FAST, **limits)
         state = state or tmp_path / "state"
@@ -93,7 +95,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                     containers=Containers(store, threads, downloads, bounds, known),
                     limits=bounds,
                 )
-                pools = Pools(files, pool_settings, SpaceLimits(min_free_bytes, 0.0))
+                pools = Pools(files, pool_settings, SpaceLimits(min_free_bytes, 0.0), open_device)
                 disks = Disks(images, store, pools, threads, bounds.max_virtual_bytes, time.time_ns)
                 store.space.make_room_by(Eviction(store, disks.users, names, wanted).make_room)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)

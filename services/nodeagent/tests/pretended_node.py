@@ -340,7 +340,7 @@ class Node:
         self.files = AgentFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
         self.simulated = simulated = self.services(bus, NODE)
-        freezes = GuestFreezes(self.insides, DiskFreezes(self.files.vms))
+        self.freezes = freezes = GuestFreezes(self.insides, DiskFreezes(self.files.vms))
         tools = AgentPorts(
             bus=bus,
             settings=self.settings,

@@ -132,20 +132,25 @@ def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wai
         invocation.show(view, lambda: table([view]))
         invocation.note(f"`virtbus operation watch {view.get('uid')}` shows its progress")
         return
+    seen = completed(invocation, view)
+    invocation.show(seen, lambda: table([seen]))
+
+
+def completed(invocation: Invocation, view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a snapshot after the end of its operation, once a controller has stored that.
+
+    Raises:
+        CliError: the operation failed.
+    """
     running = invocation.call("operation", "get", {"id": view.get("uid")})
     operation.refuse_failed(operation.until_ended(invocation, running))
-    _show_complete(invocation, view)
-
-
-def _show_complete(invocation: Invocation, view: Mapping[str, Any]) -> None:
-    """Show a snapshot whose operation succeeded, once a controller has stored that."""
     named = output.picked(view, "name", "namespace", "uid")
     until = time.monotonic() + STORED_S
     seen = invocation.call("snapshot", "get", named)
     while seen.get("state") == "Creating" and time.monotonic() < until:
         time.sleep(POLL_S)
         seen = invocation.call("snapshot", "get", named)
-    invocation.show(seen, lambda: table([seen]))
+    return seen
 
 
 @click.command(

@@ -56,6 +56,10 @@ class VmCreate(StrictModel):
     ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
     user_data: str | None = Field(None, max_length=FILE_CHARACTERS)
     network: Id | None = None
+    origin: Id | None = None
+    """A snapshot of a VM in the same namespace: the own disks of the new VM rest on those of the
+    snapshot, by name, on its node. First-boot data of the snapshot's VM that the request leaves
+    empty is taken over. The new VM has an identity of its own."""
 
 
 class VmRef(StrictModel):

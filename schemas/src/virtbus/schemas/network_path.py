@@ -51,7 +51,7 @@ class NetworkView(LenientModel):
     uid: str
     node: str = ""
     netns: str = ""
-    state: Literal["ready", "failed", "none"] = "none"
+    state: Literal["none", "failed", "ready"] = "none"
     guest_runs: bool = False
     subnet: str = ""
     """The built-in network of the node."""

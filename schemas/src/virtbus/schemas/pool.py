@@ -22,6 +22,8 @@ class PoolKind(StrEnum):
 
     LOCAL = "local"
     """A directory of the host; each volume is a file."""
+    BLOCK = "block"
+    """Devices of the host; each is assigned to one volume."""
     NBD = "nbd"
     """A server of network block devices; each volume is an export that its operator made."""
 
@@ -38,16 +40,43 @@ class Abilities(NamedTuple):
     discard: bool
     """A discard in the guest frees space of the pool."""
     copies: bool
-    """virtbus makes the data: empty, from an image, or as a copy. Elsewhere the pool's operator
-    makes it, and assigns it to a volume by name."""
+    """virtbus writes the first content: nothing, an image, or a copy."""
+    exports: bool
+    """virtbus reads the data of volumes that no guest uses: exports, and copies of them."""
+    assigned: bool
+    """The pool's operator makes the place of each volume, and assigns it by the volume's name."""
 
 
 ABILITIES = {
     PoolKind.LOCAL: Abilities(
-        shared=False, snapshots=False, clones=False, grow=True, discard=True, copies=True
+        shared=False,
+        snapshots=False,
+        clones=False,
+        grow=True,
+        discard=True,
+        copies=True,
+        exports=True,
+        assigned=False,
+    ),
+    PoolKind.BLOCK: Abilities(
+        shared=False,
+        snapshots=False,
+        clones=False,
+        grow=False,
+        discard=True,
+        copies=True,
+        exports=False,
+        assigned=True,
     ),
     PoolKind.NBD: Abilities(
-        shared=True, snapshots=False, clones=False, grow=False, discard=True, copies=False
+        shared=True,
+        snapshots=False,
+        clones=False,
+        grow=False,
+        discard=True,
+        copies=False,
+        exports=False,
+        assigned=True,
     ),
 }
 BUILT_IN = ABILITIES[PoolKind.LOCAL]._replace(snapshots=True, clones=True)

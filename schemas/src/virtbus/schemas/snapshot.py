@@ -23,6 +23,13 @@ class SnapshotRef(LenientModel):
         return f"{self.namespace}.{self.name}.{self.uid}"
 
 
+class Origin(LenientModel):
+    """A snapshot of a VM, and the node of its data. The own disks of a clone rest on it."""
+
+    snapshot: SnapshotRef
+    node: Id
+
+
 class SnapshotDisk(LenientModel):
     """A disk of a snapshot: a volume (`ref`), or an own disk of the VM."""
 

@@ -43,6 +43,7 @@ from virtbus.schemas.seed import (
     FilesVolume,
     SysprepVolume,
 )
+from virtbus.schemas.snapshot import Origin
 from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
@@ -305,10 +306,11 @@ class VmRecord(LenientModel):
     paused: bool = False
     """True if the guest's CPUs should be paused, also in its next run (ADR 0021)."""
     pause_epoch: int = 0
-    """Rises with every pause and unpause. So an unpause also resumes a guest that virtbus did not
-    pause."""
+    """Rises with every pause and unpause. So an unpause also resumes a guest paused otherwise."""
     requests: tuple[str, ...] = ()
     """Ids of the last requests that changed it, except updates. A repeat changes nothing."""
+    origin: Origin | None = None
+    """The snapshot that its own disks begin with: it is a clone."""
     deleting: bool = False
     delete_grace_s: int | None = None
     evacuating: bool = False

@@ -1,12 +1,13 @@
 """Reads the pools of a node, `/etc/virtbus/pools.toml`, for imaged and the nodeagent (ADR 0060)."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import Id
@@ -16,13 +17,26 @@ from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.wire import validate
 
 _NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_UNSTABLE = re.compile(r"^/dev/(sd|vd|hd|xvd|nvme)[^/]*$")
 PROBE_S = 4.0
 """Interval of the probes of each pool."""
 OVERCOMMIT = 10.0
 """Disks of guests are mostly empty. A full pool pauses its guests, so there is a limit."""
 
 
+def _stable_path(path: str) -> str:
+    if _UNSTABLE.match(path) or ".." in path:
+        msg = f"{path} may be another disk after a boot; use its name in /dev/disk/by-id"
+        raise ValueError(msg)
+    return path
+
+
 VolumeKey = Annotated[str, StringConstraints(pattern=rf"^{_NAME}\.{_NAME}$")]
+DevicePath = Annotated[
+    str,
+    StringConstraints(pattern=r"^/dev/[0-9A-Za-z._:@+/-]{1,200}$"),
+    AfterValidator(_stable_path),
+]
 ExportName = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z._:/-]{1,200}$")]
 
 
@@ -39,6 +53,19 @@ class LocalPool(StrictModel):
     """Bytes that new data leaves free; default: min_free_bytes and min_free_ratio of imaged."""
 
 
+class BlockPool(StrictModel):
+    """Devices of the host. Only these are ever opened."""
+
+    kind: Literal[PoolKind.BLOCK]
+    volumes: dict[VolumeKey, DevicePath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
+    """The device of each volume, by `namespace.name`. virtbus overwrites it."""
+
+    @model_validator(mode="after")
+    def _has_one_volume_each(self) -> Self:
+        _refuse_twice(self.volumes, "device")
+        return self
+
+
 class NbdPool(StrictModel):
     """A server of network block devices. QEMU connects to it; the host needs no driver."""
 
@@ -52,15 +79,18 @@ class NbdPool(StrictModel):
 
     @model_validator(mode="after")
     def _has_one_volume_each(self) -> Self:
-        exports = sorted(self.volumes.values())
-        twice = {one for one, other in pairwise(exports) if one == other}
-        if twice:
-            msg = f"two volumes have the export {min(twice)!r}: guests would destroy its data"
-            raise ValueError(msg)
+        _refuse_twice(self.volumes, "export")
         return self
 
 
-PoolSettings = LocalPool | NbdPool
+def _refuse_twice(volumes: Mapping[str, str], what: str) -> None:
+    twice = {one for one, other in pairwise(sorted(volumes.values())) if one == other}
+    if twice:
+        msg = f"two volumes have the {what} {min(twice)!r}: guests would destroy its data"
+        raise ValueError(msg)
+
+
+PoolSettings = LocalPool | BlockPool | NbdPool
 
 
 class _File(StrictModel):
@@ -70,9 +100,8 @@ class _File(StrictModel):
 
     @model_validator(mode="after")
     def _keeps_reports_small(self) -> Self:
-        if sum(len(one.volumes) for one in self.pools.values() if isinstance(one, NbdPool)) > (
-            ASSIGNED_MAX
-        ):
+        pools = self.pools.values()
+        if sum(len(one.volumes) for one in pools if not isinstance(one, LocalPool)) > ASSIGNED_MAX:
             msg = f"the pools of a node have at most {ASSIGNED_MAX} volumes in their settings"
             raise ValueError(msg)
         return self

@@ -6,14 +6,14 @@ waits for is a duty: it is stored, and done as soon as the bus answers.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from virtbus.bus.runtime.backoff import delays
 from virtbus.cri.core import observation, pod_volumes, vm_request
 from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
 from virtbus.cri.core.image_record import PulledImage
-from virtbus.cri.core.pod import Ending, Pod, ShellKey
+from virtbus.cri.core.pod import Container, Ending, Pod, ShellKey
 from virtbus.cri.core.vm_request import Place
 from virtbus.cri.edge.bus_link import BusLink
 from virtbus.cri.edge.volume_files import read_files
@@ -28,6 +28,7 @@ from virtbus.schemas.api import (
     VmUpdate,
 )
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.local_end import LocalEnded
 from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
@@ -47,11 +48,14 @@ class Machines:
         link: BusLink,
         place: Callable[[], Place],
         new_key: Callable[[], ShellKey],
+        end_here: Callable[[str, int], Awaitable[LocalEnded]],
     ) -> None:
+        """`end_here` ends a guest by its uid and grace, without the bus."""
         self._pods = pods
         self._link = link
         self._place = place
         self._new_key = new_key
+        self._end_here = end_here
 
     # --- create ---------------------------------------------------------------------------
     async def ensure(
@@ -186,6 +190,9 @@ class Machines:
         try:
             answer = await self._link.ask("vm", "stop", VmStop(uid=uid, grace_s=grace_s))
         except VirtbusError as error:
+            if error.reason == "bus_away":
+                await self._stop_here(key, container, uid, grace_s)
+                return
             if error.code != Code.NOT_FOUND:
                 raise
             await self._pods.lost(uid)
@@ -194,6 +201,14 @@ class Machines:
         if not await self._pods.until(key, lambda pod: not (pod and pod.active), grace_s + END_S):
             message = f"the guest still runs {END_S:.0f} s after its grace; `virtbus vm get {uid}`"
             raise VirtbusError(Code.DEADLINE, "stop_slow", message)
+
+    async def _stop_here(self, key: str, container: Container, uid: str, grace_s: int) -> None:
+        """End the guest by the node's agent; its record is powered off when the bus is back."""
+        done = await self._end_here(uid, grace_s)
+        pod = self._pods.all.get(key)
+        if pod is not None and pod.active is not None and pod.active.id == container.id:
+            ending = observation.ending_by(container, done.last_exit, self._pods.sources.time_ns())
+            await self._pods.put(observation.ended(pod, container, ending, off=True))
 
     async def abandon(self, key: str) -> None:
         """End a container whose start has no known outcome, before its next attempt."""

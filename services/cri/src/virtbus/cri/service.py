@@ -11,6 +11,7 @@ from virtbus.cri.edge import grpc_server
 from virtbus.cri.edge.bus_link import BusLink, Connect
 from virtbus.cri.edge.guest_shell import GuestShell
 from virtbus.cri.edge.guest_usage import GuestUsage
+from virtbus.cri.edge.local_agent import LocalAgent
 from virtbus.cri.edge.store import Store
 from virtbus.cri.edge.vm_watch import VmWatcher
 from virtbus.cri.event_streams import EventStreams
@@ -26,6 +27,7 @@ from virtbus.cri.sandboxes import Sandboxes
 from virtbus.cri.settings import Settings
 from virtbus.cri.statistics import Statistics
 from virtbus.cri.streaming import Streaming
+from virtbus.schemas.local_end import LocalEnd
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,16 @@ class Cri:
         self._pods.changed = self._changed
         self._node = NodeKeeper(self._store.nodes, self._link, settings.node, settings.pod_network)
         self._images = Images(self._store.images, self._link, settings.node)
-        self._machines = Machines(self._pods, self._link, lambda: self._node.place, shell.new_key)
+        local = LocalAgent(settings.run_dir / "agent.sock")
+        self._machines = Machines(
+            self._pods,
+            self._link,
+            lambda: self._node.place,
+            shell.new_key,
+            lambda uid, grace_s: local.end(
+                LocalEnd(uid=uid, owner=f"cri-{settings.node}", grace_s=grace_s)
+            ),
+        )
         self._watcher = VmWatcher(self._link, self._pods)
         commands = GuestCommands(self._link, shell, settings.node)
         self._streaming = Streaming(self._pods, self._link, settings.node, commands)

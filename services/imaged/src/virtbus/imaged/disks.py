@@ -13,7 +13,6 @@ from virtbus.imaged.core.disk_requests import (
     DiskRequest,
     made_disk,
     mismatch,
-    on_server,
     other_medium,
     overlay_size,
     refuse_unfilled,
@@ -23,18 +22,21 @@ from virtbus.imaged.core.disk_requests import (
 )
 from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
+from virtbus.imaged.device_volumes import DeviceVolumes
 from virtbus.imaged.disk_locks import DiskLocks
 from virtbus.imaged.disk_results import Ensured, EnsuredDisk, Gone
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.image_users import ImageUsers
 from virtbus.imaged.edge.layer_files import LayerFolder
+from virtbus.imaged.edge.origins import begun_with
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.quarantine import QuarantineFiles, QuarantineManifest
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK, VolumeNote
 from virtbus.imaged.images import Images
 from virtbus.imaged.single_flight import Asker, Listener
+from virtbus.imaged.snapshot_parts import snapshot_lock
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.node_rpc import ANY_EPOCH, HeldResources, ImageReady
@@ -63,6 +65,7 @@ class Disks:
         self._store = store
         self._files = pools.files
         self.pools = pools
+        self.devices = DeviceVolumes(pools.devices, threads, pools.files.root)
         self._layers = LayerFolder(pools.files.root)
         self._quarantine = QuarantineFiles(pools.files)
         self.users = ImageUsers(pools, self._quarantine)
@@ -139,7 +142,12 @@ class Disks:
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, EnsuredDisk]:
         """Run `_ensure_many`, but not during the release of one of the volumes."""
-        async with self.locks.volumes(disk.ref for disk in wanted if disk.ref is not None):
+        async with contextlib.AsyncExitStack() as held:
+            refs = [disk.ref for disk in wanted if disk.ref is not None]
+            await held.enter_async_context(self.locks.volumes(refs))
+            if record.origin is not None:  # its delete waits until a clone names its layers
+                lock = snapshot_lock(record.origin.snapshot)
+                await held.enter_async_context(self.locks.of(lock))
             return await self._threads.run(self._ensure_many, record, wanted, images)
 
     def _cached(self, disk: DiskRequest) -> ImageInfo | None:
@@ -159,17 +167,20 @@ class Disks:
         """Make missing disks; return disks by volume, without those whose image is missing."""
         made = {}
         for disk in wanted:
-            if disk.ref is not None and not ABILITIES[disk.ref.kind].copies:
-                made[disk.volume] = EnsuredDisk(on_server(disk.ref), "", made=False)
+            if disk.ref is not None and (there := self.pools.elsewhere(disk.ref)) is not None:
+                made[disk.volume] = EnsuredDisk(there, "", made=False)
                 continue
             files, place = self._place(record, disk)
             found = files.read(*place)
             if found is not None and other_medium(disk, found, self._store.may_be):
                 found = None
             image = images.get(disk.volume)
-            missing = found is None and (image is not None or disk.source is None)
+            origin = record.origin if found is None else None
+            begun = begun_with(self._files.root, origin, disk)
+            ready = begun is not None or image is not None or disk.source is None
+            missing = found is None and ready
             if missing:
-                self._make(record, disk, image)
+                self._make(record, disk, image, begun)
                 found = files.read(*place)
             if found is not None:
                 layers, lowest = self._layers.chain(found)
@@ -202,18 +213,29 @@ class Disks:
         uid, epoch = record.uid, record.epoch
         self.pools.of(ref).note(VolumeNote(ref=ref, holder=uid, epoch=epoch, digest=digest))
 
-    def _make(self, record: VmRecord, disk: DiskRequest, image: ImageInfo | None) -> None:
+    def _make(
+        self,
+        record: VmRecord,
+        disk: DiskRequest,
+        image: ImageInfo | None,
+        begun: Overlay | None = None,
+    ) -> None:
         if disk.ref is not None:
             self.refuse_released(disk.ref)
             refuse_unfilled(disk.ref)
             self.pools.check_room(disk.ref, disk.size_bytes or 0)
-        if image is None:
+        if begun is not None:
+            size = max(begun.virtual_size_bytes, disk.size_bytes or 0)
+            made = replace(begun, virtual_size_bytes=size)
+        elif image is None:
             made = Overlay(disk.size_bytes or 0)
         else:
             size = overlay_size(disk, image.virtual_size_bytes)
             made = Overlay(size, str(self._store.path(image.digest)), image.format)
         layout = overlay.build(
-            made.virtual_size_bytes, made.backing_path, image.format if image else None
+            made.virtual_size_bytes,
+            made.backing_path,
+            ImageFormat(made.backing_format) if made.backing_path else None,
         )
         if disk.ref is not None:  # a volume with data and without its record would be nobody's
             self._note(record, disk.ref, image.digest if image is not None else "")
@@ -269,6 +291,9 @@ class Disks:
         if not ABILITIES[ref.kind].copies:
             return False  # its data belongs to the operator of the pool
         async with self.locks.of(ref.folder):
+            if ABILITIES[ref.kind].assigned:
+                self._released[ref.folder] = 1
+                return await self.devices.release(ref)
             folders = await self._threads.run(self.pools.of, ref)
             await self._threads.run(folders.refuse_used, ref.folder)
             self._released[ref.folder] = 1  # a VM that had it may still wait for its image

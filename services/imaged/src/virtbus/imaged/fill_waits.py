@@ -5,7 +5,6 @@ import asyncio
 from virtbus.imaged.core.disk_requests import refuse_unfilled
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.pools import Pools
-from virtbus.imaged.edge.volume_files import DISK
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -31,15 +30,12 @@ class FillWaits:
             for name, ref in record.volume_refs.items():
                 while ref.copied and name not in leaving:
                     filled = self._filled
-                    if await self._threads.run(self._has_content, ref):
+                    if await self._threads.run(self._pools.has_content, ref):
                         break
                     self._waiting[record.uid] = ref
                     await filled.wait()
         finally:
             self._waiting.pop(record.uid, None)
-
-    def _has_content(self, ref: VolumeRef) -> bool:
-        return self._pools.of(ref).read(ref.folder, DISK) is not None
 
     def refuse_waiting(self, uid: str) -> None:
         """Raise 503 `volume_not_filled` if the VM waits."""

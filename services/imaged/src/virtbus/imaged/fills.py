@@ -27,6 +27,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.node_rpc import FillWork, WorkState
 from virtbus.schemas.operation import STEPS, ExportFormat
+from virtbus.schemas.pool import LOCAL, PoolKind
 from virtbus.schemas.volume_ref import FillSource, VolumeRef
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Fills:
         if want.do == "cancel":
             await self._jobs.end(want.id)
             state = await self._state(want)
-            if state is None:
+            if state is None and want.ref.kind is not PoolKind.BLOCK:  # a release clears a device
                 async with self._parts.disks.locks.of(want.ref.folder):
                     folders = await self._parts.threads.run(self._parts.pools.of, want.ref)
                     await self._parts.threads.run(folders.drop_copy, want.ref.folder)
@@ -89,6 +90,10 @@ class Fills:
     async def _state(self, want: FillWork) -> WorkState | None:
         """Return `done` if the volume has content, otherwise None; 409 `volume_exists`."""
         ref, threads = want.ref, self._parts.threads
+        if ref.kind is PoolKind.BLOCK:
+            size_bytes = await self._parts.disks.devices.filled_bytes(ref)
+            done = WorkState(state="done", virtual_size_bytes=size_bytes or 0)
+            return None if size_bytes is None else done
         folders = await threads.run(self._parts.pools.of, ref)
         found = await threads.run(folders.read, ref.folder, DISK)
         if found is None:
@@ -112,7 +117,8 @@ class Fills:
                 if not source.moved:  # it may come back to a node that it has left
                     self._parts.disks.refuse_released(want.ref)
                 if await self._state(want) is None:
-                    await self._fill(want, job, image)
+                    on_device = want.ref.kind is PoolKind.BLOCK
+                    await (self._fill_device if on_device else self._fill)(want, job, image)
         log.info("filled %s", want.ref.name, extra={"code": "filled", "uid": want.ref.uid})
         self._filled()
 
@@ -160,6 +166,19 @@ class Fills:
             finally:
                 if not published:
                     await threads.run(volumes.drop_copy, ref.folder)
+
+    async def _fill_device(self, want: FillWork, job: Job, image: ImageInfo | None) -> None:
+        threads, limits, ref = self._parts.threads, self._parts.limits, want.ref
+        devices, most_bytes = self._parts.disks.devices, limits.max_virtual_bytes
+        job.step = COPY
+        if want.source == FillSource():
+            await devices.fill(ref, fill_size(ref, 0, most_bytes), None, limits, job)
+            return
+        with await threads.run(self._opened, want.source, image) as source:
+            size_bytes = fill_size(ref, source.virtual_size_bytes, most_bytes)
+            on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
+            await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
+            await devices.fill(ref, size_bytes, source, limits, job)
 
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:

@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from virtbus.bus.client.ports import Bus, Endpoint, Gate, Request, ServiceInfo
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
-from virtbus.bus.runtime import process
+from virtbus.bus.runtime import device_socket, process
+from virtbus.bus.runtime.device_socket import open_device
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.imaged.core.expiry import ExpiryLimits
@@ -169,7 +171,8 @@ class Imaged:
 
     def _measured_pools(self, group: asyncio.TaskGroup, files: DiskFolders) -> Pools:
         settings = self._settings
-        pools = Pools(files, load_pools(settings.pools_file), settings.space)
+        door = partial(open_device, settings.run_dir / device_socket.NAME)
+        pools = Pools(files, load_pools(settings.pools_file), settings.space, door)
         self._pools = PoolProbes(pools, self._changed.set)
         group.create_task(self._pools.run())
         return pools

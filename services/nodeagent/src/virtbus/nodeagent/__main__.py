@@ -13,13 +13,15 @@ from pathlib import Path
 
 from virtbus.bus.client import connection, tracing
 from virtbus.bus.client.ports import Bus
-from virtbus.bus.runtime import process
+from virtbus.bus.runtime import device_socket, process
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.settings import load
 from virtbus.nodeagent.agent_ports import AgentEvents, AgentPorts
 from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.edge import local_socket
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.device_door import DeviceDoor
 from virtbus.nodeagent.edge.disk_files import HostDiskFiles
 from virtbus.nodeagent.edge.freeze_files import DiskFreezes
 from virtbus.nodeagent.edge.freezing import GuestFreezes
@@ -28,12 +30,14 @@ from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.identity import HostIdentity
 from virtbus.nodeagent.edge.kvm_probe import usable
+from virtbus.nodeagent.edge.pool_devices import report_devices
 from virtbus.nodeagent.edge.pool_servers import PoolServers
 from virtbus.nodeagent.edge.readiness_probe import ReadinessProbe
 from virtbus.nodeagent.edge.record_files import AgentFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.nodeagent.heartbeat import Heartbeat
 from virtbus.nodeagent.instance import Ownership
+from virtbus.nodeagent.local_ends import LocalEnds
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
@@ -109,7 +113,12 @@ async def serve(settings: Settings) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(own.keep())
             group.create_task(PoolServers(pools, liveness.pools.tell).run())
-            await agent.run()
+            group.create_task(report_devices(pools, liveness.pools.tell))
+            door = settings.run_dir / device_socket.NAME
+            group.create_task(DeviceDoor(door, settings.state_dir / "disks", pools).serve())
+            ends = LocalEnds(hypervisor, freezes, agent.vms.actors)
+            async with local_socket.serving(settings.run_dir / "agent.sock", ends.end):
+                await agent.run()
 
 
 async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:

@@ -231,6 +231,14 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "its operator removes it; the name is free",
         ),
     },
+    "imaged dies while it writes a device": {
+        Data.VOLUME: Outcome(
+            Fate.REPLACED,
+            "services/imaged/tests/test_devices.py"
+            "::test_a_device_is_complete_if_it_has_the_mark_after_a_crash_at_any_write",
+            "written again; VMs wait until the content is complete and compared",
+        ),
+    },
     "its pool's server dies": {
         Data.VOLUME: Outcome(
             Fate.STAYS,

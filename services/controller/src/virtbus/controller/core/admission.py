@@ -50,6 +50,8 @@ class AdmittedVm:
     """Size of the canonical spec, secrets included."""
     secrets: VmSecrets | None
     powered: bool
+    origin: str | None = None
+    """The name of the snapshot that its disks begin with."""
     warnings: tuple[Detail, ...] = ()
     """Parts of the request that are accepted, and probably have no effect."""
 
@@ -91,6 +93,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         spec_bytes=len(encoded),
         secrets=secrets,
         powered=starts_by_itself(spec.run_strategy),
+        origin=create.origin,
         warnings=tuple(unknown),
     )
 

@@ -217,7 +217,7 @@ class Fleet:
     def purge_status(self, key: str, revision: int) -> str | None:
         """Process a status's purge marker; return the uid if the status was known."""
         self.status_revision = max(self.status_revision, revision)
-        node, uid = key.split(".")[2:4]
+        node, _, uid = key.removeprefix("$KV.st.").partition(".")
         self.holding.forget(node, uid)
         return uid if self.statuses.pop((node, uid), None) is not None else None
 

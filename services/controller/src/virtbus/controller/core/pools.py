@@ -92,7 +92,7 @@ class KnownPools:
         pool, key = record.spec.pool, _key(record)
         found = [self._of[node][pool] for node in self.with_pool(pool)]
         kind = found[0].kind if found else PoolKind.LOCAL
-        if ABILITIES[kind].copies:
+        if not ABILITIES[kind].assigned:
             return record
         if not any(key in one.assigned for one in found):
             message = (
@@ -100,7 +100,7 @@ class KnownPools:
                 f"(pools.{pool}.volumes)"
             )
             raise VirtbusError(Code.UNSUPPORTED, "pool_unassigned", message)
-        if record.spec.source != VolumeSource():
+        if record.spec.source != VolumeSource() and not ABILITIES[kind].copies:
             raise no_copies(record)
         return record.model_copy(update={"pool_kind": kind})
 
@@ -149,9 +149,8 @@ def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
     for one in volumes:
         new_bytes, keys = found.get(one.spec.pool, (0, ()))
-        if ABILITIES[one.pool_kind].copies:
-            new_bytes += 0 if one.bound else one.spec.size
-        else:
+        new_bytes += 0 if one.bound else one.spec.size
+        if ABILITIES[one.pool_kind].assigned:
             keys += (_key(one),)
         found[one.spec.pool] = new_bytes, keys
     return tuple((name, *found[name]) for name in sorted(found))

@@ -62,14 +62,16 @@ def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> P
 
 
 def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
-    """Return the home of a VM's volumes by the cache; None if it has none."""
+    """Return the home of a VM's volumes by the cache, or of its origin; None without one."""
     known = []
     for ref in record.volume_refs.values():
         held = volumes.get(ref.namespace, ref.name)
         if held is not None and held.record.uid == ref.uid:
             known.append(held.record)
-    placed = next((Home(one.node, one.name) for one in known if one.node), Home("", ""))
-    return placed._replace(needs=needs_of(known)) if known else None
+    origin = record.origin
+    begin = Home("", "") if origin is None else Home(origin.node, origin.snapshot.name)
+    placed = next((Home(one.node, one.name) for one in known if one.node), begin)
+    return placed._replace(needs=needs_of(known)) if known or placed.node else None
 
 
 def near(nodes: Sequence[Candidate], home: Home | None) -> Sequence[Candidate]:

@@ -3,21 +3,24 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from virtbus.bus.client import tracing
 from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, node_of, owner_of
-from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.client.ports import Bus, EntryKind, Request
 from virtbus.controller.core import mutations
 from virtbus.controller.core.admission import AdmittedVm, admit
 from virtbus.controller.core.claims import AddressTakenError, addresses_of
+from virtbus.controller.core.clones import origin_of, taken_over
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import impossible
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.runtime_nodes import check_selector
+from virtbus.controller.core.snapshot_changes import not_found
 from virtbus.controller.core.volume_holds import wanted_volumes
 from virtbus.controller.core.volume_placement import Home, near, place_near
 from virtbus.controller.edge.address_claims import AddressClaims
@@ -28,12 +31,16 @@ from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets
 from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.watch_server import WatchServer
+from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.vm import Overcommit, VmRecord
+from virtbus.schemas.snapshot_api import SnapshotAsk
+from virtbus.schemas.vm import Overcommit, VmRecord, VmSecrets
+from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +71,10 @@ class VmCreates:
         self._watches = watches
         self._events = events
         self._commits = Commits(bus, fleet)
-        self._sources = bus.sources
         self._storage = storage
+        self._bus = bus
         self._volumes = VolumeHolders(bus)
+        self._snapshots = SnapshotWrites(bus)
         self._images = ImageNameReads(bus, fleet)
         self._networks = NetworkTargets(bus, fleet, events)
         self.addresses = AddressClaims(bus, fleet, rules.addresses)
@@ -74,13 +82,15 @@ class VmCreates:
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
         """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
-        admitted = admit(request.data, self._sources.uuid7())
+        admitted = admit(request.data, self._bus.sources.uuid7())
         self._check_home(node_of(request.account), admitted)
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             until_s = asyncio.get_running_loop().time() + COMMIT_MOST_S
             record = await self._with_images(self._record(admitted, request.account))
             record = await self._with_networks(record)
             record, home = await self._with_volumes(record)
+            if admitted.origin is not None and self._fleet.vms.get(admitted.uid) is None:
+                record, home, admitted = await self._of_origin(record, home, admitted, request)
             refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
@@ -150,6 +160,29 @@ class VmCreates:
         refs, home = await self._volumes.resolve(record)
         return record.model_copy(update={"volume_refs": refs}), home
 
+    async def _of_origin(
+        self, record: VmRecord, home: Home | None, admitted: AdmittedVm, request: Request
+    ) -> tuple[VmRecord, Home, AdmittedVm]:
+        """Return the record of a clone, its node, and the request with its source's secrets."""
+        ask = SnapshotAsk(name=admitted.origin or "", namespace=admitted.namespace)
+        held = await self._snapshots.latest(ask.namespace, ask.name)
+        if held is None:
+            raise not_found(ask)
+        check_owner(request.account, held.record.owner)
+        origin = origin_of(held.record, home)
+        source = self._fleet.vms.get(held.record.source_uid)
+        if source is not None and source.record.sec_digest is not None:
+            key = subjects.vm_secret(source.record.node, source.record.uid)
+            entry = await self._bus.get(key)
+            if entry is not None and entry.kind is EntryKind.PUT:
+                secrets = read(VmSecrets, entry.value)
+                more = (admitted.secrets, source.record, secrets, admitted.name, admitted.uid)
+                admitted = replace(admitted, secrets=taken_over(admitted.spec, *more))
+        record = record.model_copy(update={"origin": origin})
+        near_it = home or Home("", "")
+        home = near_it._replace(node=origin.node, volume=origin.snapshot.name)
+        return record, home, admitted
+
     def _refuse_held(self, uid: str) -> None:
         """Raise 409 if a node holds a VM of that uid whose record the bus has lost (I1)."""
         node = self._fleet.holding.node_of(uid)
@@ -215,7 +248,7 @@ class VmCreates:
             spec=admitted.spec,
             spec_hash=admitted.spec_hash,
             node=UNPLACED,
-            created_ns=self._sources.time_ns(),
+            created_ns=self._bus.sources.time_ns(),
             powered=admitted.powered,
             paused=admitted.powered and mutations.starts_paused(admitted.spec),
             reserved=self._strict(admitted),

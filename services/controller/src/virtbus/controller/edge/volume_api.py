@@ -25,6 +25,7 @@ from virtbus.controller.edge.volume_room import VolumeRoom
 from virtbus.controller.edge.volume_writes import VolumeWrites
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.image import ImageTarget
+from virtbus.schemas.pool import ABILITIES
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.volume_api import (
     VolumeAdopt,
@@ -41,6 +42,12 @@ from virtbus.schemas.volume_api import (
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
+
+
+def _is_prepared(record: VolumeRecord) -> bool:
+    """Return True if an operation prepares the volume, also without a source."""
+    abilities = ABILITIES[record.pool_kind]
+    return abilities.assigned and abilities.copies
 
 
 class VolumeApi:
@@ -79,9 +86,11 @@ class VolumeApi:
         new = self._fleet.volumes.get(want.namespace, want.name) is None
         if new:
             record = self._fleet.pools.admitted(record)
-        if want.spec.is_copied:
+        if want.spec.is_copied or _is_prepared(record):
             record = await self._fills.planned(record, request.account)
         volume_changes.refuse_large(record)
+        if new and record.node:
+            self._fleet.pools.refuse_new(record, 0)  # the node of a copy's source
         if new:
             volume_changes.refuse_known_uid(record, self._fleet.volumes.of_uid(record.uid))
             self.room.refuse_more(record)

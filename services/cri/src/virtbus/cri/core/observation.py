@@ -98,7 +98,11 @@ def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
         return Ending(
             finished_ns=now_ns, exit_code=START_FAILED, reason="StartError", message=message
         )
-    last = view.last_exit
+    return ending_by(container, view.last_exit, now_ns)
+
+
+def ending_by(container: Container, last: GuestExit | None, now_ns: int) -> Ending:
+    """Return the end of a container by its guest's last end, if that is of this run."""
     if last is None or last.at_ns < container.started_ns:
         last = GuestExit(how="ended", asked=False, at_ns=now_ns)
     exit_code, reason = EXITS[last.how]

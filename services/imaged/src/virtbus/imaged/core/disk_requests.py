@@ -212,11 +212,6 @@ def mismatch(volume: str, why: str) -> VirtbusError:
     return VirtbusError(Code.CONFLICT, "disk_mismatch", message)
 
 
-def on_server(ref: VolumeRef) -> MadeDisk:
-    """Return the report of a disk that is on a server: the size that its volume promises."""
-    return MadeDisk(virtual_size_bytes=ref.size_bytes)
-
-
 def made_disk(
     found: Overlay, digest: str, image_format: str, layers: tuple[str, ...] = ()
 ) -> MadeDisk:

@@ -8,19 +8,26 @@ import os
 from collections.abc import Mapping
 
 from virtbus.bus.runtime.pool_settings import LocalPool, PoolSettings
+from virtbus.imaged.core.disk_requests import refuse_unfilled
 from virtbus.imaged.core.limits import SpaceLimits
+from virtbus.imaged.edge.devices import Devices, OpenDevice
 from virtbus.imaged.edge.disk_files import DiskFolders
 from virtbus.imaged.edge.partial_download import disk_full
-from virtbus.imaged.edge.volume_files import PAGE, VolumeFolders
+from virtbus.imaged.edge.volume_files import DISK, PAGE, VolumeFolders
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node_rpc import HeldResources
-from virtbus.schemas.pool import LOCAL, USABLE, PoolKind, PoolReport, PoolState
+from virtbus.schemas.node_rpc import HeldResources, MadeDisk
+from virtbus.schemas.pool import ABILITIES, LOCAL, USABLE, PoolKind, PoolReport, PoolState
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.volume_ref import VolumeRef
 
 _STEPS = 256
 """A report's sizes are multiples of a 256th of the pool, so that it changes rarely."""
 AFTER_MS = 10_000
+
+
+def no_device(_pool: str, _volume: str) -> int:
+    """Raise OSError: the node has no devices for volumes."""
+    raise OSError(0, "this node has no pool of devices")
 
 
 class Pools:
@@ -31,8 +38,10 @@ class Pools:
         files: DiskFolders,
         settings: Mapping[str, PoolSettings] | None = None,
         limits: SpaceLimits | None = None,
+        open_device: OpenDevice = no_device,
     ) -> None:
         self.files = files
+        self.devices = Devices(open_device)
         """The folders of VMs, next to those of the pools."""
         self._settings = {
             name: one
@@ -72,6 +81,26 @@ class Pools:
             message = f"the pool {ref.pool} is Gone: {why}"
             raise VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=AFTER_MS)
         return folders
+
+    def elsewhere(self, ref: VolumeRef) -> MadeDisk | None:
+        """Return the disk of a volume that has no file on this host: a device, or on a server.
+
+        Raises:
+            VirtbusError: 503 `volume_not_filled`; as `Devices.opened`.
+        """
+        abilities = ABILITIES[ref.kind]
+        if not abilities.assigned:
+            return None
+        size_bytes = self.devices.filled_bytes(ref) if abilities.copies else ref.size_bytes
+        if size_bytes is None:
+            refuse_unfilled(ref)
+        return MadeDisk(virtual_size_bytes=size_bytes or ref.size_bytes)
+
+    def has_content(self, ref: VolumeRef) -> bool:
+        """Return True if the first content of a copied volume is complete."""
+        if ABILITIES[ref.kind].assigned:
+            return self.devices.filled_bytes(ref) is not None
+        return self.of(ref).read(ref.folder, DISK) is not None
 
     @property
     def local(self) -> VolumeFolders:

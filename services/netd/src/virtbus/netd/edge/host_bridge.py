@@ -11,7 +11,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from ipaddress import IPv4Interface, ip_network
 from pathlib import Path
-from socket import AF_INET
 
 from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import NicKind
@@ -112,7 +111,7 @@ class HostBridge:
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
-            connected = link is None or _connects(host, link, self._address)
+            connected = link is None or _connects(host, link, self._own)
         has = {f"bridge {self.name}": link is not None, f"nftables {table_of(self.name)}": table}
         if not needed:
             return [f"{what}: no VM needs it" for what, there in has.items() if there]
@@ -124,8 +123,12 @@ class HostBridge:
         return gone if self._forwards() else [*gone, "ip_forward: off"]
 
     @property
-    def _address(self) -> IPv4Interface | None:
-        return None if self.kind is NicKind.ISOLATED else self.gateway
+    def _own(self) -> list[links.Interface]:
+        """Return the addresses that the bridge has on the host."""
+        if self.kind is NicKind.ISOLATED:
+            return []
+        six = self.gateways.six
+        return [self.gateway] if six is None else [self.gateway, ROUTER, six]
 
     def _forwards(self) -> bool:
         """Return True if the host forwards packets, or this network does not need it."""
@@ -141,7 +144,7 @@ class HostBridge:
             VirtbusError: 409 `bridge_in_use` if the bridge belongs to another netd.
         """
         link = links.find(host, self.name)
-        if link is not None and self._is_foreign(link):
+        if link is not None and _is_foreign(link, self.mark):
             owner = link.alias.removeprefix(names.OWNER_PREFIX)
             raise VirtbusError(
                 Code.CONFLICT,
@@ -151,9 +154,6 @@ class HostBridge:
                 f"ip link delete {self.name})",
             )
         return link
-
-    def _is_foreign(self, link: links.KernelLink) -> bool:
-        return link.alias.startswith(names.OWNER_PREFIX) and link.alias != self.mark
 
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
@@ -168,12 +168,9 @@ class HostBridge:
                 Code.INTERNAL, "bridge_lost", f"{self.name} vanished while it was made; try again"
             )
         up = links.set_link(self.name, up=True, alias=self.mark)
-        host.do([up] if isolated else [up, links.add_address(link.index, self.gateway)])
         if routes6:
             forwarding.silence_autoconfiguration(self.name)
-            host.do(
-                [links.add_address(link.index, one) for one in (ROUTER, self.gateways.six) if one]
-            )
+        host.do([up, *(links.add_address(link.index, one) for one in self._own)])
         self._apply()
         if not isolated:
             forwarding.begin(six=routes6)
@@ -192,8 +189,8 @@ class HostBridge:
                 self._apply()
             with Netlink() as host:
                 link = self._owned(host)
-                if link is not None and not _connects(host, link, self._address):
-                    _connect(host, link, self._address)
+                if link is not None and not _connects(host, link, self._own):
+                    _connect(host, link, self._own)
         if gone or not self._forwards():
             if not self._forwards():
                 forwarding.begin(six=self.gateways.six is not None)
@@ -261,7 +258,7 @@ class HostBridge:
             self._applied = None
             with Netlink() as host:
                 link = links.find(host, self.name)
-                if link is None or not self._is_foreign(link):
+                if link is None or not _is_foreign(link, self.mark):
                     with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
                         filters.do(no_host_table(self.name))
                     if self._target is not None and self.kind is NicKind.OVERLAY:
@@ -281,16 +278,20 @@ class HostBridge:
         return self.memo.exists()
 
 
-def _connects(host: Netlink, link: links.KernelLink, address: IPv4Interface | None) -> bool:
-    """Return True if a bridge is up with its address, of which the kernel makes the route."""
-    found = links.list_addresses(host, AF_INET) if address is not None else []
-    own = {each.interface for each in found if each.index == link.index}
-    return link.up and (address is None or address in own)
+def _is_foreign(link: links.KernelLink, mark: str) -> bool:
+    return link.alias.startswith(names.OWNER_PREFIX) and link.alias != mark
 
 
-def _connect(host: Netlink, link: links.KernelLink, address: IPv4Interface | None) -> None:
-    """Take a bridge up, with its address."""
+def _connects(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> bool:
+    """Return True if a bridge is up with its addresses, of which the kernel makes the routes."""
+    found = links.list_addresses(host) if own else []
+    there = {each.interface for each in found if each.index == link.index}
+    return link.up and there.issuperset(own)
+
+
+def _connect(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> None:
+    """Take a bridge up, with its addresses."""
     up = links.set_link(link.name, up=True)
-    host.do([up] if address is None else [up, links.add_address(link.index, address)])
+    host.do([up, *(links.add_address(link.index, one) for one in own)])
     extra = {"code": "host_route_back", "bridge": link.name}
     log.warning("somebody removed the route of %s; it is back", link.name, extra=extra)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtbus.bus.runtime.pool_settings import PoolSettings
-from virtbus.nodeagent.core.network_disks import NetworkDisk, network_disk
+from virtbus.nodeagent.core.network_disks import NetworkDisk, device_of, network_disk
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.layer import LAYERS
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.pool import ABILITIES, LOCAL
+from virtbus.schemas.pool import ABILITIES, LOCAL, PoolKind
 from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -58,6 +58,13 @@ class DiskSource:
     """True for a volume with a name of its own (ADR 0045)."""
     network: NetworkDisk | None = None
     """The disk is on a server, and has no file."""
+    device_bytes: int = 0
+    """The path is a device, of which the guest sees so many bytes; 0: it is a file."""
+
+    @property
+    def is_file(self) -> bool:
+        """Return True if imaged has made a file for the disk."""
+        return self.network is None and not self.device_bytes
 
 
 def refused(volume: str, why: str) -> VirtbusError:
@@ -100,9 +107,8 @@ def disk_sources(
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
         ref = record.volume_refs.get(volume.name)
-        if volume.volume is not None and ref is not None and ABILITIES[ref.kind].shared:
-            remote = network_disk(ref, pools)
-            sources[volume.name] = DiskSource("", ImageFormat.RAW, volume=True, network=remote)
+        if volume.volume is not None and ref is not None and ABILITIES[ref.kind].assigned:
+            sources[volume.name] = _assigned(ref, pools)
             continue
         # text, because pathlib's joins would cost 20 us per volume
         image, drive = disk.digest.removeprefix("sha256:"), volume.name in drives
@@ -118,6 +124,14 @@ def disk_sources(
             volume=volume.volume is not None,
         )
     return sources
+
+
+def _assigned(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> DiskSource:
+    """Return the source of a volume whose place the operator of its pool has assigned."""
+    if ref.kind is PoolKind.BLOCK:
+        path = device_of(ref, pools)
+        return DiskSource(path, ImageFormat.RAW, volume=True, device_bytes=ref.size_bytes)
+    return DiskSource("", ImageFormat.RAW, volume=True, network=network_disk(ref, pools))
 
 
 def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from virtbus.nodeagent.core.disk_drivers import blockio_element, driver_element,
 from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.io_threads import io_threads
-from virtbus.nodeagent.core.network_disks import network_source
+from virtbus.nodeagent.core.network_disks import device_source, network_source
 from virtbus.nodeagent.core.nvme import nvme_alias
 from virtbus.nodeagent.core.pcie import port_address
 from virtbus.schemas.disk import Tray
@@ -160,7 +160,7 @@ def _disk(
         el("boot", order=order) if order else None,
         _address(disk, addresses),
         _alias(disk, file),
-        type="network" if remote else "file",
+        type=_type(file),
         device=device,
     )
 
@@ -170,7 +170,15 @@ def _source(file: DiskSource | None) -> tuple[Element, ...]:
         return ()
     if file.network is not None:
         return (network_source(file.network),)
+    if file.device_bytes:
+        return (device_source(file.path, file.device_bytes), el("backingStore"))
     return (el("source", file=file.path), _backing(file))
+
+
+def _type(file: DiskSource | None) -> str:
+    if file is None or file.is_file:
+        return "file"
+    return "block" if file.device_bytes else "network"
 
 
 def _alias(disk: Disk, file: DiskSource | None) -> Element | None:

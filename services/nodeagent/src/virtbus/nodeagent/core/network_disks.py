@@ -1,4 +1,4 @@
-"""Finds the network disks of volumes in the pools of the node, and renders their sources.
+"""Finds the disks of volumes on servers and devices, and renders their sources.
 
 QEMU connects to the server by its own driver, so the host needs none. The message of a volume names
 its pool only; server and export are settings of the node (ADR 0060).
@@ -7,7 +7,7 @@ its pool only; server and export are settings of the node (ADR 0060).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from virtbus.bus.runtime.pool_settings import NbdPool, PoolSettings
+from virtbus.bus.runtime.pool_settings import BlockPool, NbdPool, PoolSettings
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.pool import ABILITIES
@@ -38,12 +38,16 @@ def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDi
     """Return the network disk of a volume; raises VirtbusError 409 `pool_unknown`."""
     pool = pools.get(ref.pool)
     if not isinstance(pool, NbdPool) or ref.key not in pool.volumes:
-        message = (
-            f"the pool {ref.pool} of this node has nothing for {ref.key}; its operator assigns it "
-            f"in pools.toml (pools.{ref.pool}.volumes), and restarts virtbus-nodeagent"
-        )
-        raise VirtbusError(Code.CONFLICT, "pool_unknown", message)
+        raise _unassigned(ref)
     return NetworkDisk("nbd", pool.volumes[ref.key], pool.host, pool.port, pool.tls)
+
+
+def _unassigned(ref: VolumeRef) -> VirtbusError:
+    message = (
+        f"the pool {ref.pool} of this node has nothing for {ref.key}; its operator assigns it "
+        f"in pools.toml (pools.{ref.pool}.volumes), and restarts virtbus-nodeagent"
+    )
+    return VirtbusError(Code.CONFLICT, "pool_unknown", message)
 
 
 def network_source(disk: NetworkDisk) -> Element:
@@ -51,6 +55,20 @@ def network_source(disk: NetworkDisk) -> Element:
     host = el("host", name=disk.host, port=disk.port)
     tls = "yes" if disk.tls else "no"
     return el("source", host, protocol=disk.protocol, name=disk.name, tls=tls)
+
+
+def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:
+    """Return the path of a volume's device; raises VirtbusError 409 `pool_unknown`."""
+    pool = pools.get(ref.pool)
+    if not isinstance(pool, BlockPool) or ref.key not in pool.volumes:
+        raise _unassigned(ref)
+    return pool.volumes[ref.key]
+
+
+def device_source(path: str, size_bytes: int) -> Element:
+    """Return the `<source>` of a device. The guest sees its first bytes, and not the marks."""
+    part = el("slice", type="storage", offset=0, size=-(-size_bytes // 512) * 512)
+    return el("source", el("slices", part), dev=path)
 
 
 def why_it_waits(record: VmRecord) -> str:

@@ -146,7 +146,7 @@ class HostDiskFiles:
         await in_thread(drop)
 
     def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
-        if source.network is not None:
+        if not source.is_file:
             return source
         try:
             if source.backing_path and source.backing_format is not None:

@@ -1,0 +1,64 @@
+"""Decides about clones: VMs whose own disks begin with a snapshot (ADR 0061)."""
+
+from virtbus.controller.core.snapshot_changes import ref_of_snapshot, refuse_incomplete
+from virtbus.controller.core.volume_placement import Home
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.seed import CloudInit
+from virtbus.schemas.snapshot import Origin, SnapshotRecord
+from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
+
+
+def origin_of(snapshot: SnapshotRecord, home: Home | None) -> Origin:
+    """Return the origin of a clone; `home` is the node of its volumes.
+
+    Raises:
+        VirtbusError: 409 `snapshot_not_ready`, `snapshot_lost`, `not_of_a_vm`, `volumes_apart`.
+    """
+    refuse_incomplete(snapshot)
+    if snapshot.resource != "vm":
+        message = (
+            f"{snapshot.name} is the snapshot of a volume, and a VM begins with one of a VM; "
+            "`virtbus snapshot restore --to` gives it to another volume"
+        )
+        raise VirtbusError(Code.CONFLICT, "not_of_a_vm", message)
+    if home is not None and home.node not in {"", snapshot.node}:
+        message = (
+            f"the snapshot {snapshot.name} is on {snapshot.node}, and the volume {home.volume} on "
+            f"{home.node}; use data of one node"
+        )
+        raise VirtbusError(Code.CONFLICT, "volumes_apart", message)
+    return Origin(snapshot=ref_of_snapshot(snapshot), node=snapshot.node)
+
+
+def taken_over(
+    spec: VmSpec, own: VmSecrets | None, source: VmRecord, held: VmSecrets, name: str, uid: str
+) -> VmSecrets:
+    """Return the secrets of a clone: its own ones, and those of its source that it leaves empty.
+
+    `held` are the source's secrets. A host name that is the source's name becomes `name`.
+    """
+    own = own or VmSecrets(uid=uid)
+    names = {volume.name for volume in spec.volumes}
+    seeds = {
+        volume: _renamed(seed, source.name, name)
+        for volume, seed in held.cloud_init.items()
+        if volume in names and _is_empty(own.cloud_init.get(volume))
+    }
+    files = {volume: one for volume, one in held.files.items() if volume in names}
+    pulls = {volume: one for volume, one in held.image_pull.items() if volume in names}
+    ignition = own.ignition or (held.ignition if spec.ignition is not None else None)
+    return VmSecrets(
+        uid=uid,
+        cloud_init={**own.cloud_init, **seeds},
+        files={**files, **own.files},
+        image_pull={**pulls, **own.image_pull},
+        ignition=ignition,
+    )
+
+
+def _is_empty(seed: CloudInit | None) -> bool:
+    return seed is None or not (seed.user_bytes or seed.ssh_keys)
+
+
+def _renamed(seed: CloudInit, before: str, after: str) -> CloudInit:
+    return seed.model_copy(update={"hostname": after}) if seed.hostname == before else seed

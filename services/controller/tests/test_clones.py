@@ -1,0 +1,72 @@
+"""A clone is a VM whose record names a snapshot: it goes to the node of that data."""
+
+from typing import Any
+
+from services.controller.tests.fleets import status, uid
+from services.controller.tests.test_snapshot_api import create, end
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.virtual import World
+from services.controller.tests.volumes import volume
+
+from virtbus.schemas import subjects
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.wire import encode, read
+
+SEED = "#cloud-config\nhostname: x\n"
+
+
+async def source(made: World) -> None:
+    """The VM web, which is off, with first-boot data."""
+    await made.ask("create", name="web", uid=uid(1), image="tiny", user_data=SEED)
+    await made.ask("stop", name="web")
+
+
+async def clone(made: World, **more: Any) -> VmRecord:
+    asked = {"name": "web2", "uid": uid(2), "image": "tiny", "origin": "s", "user_data": ""}
+    await made.ask("create", **(asked | more))
+    stored = await made.stored(uid(2))
+    assert stored is not None
+    return stored
+
+
+async def snapshot(made: World) -> str:
+    """A complete snapshot of web; return its node."""
+    record = await made.stored(uid(1))
+    assert record is not None
+    await made.say(status(record, VmState.STOPPED))
+    await create(made)
+    await end(made)
+    return record.node
+
+
+@played()
+async def test_a_clone_is_on_the_node_of_its_snapshot_and_takes_over_first_boot_data(
+    made: World,
+) -> None:
+    await source(made)
+    node = await snapshot(made)
+    made_clone = await clone(made)
+    assert made_clone.origin is not None
+    assert (made_clone.node, made_clone.origin.node) == (node, node)
+    assert made_clone.origin.snapshot.name == "s"
+    entry = await made.host.get(subjects.vm_secret(node, uid(2)))
+    assert entry is not None
+    secrets = read(VmSecrets, entry.value)
+    (seed,) = secrets.cloud_init.values()
+    assert seed.user_bytes == SEED.encode()
+    assert (secrets.uid, seed.hostname) == (uid(2), "web2")
+
+
+@played()
+async def test_only_a_complete_snapshot_of_a_vm_begins_a_clone(made: World) -> None:
+    await source(made)
+    assert (await refused(clone(made))).reason == "snapshot_not_found"
+    record = await made.stored(uid(1))
+    assert record is not None
+    key = subjects.volume_record("default", "data")
+    await made.host.put(key, encode(volume(1, node="n1", bound=True)))
+    await create(made, vm=None, volume="data")
+    assert (await refused(clone(made))).reason == "snapshot_not_ready"
+    await end(made)
+    assert (await refused(clone(made))).reason == "not_of_a_vm"

@@ -1,0 +1,55 @@
+"""Marks at the end of a device: which volume has it, and if its content is complete (ADR 0060).
+
+The last MiB of a device is virtbus' own. Its first block has the claim, which is written before
+anything else, and its second the mark of complete content, which is written last. A torn write of a
+mark is no mark.
+"""
+
+import hashlib
+from typing import Literal
+
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.model import LenientModel
+from virtbus.schemas.volume_ref import VolumeRef
+from virtbus.schemas.wire import decode, encode_json, validate
+
+END_BYTES = 1024**2
+BLOCK_BYTES = 4096
+MAGIC = b"VBMARK1\0"
+_HEAD = len(MAGIC) + 32 + 4
+
+
+class DeviceMark(LenientModel):
+    """A mark.
+
+    The mark `filled` has the size that the guest sees, and the SHA-256 of the
+    written content.
+    """
+
+    kind: Literal["claim", "filled"]
+    ref: VolumeRef
+    digest: str = ""
+    size_bytes: int = 0
+
+
+def sealed(mark: DeviceMark) -> bytes:
+    """Return a mark as one block."""
+    body = encode_json(mark)
+    head = MAGIC + hashlib.sha256(body).digest() + len(body).to_bytes(4, "big")
+    block = head + body
+    if len(block) > BLOCK_BYTES:
+        msg = f"a mark of {len(block)} bytes"
+        raise ValueError(msg)
+    return block + bytes(BLOCK_BYTES - len(block))
+
+
+def unsealed(block: bytes) -> DeviceMark | None:
+    """Return the mark in a block; None if it has none, or an incomplete one."""
+    length = int.from_bytes(block[_HEAD - 4 : _HEAD], "big")
+    body = block[_HEAD : _HEAD + length]
+    if not block.startswith(MAGIC + hashlib.sha256(body).digest()):
+        return None
+    try:
+        return validate(DeviceMark, decode(body))
+    except VirtbusError:
+        return None

@@ -1,0 +1,84 @@
+"""Fills and releases volumes on devices; each step can be repeated after a crash (ADR 0060)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from virtbus.imaged.core.limits import TransferLimits
+from virtbus.imaged.disk_jobs import Job
+from virtbus.imaged.edge.devices import ZERO_BYTES, Devices, raw_file
+from virtbus.imaged.edge.disk_threads import DiskThreads
+from virtbus.imaged.edge.export_conversion import ExportSource, convert
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.operation import ExportFormat
+from virtbus.schemas.volume_ref import VolumeRef
+
+RELEASE_S = 5.0
+"""A release works so long for one request, and continues with the next."""
+Look = Callable[[], Awaitable[None]]
+
+
+class DeviceVolumes:
+    """The volumes on devices. The callers hold the lock of the volume."""
+
+    def __init__(self, devices: Devices, threads: DiskThreads, folder: Path) -> None:
+        """`folder` has room for a raw copy of an image, which no crash leaves behind."""
+        self._devices = devices
+        self._threads = threads
+        self._folder = folder
+        self._wiped: dict[str, int] = {}
+        """By folder of a volume: how far its release has come."""
+
+    async def filled_bytes(self, ref: VolumeRef) -> int | None:
+        """Return the volume's size, None without its content; raises as `Devices.opened`."""
+        return await self._threads.run(self._devices.filled_bytes, ref)
+
+    async def fill(
+        self,
+        ref: VolumeRef,
+        size_bytes: int,
+        source: ExportSource | None,
+        limits: TransferLimits,
+        job: Job,
+    ) -> None:
+        """Write the content: zeroes, then the source. The mark of the device is written last.
+
+        Raises:
+            VirtbusError: as `Devices.begin` and `Devices.finish`, and as `convert`.
+        """
+        room_bytes = await self._threads.run(self._devices.begin, ref, size_bytes)
+        job.done_bytes, job.total_bytes = 0, room_bytes
+        for at in range(0, room_bytes, ZERO_BYTES):
+            count = min(ZERO_BYTES, room_bytes - at)
+            await self._threads.run(self._devices.zero, ref, at, count)
+            job.done_bytes = at + count
+
+        async def look() -> None:
+            """Check nothing: the sandbox limits the size of the copy."""
+
+        with raw_file(self._folder) as raw:
+            if source is not None:
+                await convert(source, raw, ExportFormat.RAW, limits, look)
+            copy = raw if source is not None else None
+            await self._threads.run(self._devices.finish, ref, copy, size_bytes)
+
+    async def release(self, ref: VolumeRef) -> bool:
+        """Remove the content, and give the device up; return False if it was not the volume's.
+
+        Raises:
+            VirtbusError: 503 `volume_wiping`: repeat; as `Devices.opened`.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + RELEASE_S
+        room_bytes = await self._threads.run(self._devices.begin_release, ref)
+        while (at := self._wiped.get(ref.folder, 0)) < room_bytes:
+            if loop.time() > until_s:
+                message = f"the device of {ref.name} is being cleared: {at} of {room_bytes} bytes"
+                raise VirtbusError(Code.UNAVAILABLE, "volume_wiping", message, after_ms=500)
+            count = min(ZERO_BYTES, room_bytes - at)
+            await self._threads.run(self._devices.zero, ref, at, count)
+            self._wiped[ref.folder] = at + count
+        if room_bytes:
+            await self._threads.run(self._devices.end_release, ref)
+        self._wiped.pop(ref.folder, None)
+        return bool(room_bytes)

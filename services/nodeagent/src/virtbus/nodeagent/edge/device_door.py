@@ -1,0 +1,95 @@
+"""Opens the devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
+
+A request names a pool and a volume, never a path. The answer has the open device, or the reason of
+a refusal. Only root and the owner of the disks' folder get an answer.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from virtbus.bus.runtime.device_socket import GRANTED, MAX_BYTES, REFUSED
+from virtbus.bus.runtime.pool_settings import BlockPool, PoolSettings
+from virtbus.nodeagent.edge.atomic_file import in_thread
+
+TIMEOUT_S, APPEARS_S = 5.0, 0.5
+_PEER = struct.Struct("3i")
+
+
+class DeviceDoor:
+    """Answers on a UNIX socket."""
+
+    def __init__(self, path: Path, disks: Path, pools: Mapping[str, PoolSettings]) -> None:
+        self._path = path
+        self._disks = disks
+        self._pools = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
+
+    async def serve(self) -> None:
+        """Serve until cancelled. Without a pool of devices there is no socket."""
+        if not self._pools:
+            return
+        loop = asyncio.get_running_loop()
+        self._path.unlink(missing_ok=True)
+        with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listening:
+            listening.setblocking(False)
+            listening.bind(str(self._path))
+            self._path.chmod(0o600)
+            listening.listen()
+            try:
+                imaged = await self._imaged()
+                os.chown(self._path, imaged.st_uid, imaged.st_gid)
+                async with asyncio.TaskGroup() as group:
+                    while True:
+                        peer, _ = await loop.sock_accept(listening)
+                        group.create_task(self._answer(peer))
+            finally:
+                self._path.unlink(missing_ok=True)
+
+    async def _imaged(self) -> os.stat_result:
+        """Wait for the folder that imaged makes at its first start; return its owner."""
+        while True:
+            try:
+                return self._disks.stat()
+            except FileNotFoundError:
+                await asyncio.sleep(APPEARS_S)
+
+    async def _answer(self, peer: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with closing(peer):
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    asked = await loop.sock_recv(peer, MAX_BYTES)
+                    device = await in_thread(lambda: self._opened(peer, asked))
+            except (OSError, ValueError, KeyError, TypeError, TimeoutError) as error:
+                why = getattr(error, "strerror", None) or str(error) or "it does not answer"
+                await loop.sock_sendall(peer, REFUSED + why.encode()[: MAX_BYTES - 1])
+                return
+            try:
+                socket.send_fds(peer, [GRANTED], [device])
+            finally:
+                os.close(device)
+
+    def _opened(self, peer: socket.socket, asked: bytes) -> int:
+        """Open the device of a request; raises OSError, ValueError, KeyError, TypeError."""
+        size = _PEER.size
+        _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if user not in {0, self._disks.stat().st_uid}:
+            msg = "only imaged may open devices"
+            raise ValueError(msg)
+        want = json.loads(asked)
+        pool, volume = self._pools.get(want["pool"]), want["volume"]
+        if pool is None or volume not in pool.volumes:
+            msg = f"the pool {want['pool']} of this node has nothing for {volume} (pools.toml)"
+            raise ValueError(msg)
+        device = os.open(pool.volumes[volume], os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
+        if not stat.S_ISBLK(os.fstat(device).st_mode):
+            os.close(device)
+            msg = f"{pool.volumes[volume]} is no block device"
+            raise ValueError(msg)
+        return device

@@ -1,0 +1,46 @@
+"""Reports the pools of devices: their sizes, and the devices that are missing (ADR 0060)."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from functools import partial
+
+from virtbus.bus.runtime.pool_settings import PROBE_S, BlockPool, PoolSettings
+from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.nodeagent.edge.pool_servers import Tell
+from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
+
+
+async def report_devices(
+    pools: Mapping[str, PoolSettings], tell: Tell, interval_s: float = PROBE_S
+) -> None:
+    """Report all pools of devices at an interval; returns only if there are none."""
+    devices = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
+    while devices:
+        found = [await in_thread(partial(measured, *one)) for one in devices.items()]
+        tell("devices", found)
+        await asyncio.sleep(interval_s)
+
+
+def measured(name: str, pool: BlockPool) -> PoolReport:
+    """Return the state of a pool of devices. It blocks."""
+    sizes, missing = [], []
+    for volume, path in sorted(pool.volumes.items()):
+        try:
+            device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            missing.append(f"{path} of {volume}: {error.strerror}")
+            continue
+        try:
+            sizes.append(os.lseek(device, 0, os.SEEK_END))
+        finally:
+            os.close(device)
+    return PoolReport(
+        name=name,
+        kind=pool.kind,
+        state=PoolState.GONE if missing else PoolState.READY,
+        message="; ".join(missing)[:MESSAGE_MAX],
+        size_bytes=sum(sizes),
+        volumes=len(pool.volumes),
+        assigned=tuple(sorted(pool.volumes)),
+    )

@@ -1,0 +1,105 @@
+"""imaged gets the devices of the pools, and only those, from the agent."""
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import record
+from services.nodeagent.tests.test_network_disks import REF
+from services.nodeagent.tests.test_volume_disks import MADE, SPEC
+
+from virtbus.bus.runtime.device_socket import open_device
+from virtbus.bus.runtime.pool_settings import BlockPool
+from virtbus.bus.runtime.tasks import background
+from virtbus.nodeagent.core.addresses import assigned
+from virtbus.nodeagent.core.disks import hot_disk
+from virtbus.nodeagent.core.element import to_text
+from virtbus.nodeagent.edge.atomic_file import in_thread
+from virtbus.nodeagent.edge.device_door import DeviceDoor
+from virtbus.nodeagent.edge.disk_files import HostDiskFiles
+from virtbus.nodeagent.edge.pool_devices import measured
+from virtbus.schemas.pool import PoolKind, PoolState
+
+MIB = 1024**2
+
+
+def pool(path: str) -> BlockPool:
+    return BlockPool.model_validate({"kind": PoolKind.BLOCK, "volumes": {REF.key: path}})
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[str]:
+    file = tmp_path / "disk"
+    file.write_bytes(bytes(4 * MIB))
+    asked = ["losetup", "--find", "--show", str(file)]
+    device = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    yield device
+    subprocess.run(["losetup", "--detach", device], check=True)
+
+
+async def asked(door: Path, name: str, volume: str) -> str:
+    """Return the reason of a refusal; empty if there is a device."""
+    try:
+        device = await in_thread(lambda: open_device(door, name, volume))
+    except OSError as error:
+        return error.strerror or "closed"
+    is_device = stat.S_ISBLK(os.fstat(device).st_mode)
+    os.close(device)
+    return "" if is_device else "no device"
+
+
+@pytest.mark.integration
+async def test_only_devices_of_the_pools_are_opened(tmp_path: Path, loop: str) -> None:
+    door = tmp_path / "devices.sock"
+    (tmp_path / "disks").mkdir()
+    pools = {"raw": pool(loop), "none": pool("/dev/null"), "gone": pool("/dev/no-such-disk")}
+    async with background() as tasks:
+        tasks.start(DeviceDoor(door, tmp_path / "disks", pools).serve())
+        while not door.exists() or await asked(door, "raw", REF.key):
+            with suppress(OSError):
+                await in_thread(lambda: None)
+        assert "nothing for shop.other" in await asked(door, "raw", "shop.other")
+        assert "nothing for" in await asked(door, "../raw", REF.key)
+        assert "no block device" in await asked(door, "none", REF.key)
+        assert "No such file" in await asked(door, "gone", REF.key)
+        (tmp_path / "disks").rmdir()  # whose owner is imaged
+        assert "No such file" in await asked(door, "raw", REF.key)
+
+
+@pytest.mark.integration
+def test_a_pool_reports_its_devices_and_those_that_are_missing(loop: str) -> None:
+    found = measured("raw", pool(loop))
+    assert (found.state, found.size_bytes, found.assigned) == (
+        PoolState.READY,
+        4 * MIB,
+        (REF.key,),
+    )
+    gone = measured("raw", pool("/dev/no-such-disk"))
+    assert (gone.state, "no-such-disk of shop.data-1" in gone.message) == (PoolState.GONE, True)
+
+
+@pytest.mark.parametrize("path", ["/dev/sda", "/dev/nvme0n1", "/dev/disk/../sda", "/etc/shadow"])
+def test_a_device_needs_a_name_that_stays(path: str) -> None:
+    with pytest.raises(ValueError, match=r"by-id|pattern"):
+        pool(path)
+    assert pool("/dev/disk/by-id/wwn-0x5000").volumes
+
+
+async def test_the_guest_sees_the_size_of_the_volume_and_not_the_marks(tmp_path: Path) -> None:
+    ref = REF.model_copy(update={"pool": "raw", "kind": PoolKind.BLOCK})
+    of = record(spec=SPEC).model_copy(update={"volume_refs": {"data": ref}})
+    files = HostDiskFiles(tmp_path, {"raw": pool("/dev/disk/by-id/wwn-1")})
+    source = (await files.sources(of, MADE))["data"]
+    disk = of.spec.domain.devices.disks[0]
+    text = to_text(hot_disk(disk, source, assigned(of.spec.domain, {})))
+    for part in (
+        '<disk type="block" device="disk">',
+        '<source dev="/dev/disk/by-id/wwn-1"><slices><slice type="storage" offset="0" '
+        'size="1048576" /></slices></source>',
+        '<driver name="qemu" type="raw" discard="unmap"',
+    ):
+        assert part in text, text

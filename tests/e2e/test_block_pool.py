@@ -1,0 +1,54 @@
+"""A volume on a device of the host: a guest boots from a copy of an image, and again later."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.e2e.platform import DEVICE_POOL, Platform, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+DEVICE_BYTES = 257 * 1024**2
+
+
+@contextmanager
+def device(platform: Platform, file: Path) -> Iterator[None]:
+    """A loop device under the name in the platform's settings."""
+    with file.open("wb") as disk:
+        disk.truncate(DEVICE_BYTES)
+    asked = ["losetup", "--find", "--show", str(file)]
+    loop = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    platform.device.symlink_to(loop)
+    try:
+        yield
+    finally:
+        platform.device.unlink()
+        subprocess.run(["losetup", "--detach", loop], check=True)
+
+
+def boot(platform: Platform, spec: Path) -> None:
+    platform.create("web", "-f", str(spec), wait="ready")
+    platform.delete("web")
+
+
+def test_a_guest_boots_from_a_device_and_finds_it_again(platform: Platform, tmp_path: Path) -> None:
+    file, spec = tmp_path / "device", tmp_path / "vm.json"
+    root = {"name": "root", "volume": {"name": "raw"}}
+    plain = {"domain": {"memory": {"guest": "128MiB"}}, "volumes": [root]}
+    spec.write_text(json.dumps({"spec": plain}), encoding="utf-8")
+    with device(platform, file):
+        state = ("pool", "get", DEVICE_POOL, "-o", "json")
+        until(lambda: json.loads(platform.cli(*state))["items"][0]["state"] == "Ready", "the pool")
+        made = ("volume", "create", "raw", "--size", "256MiB", "--pool", DEVICE_POOL)
+        volume = json.loads(platform.cli(*made, "--from-image", "tiny", "-o", "json"))
+        assert (volume["state"], volume["node"]) == ("Bound", "e2e")
+        boot(platform, spec)
+        boot(platform, spec)
+        platform.cli("volume", "delete", "raw")
+        done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
+        platform.cli("operation", "delete", *(item["id"] for item in done))
+        assert not any(platform.device.read_bytes())
+        platform.nothing_left()
