@@ -1,6 +1,5 @@
 """The own disks of a clone rest on the layers of its origin, and outlive it."""
 
-import shutil
 import subprocess
 
 import pytest
@@ -72,7 +71,7 @@ async def test_a_clone_of_a_deleted_snapshot_says_so(
         assert "clone it from another snapshot" in str(refused.value)
 
 
-@pytest.mark.skipif(shutil.which("qemu-io") is None, reason="needs qemu-io")
+@pytest.mark.integration  # it needs qemu-io
 async def test_a_clone_keeps_what_it_wrote_and_its_source_does_not_see_it(
     make_node: NodeMaker, threads: DiskThreads, server: Web
 ) -> None:

@@ -41,7 +41,7 @@ from virtbus.schemas.snapshot_rpc import SnapshotWork
 
 __all__ = ["crashes"]  # a fixture
 
-REAL = pytest.mark.skipif(shutil.which("qemu-io") is None, reason="needs qemu-io")
+REAL = pytest.mark.integration  # it needs qemu-io
 
 
 def layered(number: int, **more: Any) -> SnapshotWork:
