@@ -85,6 +85,7 @@ def test_a_recreated_bus_is_rebuilt_from_the_host_and_no_guest_notices(patient: 
     patient.create("stopped", "--image", HALT)
     patient.cli("vm", "stop", "stopped", "--grace", "0")
     patient.wait_state("stopped", "Stopped")
+    patient.wait_ready("runs")
     pids = host.qemu_pids(runs["uid"])
 
     patient.stop()
