@@ -23,6 +23,8 @@ KEYS = {
     subjects.image_name("default", "debian/12"): bounds.SMALL,
     subjects.network_record("_", "blue"): bounds.SMALL,
     subjects.address_claim(UID, "10.0.0.5"): bounds.SMALL,
+    subjects.security_group("default", "web"): bounds.GROUP,
+    subjects.node_group("n1", "default", "web"): bounds.NODE_GROUP,
     subjects.operation_record("n1", UID): bounds.SMALL,
     subjects.operation_status("n1", UID): bounds.SMALL,
     subjects.join_nonce("n1"): bounds.SMALL,

@@ -24,6 +24,7 @@ from virtbus.schemas import (
     node_rpc,
     operation,
     paging,
+    security_group,
     snapshot,
     snapshot_rpc,
     storage,
@@ -139,6 +140,13 @@ CHANNELS: tuple[Channel, ...] = (
         network_object.NetworkRecord,
         "controller → controller",
         "A network with its kind and settings; the key claims its name.",
+    ),
+    _said(
+        subjects.security_group,
+        Plane.RECORD,
+        security_group.SecurityGroupRecord,
+        "controller → controller",
+        "A security group with its selector and rules; the key claims its name.",
     ),
     _said(
         subjects.operation_record,

@@ -33,7 +33,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.node_rpc import ImageReady, NetReady
-from virtbus.schemas.records import DELETED, of_operation, read_record
+from virtbus.schemas.records import DELETED, of_node_group, of_operation, read_record
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Assignments:
             self.join.take(entry)
         elif uid == subjects.NODE_SPEC_KEY:
             self._take_node_spec(entry)
-        elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
+        elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY} or of_node_group(entry.key):
             return  # keys for controllers and netd
         elif entry.kind is EntryKind.PURGE:
             self._take_purge(uid, "deleted" if entry.why == DELETED else "moved")
