@@ -20,6 +20,8 @@ from virtbus.controller.edge.evacuation import Evacuations
 from virtbus.controller.edge.finalizer import Finalizer
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.fleet_events import FleetEvents
+from virtbus.controller.edge.group_api import GroupApi
+from virtbus.controller.edge.group_keys import NodeGroups
 from virtbus.controller.edge.hold_sweep import HoldSweep
 from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
@@ -70,6 +72,7 @@ READS_AT_ONCE = {
     ("image", "list"): 4,
     ("network", "list"): 8,
     ("network", "offers"): 8,
+    ("security-group", "list"): 8,
     ("volume", "list"): 8,
     ("snapshot", "list"): 8,
     ("imagename", "list"): 8,
@@ -134,7 +137,8 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
-        self._operations, self._snapshots, self._networks = self._object_apis(events)
+        self._operations, self._snapshots = self._snapshot_apis(events)
+        self._networks, self._groups = self._network_apis(events)
         self._power = VmPower(self._vms, self._fleet)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = HostApi(bus, self._fleet, events)
@@ -147,13 +151,13 @@ class ControllerService:
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._moves, self._removals = self._volume_tasks(bus, events)
-        self._feeds.listeners += [self._placing.wake, self._fills.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     def _volume_tasks(self, bus: Bus, events: FleetEvents) -> tuple[VolumeMoves, VolumeRemovals]:
         """Return the leader tasks that move and remove volumes."""
         moves = VolumeMoves(bus, self._fleet, events)
         removals = VolumeRemovals(bus, self._fleet, events, moves)
+        self._feeds.listeners += [self._placing.wake, self._fills.wake]
         self._feeds.listeners += [moves.wake, removals.wake]
         return moves, removals
 
@@ -169,15 +173,21 @@ class ControllerService:
         quota = Quota(settings.operations_per_namespace, settings.operations_in_all)
         return OperationRoom(self._fleet, self._storage, quota)
 
-    def _object_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi, NetworkApi]:
-        """Return the handlers of requests about operations, snapshots and networks."""
+    def _snapshot_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi]:
+        """Return the handlers of requests about operations and snapshots."""
         settings, bus, fleet, vms = self._settings, self._bus, self._fleet, self._vms
         operations = OperationApi(bus, fleet, events, self._room, settings.operation_keep_s, vms)
         of_snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
-        snapshots = SnapshotApi(bus, fleet, events, of_snapshots, vms, operations)
+        return operations, SnapshotApi(bus, fleet, events, of_snapshots, vms, operations)
+
+    def _network_apis(self, events: FleetEvents) -> tuple[NetworkApi, GroupApi]:
+        """Return the handlers of requests about networks and security groups."""
+        settings, fleet, storage = self._settings, self._fleet, self._storage
+        of_groups = Quota(settings.security_groups_per_namespace, settings.security_groups_in_all)
+        groups = GroupApi(self._bus, fleet, events, storage, of_groups)
         of_networks = Quota(settings.networks_per_namespace, settings.networks_in_all)
         limits = NetworkLimits(of_networks, settings.client_subnets)
-        return operations, snapshots, NetworkApi(bus, fleet, events, self._storage, limits)
+        return NetworkApi(self._bus, fleet, events, storage, limits), groups
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
@@ -191,6 +201,8 @@ class ControllerService:
         self._feeds.listeners.append(completing.wake)
         networks = NetworkRemovals(bus, fleet, events)
         self._feeds.listeners.append(networks.wake)
+        groups = NodeGroups(bus, fleet)
+        self._feeds.listeners.append(groups.wake)
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
@@ -199,6 +211,7 @@ class ControllerService:
             self._removals.run,
             completing.run,
             networks.run,
+            groups.run,
             self._fills.run,
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
@@ -252,7 +265,7 @@ class ControllerService:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
-        power, volumes = self._power, self._volumes
+        power, volumes, groups = self._power, self._volumes, self._groups
         commands = VmCommands(self._bus, vms)
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room)
@@ -313,6 +326,11 @@ class ControllerService:
             ("operation", "list"): operations.list,
             ("operation", "cancel"): operations.cancel,
             ("operation", "delete"): operations.delete,
+            ("security-group", "create"): groups.create,
+            ("security-group", "get"): groups.get,
+            ("security-group", "list"): groups.list,
+            ("security-group", "update"): groups.update,
+            ("security-group", "delete"): groups.delete,
             ("network", "create"): networks.create,
             ("network", "get"): networks.get,
             ("network", "list"): networks.list,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.records import of_operation
+from virtbus.schemas.records import of_node_group, of_operation
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import (
     ADDRESSES,
@@ -15,6 +15,7 @@ from virtbus.schemas.subjects import (
     NETWORKS,
     NODE_SPEC_KEY,
     POOLS_KEY,
+    SECURITY_GROUPS,
     SNAPSHOTS,
     VOLUMES,
 )
@@ -36,6 +37,7 @@ _PLACES = {
     SNAPSHOTS: "snapshot",
     IMAGE_NAMES: "image name",
     NETWORKS: "network",
+    SECURITY_GROUPS: "security group",
     ADDRESSES: "address claim",
 }
 
@@ -51,6 +53,7 @@ _WAYS_OUT = {
     "not know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
+    "security group": "`virtbus security-group delete NAME` removes it",
     "address claim": "the next sweep writes it again if a VM has the address",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
@@ -78,6 +81,8 @@ class Unreadable(NamedTuple):
         _, bucket, place, *_ = self.key.split(".")
         if of_operation(self.key):
             return "operation" if bucket == "vm" else "operation's status"
+        if of_node_group(self.key):
+            return "security group of a node"
         if self.uid.startswith("_"):
             return _NODE_WIDE.get(self.uid, "value")
         if bucket != "vm":

@@ -12,10 +12,11 @@ from virtbus.controller.core.vm_keys import Stored
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.security_group import SecurityGroupRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
 
-NamedT = TypeVar("NamedT", VolumeRecord, NetworkRecord)
+NamedT = TypeVar("NamedT", VolumeRecord, NetworkRecord, SecurityGroupRecord)
 
 
 class NamedWrites(Generic[NamedT]):
