@@ -26,6 +26,7 @@ from virtbus.netd.core.dhcp import DhcpLease
 from virtbus.netd.core.dhcp_offer import DhcpSettings
 from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.names import mac_bytes, netns
+from virtbus.netd.core.node_groups import NodeGroupBook
 from virtbus.netd.edge import links
 from virtbus.netd.edge.attachers import Attachers
 from virtbus.netd.edge.attachment_store import AttachmentStore
@@ -356,6 +357,7 @@ class Node:
         self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
         self.links_allowed = ("br-lan",)
         self.begun: list[NetReady] = []
+        self.groups = NodeGroupBook()
         self.leases: asyncio.Queue[tuple[str, int, DhcpLease]] = asyncio.Queue()
         self.doors: HostPorts
         self.attachments: Attachments
@@ -380,6 +382,7 @@ class Node:
         self.doors = HostPorts(
             attachers=Attachers(HostBridges(bridge, "n1"), cni, Segments(self.links_allowed)),
             namespaces=self.host.namespaces,
+            groups=self.groups,
             bridge=bridge,
             ports=PublishedPorts(bridge),
             files=AttachmentStore(state / "vms"),
@@ -442,7 +445,7 @@ class Node:
     def counters(self, uid: str) -> Counters:
         """Return the counters of a VM's interfaces."""
         (attachment,) = [one for one in self.attachments.ready() if one.uid == uid]
-        links_ = GuestLinks(self.doors.namespaces, self.doors.attachers)
+        links_ = GuestLinks(self.doors.namespaces, self.doors.attachers, self.doors.groups)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:  # it enters the namespace
             return pool.submit(links_.counters, attachment).result()
 

@@ -5,7 +5,16 @@ import contextlib
 import logging
 import sys
 
-from virtbus.bus.client.ports import Bus, Endpoint, Gate, Handler, Request, ServiceInfo
+from virtbus.bus.client.ports import (
+    Bus,
+    Endpoint,
+    Entry,
+    Gate,
+    Handler,
+    Request,
+    ServiceInfo,
+    WatchMark,
+)
 from virtbus.bus.client.record_worker import RecordWorker
 from virtbus.bus.client.service_report import report_state
 from virtbus.bus.client.tracing import SpanFactory, no_span
@@ -15,6 +24,7 @@ from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.bridge_ports import nearly_full
 from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.fd_passing import Handover, HandoverServer
+from virtbus.netd.edge.groups_store import GroupsStore
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.netd.fleet_names import FleetNames
@@ -23,6 +33,7 @@ from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.reporter import NetworkReporter
+from virtbus.netd.security_groups import SecurityGroups
 from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
 from virtbus.schemas import subjects
@@ -77,6 +88,8 @@ class Netd:
         self._reach = ForbiddenAddresses(
             ports.attachers.bridges, settings, ports.resolver, self._segments.guard
         )
+        store = GroupsStore(settings.state_dir / "netd" / "groups")
+        self._groups = SecurityGroups(settings.node, ports, self._attachments, store)
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -113,17 +126,23 @@ class Netd:
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
                     group.create_task(self._tidy())
-                    group.create_task(self._segments.run())
-                    group.create_task(self._reach.run())
+                    for task in (self._segments.run, self._reach.run, self._groups.run):
+                        group.create_task(task())
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
                         await work.follow(
-                            watch, settings.node, of_node=self._reach.see, compare=self._compare
+                            watch, settings.node, of_node=self._of_node, compare=self._compare
                         )
         finally:
             with contextlib.suppress(OSError):
                 await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self._ports.dhcp.close()
             self._ports.files.close()
+
+    def _of_node(self, item: Entry | WatchMark) -> None:
+        """Process an item of the watch that is no VM's record."""
+        self._groups.see(item)
+        if isinstance(item, Entry):
+            self._reach.see(item)
 
     def _handed_over(self, done: Handover) -> None:
         took_ms = (done.granted_ns - done.asked_ns) / 1e6

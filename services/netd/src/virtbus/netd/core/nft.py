@@ -25,11 +25,21 @@ _VERDICT_REGISTER = 0
 _SECOND_REGISTER = 2
 _FIB_ADDRESS_TYPE, _FIB_TO, _LOCAL_ADDRESS = 3, 2, 2
 _TO_DESTINATION, _NF_IPV4 = 1, 2
-_EQ, _NEQ = 0, 1
+_EQ, _NEQ, _LTE, _GTE = 0, 1, 3, 5
 _LINK_LAYER, _NETWORK, _TRANSPORT = 0, 1, 2
 _META_IIFNAME, _META_OIFNAME, _META_L4PROTO, _META_NFPROTO = 6, 7, 16, 15
 _LIMIT_PACKETS, _LIMIT_EXCEEDED = 0, 1
-_CT_STATE = 0
+_CT_STATE, _CT_MARK, _CT_PROTOCOL, _CT_PROTO_DST, _CT_ZONE = 0, 3, 10, 12, 17
+_CT_ADDRESSES = {
+    ("source", 4): 19,
+    ("destination", 4): 20,
+    ("source", 6): 21,
+    ("destination", 6): 22,
+}
+_CT_INVALID, _CT_NEW = 0x1, 0x8
+_ORIGINAL = b"\0"
+_META_MARK = 3
+_JUMP, _GOTO = -3, -4
 _CT_ESTABLISHED_OR_RELATED = 0x2 | 0x4
 
 ETHERTYPE_IP, ETHERTYPE_ARP, ETHERTYPE_IPV6 = 0x0800, 0x0806, 0x86DD
@@ -52,14 +62,14 @@ class NftVerdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A base chain.
+    """A chain. `hook` None: other chains go to it.
 
     `hook` and `priority` are the kernel's numbers; only netdev chains have a `device`.
     """
 
     name: str
-    hook: int
-    priority: int
+    hook: int | None = None
+    priority: int = 0
     kind: str = "filter"
     policy: NftVerdict = NftVerdict.ACCEPT
     device: str = ""
@@ -351,3 +361,120 @@ def established() -> tuple[bytes, ...]:
     state = _expression("ct", be32(1, _REGISTER), be32(2, _CT_STATE))
     masked = _masked(struct.pack("=I", _CT_ESTABLISHED_OR_RELATED))
     return state, masked, _compare(bytes(4), _NEQ)
+
+
+# --- connections, for inet chains ---------------------------------------------------------------
+def _ct(key: int, *, original: bool = False) -> bytes:
+    direction = [attr(3, _ORIGINAL)] if original else []
+    return _expression("ct", be32(1, _REGISTER), be32(2, key), *direction)
+
+
+def _ct_set(key: int, value: bytes) -> tuple[bytes, ...]:
+    return _immediate(_REGISTER, value), _expression("ct", be32(4, _REGISTER), be32(2, key))
+
+
+def _in_state(bit: int) -> tuple[bytes, ...]:
+    return _ct(_CT_STATE), _masked(struct.pack("=I", bit)), _compare(bytes(4), _NEQ)
+
+
+def is_invalid() -> tuple[bytes, ...]:
+    """Match packets of no known connection that cannot open one, such as TCP without SYN."""
+    return _in_state(_CT_INVALID)
+
+
+def is_new() -> tuple[bytes, ...]:
+    """Match the packets of a connection before its first answer."""
+    return _in_state(_CT_NEW)
+
+
+def track_in_zone(zone: int) -> tuple[bytes, ...]:
+    """Track connections apart from those of other zones; for prerouting before priority -200."""
+    return _ct_set(_CT_ZONE, struct.pack("=H", zone))
+
+
+def mark_connection(mark: int) -> tuple[bytes, ...]:
+    """Mark the packet's connection."""
+    return _ct_set(_CT_MARK, struct.pack("=I", mark))
+
+
+def of_marked_connection(mark: int) -> tuple[bytes, ...]:
+    """Match packets of connections with a mark."""
+    return _ct(_CT_MARK), _compare(struct.pack("=I", mark))
+
+
+def mark_packet(mark: int) -> tuple[bytes, ...]:
+    """Mark the packet, within its namespace."""
+    value = _immediate(_REGISTER, struct.pack("=I", mark))
+    return value, _expression("meta", be32(2, _META_MARK), be32(3, _REGISTER))
+
+
+def is_marked(mark: int) -> tuple[bytes, ...]:
+    """Match packets with a mark."""
+    return _meta(_META_MARK), _compare(struct.pack("=I", mark))
+
+
+def opened_with(protocol: int) -> tuple[bytes, ...]:
+    """Match packets of connections of a protocol, also the ICMP errors about them."""
+    return _ct(_CT_PROTOCOL, original=True), _compare(bytes((protocol,)))
+
+
+def opened_to_ports(first: int, last: int) -> tuple[bytes, ...]:
+    """Match packets of connections to a port within a range; match the protocol first."""
+    low, high = struct.pack(">H", first), struct.pack(">H", last)
+    if first == last:
+        return _ct(_CT_PROTO_DST, original=True), _compare(low)
+    return _ct(_CT_PROTO_DST, original=True), _compare(low, _GTE), _compare(high, _LTE)
+
+
+def opened_by(network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
+    """Match packets of connections that an address in `network` opened."""
+    return _end_in("source", network)
+
+
+def opened_to(network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
+    """Match packets of connections that were opened to an address in `network`."""
+    return _end_in("destination", network)
+
+
+def _end_in(end: str, network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
+    loaded = _ct(_CT_ADDRESSES[end, network.version], original=True)
+    return loaded, _masked(network.netmask.packed), _compare(network.network_address.packed)
+
+
+def opened_by_one_of(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match packets of connections that an address in a set opened."""
+    return _end_among("source", addresses)
+
+
+def opened_to_one_of(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match packets of connections that were opened to an address in a set."""
+    return _end_among("destination", addresses)
+
+
+def _end_among(end: str, addresses: AddressSet) -> tuple[bytes, ...]:
+    lookup = _expression(
+        "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number)
+    )
+    return _ct(_CT_ADDRESSES[end, addresses.version], original=True), lookup
+
+
+@functools.cache
+def icmp6_types(first: int, last: int) -> tuple[bytes, ...]:
+    """Match a range of types of ICMPv6; match the protocol first."""
+    low, high = bytes((first,)), bytes((last,))
+    return _load(_TRANSPORT, 0, 1), _compare(low, _GTE), _compare(high, _LTE)
+
+
+def go_to(chain: str) -> bytes:
+    """Continue in another chain, and not return."""
+    return _to_chain(_GOTO, chain)
+
+
+def jump_to(chain: str) -> bytes:
+    """Continue in another chain, and return if it decides nothing."""
+    return _to_chain(_JUMP, chain)
+
+
+def _to_chain(code: int, chain: str) -> bytes:
+    verdict_ = nest(2, be32(1, code), text(2, chain))
+    return _expression("immediate", be32(1, _VERDICT_REGISTER), nest(2, verdict_))
