@@ -13,8 +13,10 @@ MAX_VALUES = 20_000
 _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 
 
-def from_file(name: str) -> dict[str, Any]:
+def from_file(name: str, has: str = "name, image", command: str = "vm create") -> dict[str, Any]:
     """Return the map in a YAML or JSON file; `-` is standard input.
+
+    `has` names some of its keys, and `command` the command that reads it, for the error message.
 
     Raises:
         CliError: the file cannot be read or is malformed; the message names the line.
@@ -35,7 +37,7 @@ def from_file(name: str) -> dict[str, Any]:
             text = error.shown.replace('"<unicode string>"', shown)
             raise usage(f"{shown} is no YAML: {text}") from None
     if not isinstance(value, dict):
-        raise usage(f"{shown} must hold a map with name, image, …", "see `virtbus vm create -h`")
+        raise usage(f"{shown} must hold a map with {has}, …", f"see `virtbus {command} -h`")
     return value
 
 
