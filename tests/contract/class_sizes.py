@@ -42,6 +42,7 @@ REASONS: dict[str, str] = {
     "imaged.edge.store.ImageStore": (
         "one folder with one lock: images, names and leases are consistent only together"
     ),
+    "netd.service.Netd": "one attribute for each part that its run starts",
     "netd.attachments.Attachments": "one turn a VM covers each change of its attachment",
     "nodeagent.assignments.Assignments": (
         "one item of the watch is decided with all that is known of its uid: the listing, the "

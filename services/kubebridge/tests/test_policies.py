@@ -275,8 +275,14 @@ class Controllers:
         if want.name in self.taken | self.views.keys():
             raise VirtbusError(Code.CONFLICT, "name_taken", "somebody has the name")
         view = SecurityGroupView(
-            uid=UID, namespace=want.namespace, name=want.name, labels=want.labels,
-            spec=want.spec, generation=1, revision=1, created_ns=1,
+            uid=UID,
+            namespace=want.namespace,
+            name=want.name,
+            labels=want.labels,
+            spec=want.spec,
+            generation=1,
+            revision=1,
+            created_ns=1,
         )
         self.views[want.name] = view
         return SecurityGroupCreated(group=view, created=True)

@@ -1,5 +1,6 @@
 """Security groups: rules about the packets of VMs with certain labels (ADR 0069)."""
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from ipaddress import ip_network
@@ -9,7 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, f
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
-from virtbus.schemas.vm import LabelKey, Labels, LabelValue
+from virtbus.schemas.vm import Labels
 
 RULES_MAX = 64
 PORTS_MAX = 16
@@ -21,6 +22,8 @@ MATCHES_MAX = 1024
 ANYWHERE = "*"
 """The place of an address that no other guest has, on any network."""
 _PORT_MAX = 65_535
+_KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
 class Direction(StrEnum):
@@ -54,12 +57,32 @@ class LabelOperator(StrEnum):
 _WITH_VALUES = frozenset({LabelOperator.IN, LabelOperator.NOT_IN})
 
 
+def _label_key(text: str) -> str:
+    if not _KEY.fullmatch(text):
+        msg = "must be a label's key, such as app or example.org/app"
+        raise ValueError(msg)
+    return text
+
+
+def _label_value(text: str) -> str:
+    if not _VALUE.fullmatch(text):
+        msg = "must be a label's value: up to 63 letters, digits, '-', '_' and '.'"
+        raise ValueError(msg)
+    return text
+
+
+# The patterns are no part of the models: in Markdown, they look like links.
+ExpressionValue = Annotated[str, StringConstraints(max_length=63), AfterValidator(_label_value)]
+
+
 class LabelExpression(StrictModel):
     """A condition on one label. A VM without the label matches NotIn and DoesNotExist."""
 
-    key: LabelKey
+    key: Annotated[str, StringConstraints(max_length=253), AfterValidator(_label_key)]
     operator: LabelOperator
-    values: tuple[LabelValue, ...] = Field((), max_length=EXPRESSIONS_MAX, validate_default=True)
+    values: tuple[ExpressionValue, ...] = Field(
+        (), max_length=EXPRESSIONS_MAX, validate_default=True
+    )
     """For In and NotIn."""
 
     @field_validator("values")

@@ -112,12 +112,7 @@ class Attachments:
         if not in_use and not attachment.same_hardware(wanted):
             return False
         after = changed(attachment, wanted) if in_use else attachment
-        update = {
-            "epoch": plan.epoch,
-            "generation": plan.generation,
-            "labels": plan.labels,
-            "owner": plan.owner,
-        }
+        update = {one: getattr(plan, one) for one in ("epoch", "generation", "labels", "owner")}
         tuned = after.tuned_as(wanted).model_copy(update=update)
         if tuned.joined.nics != attachment.joined.nics:  # kept later: a crash repeats it
             await self._builder.tune(tuned.joined)

@@ -234,8 +234,7 @@ class Fleet:
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
         """Process a heartbeat; return its node. Raise VirtbusError if its key differs."""
-        plain = plain_stored(key, value)
-        record = as_stored(NodeRecord, plain)
+        record = as_stored(NodeRecord, plain := plain_stored(key, value))
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
         vms = self.promises.on.get(record.node, NOTHING).vms

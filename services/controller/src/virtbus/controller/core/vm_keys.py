@@ -108,7 +108,7 @@ def read_vm_key(key: str, value: bytes) -> VmKey | None:
     of nodes, which other modules read. Raises VirtbusError if the value cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] in {HOST_KEY, HOSTS_KEY} or tokens[2] == RESERVED or tokens[3] in _OF_A_NODE:
+    if tokens[-1] in {HOST_KEY, HOSTS_KEY} or tokens[2] == RESERVED or _OF_A_NODE & {*tokens[3:4]}:
         return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)

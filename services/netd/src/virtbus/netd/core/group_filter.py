@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from virtbus.netd.core import nft, nft_counters, nft_tables
+from virtbus.netd.core import nft_connections as ct
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.schemas.security_group import Direction, IpProtocol, SecurityRule, port_range
 
 TABLE = "virtbus_groups"
 STATE = "state"
-"""What a counter counts: packets of no connection. Others count under their direction."""
+"""The word for dropped packets of no connection. Others count under their direction."""
 _PREROUTING, _FORWARD, _INGRESS = 0, 2, 0
 _RAW, _FILTER, _AFTER_ANTISPOOF = -300, 0, 1
 _OPENED_BY_GUEST = 1
@@ -113,7 +114,7 @@ def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
     yield (
         track,
         [
-            nft.rule("track", nft.came_from(nic.bridge), nft.track_in_zone(1 + nic.index))
+            nft.rule("track", nft.came_from(nic.bridge), ct.track_in_zone(1 + nic.index))
             for nic in nics
         ],
     )
@@ -123,27 +124,27 @@ def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
         yield nft.Chain(nic.entry), _entry(nic)
     yield (
         forward,
-        [nft.rule("forward", nft.came_from(nic.bridge), nft.go_to(nic.entry)) for nic in nics],
+        [nft.rule("forward", nft.came_from(nic.bridge), ct.go_to(nic.entry)) for nic in nics],
     )
 
 
 def _entry(nic: GroupedNic) -> list[nft.NftRule]:
     """Return the rules that each packet of an interface meets first."""
     accept, drop = nft.verdict(nft.NftVerdict.ACCEPT), nft.verdict(nft.NftVerdict.DROP)
-    by_guest = nft.mark_connection(_OPENED_BY_GUEST)
+    by_guest = ct.mark_connection(_OPENED_BY_GUEST)
     icmp6 = *nft.is_ipv6(), *nft.l4_protocol(nft.ICMP6)
     dhcp = _DHCP if nic.on_segment else ()
     parts: list[Sequence[bytes]] = [
-        (*nft.is_new(), *nft.is_marked(_OPENED_BY_GUEST), *by_guest),
-        nft.mark_packet(0),  # a host interface below may read marks
-        *((*icmp6, *nft.icmp6_types(*types), accept) for types in _NEIGHBOURS),
+        (*ct.is_new(), *ct.is_marked(_OPENED_BY_GUEST), *by_guest),
+        ct.mark_packet(0),  # a host interface below may read marks
+        *((*icmp6, *ct.icmp6_types(*types), accept) for types in _NEIGHBOURS),
         *(
             (*nft.l4_protocol(nft.UDP), *nft.source_port(one), *nft.destination_port(other), accept)
             for one, other in dhcp
         ),
-        (*nft.is_invalid(), nft.counter(), drop),
-        (*nft.of_marked_connection(_OPENED_BY_GUEST), nft.go_to(nic.chain(Direction.EGRESS))),
-        (nft.go_to(nic.chain(Direction.INGRESS)),),
+        (*ct.is_invalid(), nft.counter(), drop),
+        (*ct.of_marked_connection(_OPENED_BY_GUEST), ct.go_to(nic.chain(Direction.EGRESS))),
+        (ct.go_to(nic.chain(Direction.INGRESS)),),
     ]
     return [nft.rule(nic.entry, part) for part in parts]
 
@@ -168,7 +169,7 @@ def _connections(
         # a chain for the peers, so that ports and peers are not multiplied
         inner = f"{name}-{position}"
         yield nft.Chain(inner), [nft.rule(inner, peer, accept) for peer in peers]
-        rules += [nft.rule(name, match, nft.jump_to(inner)) for match in _matches(one.rule)]
+        rules += [nft.rule(name, match, ct.jump_to(inner)) for match in _matches(one.rule)]
     drop = nft.verdict(nft.NftVerdict.DROP)
     yield nft.Chain(name), [*rules, nft.rule(name, nft.counter(), drop)]
 
@@ -180,9 +181,9 @@ def _matches(rule: SecurityRule) -> Iterator[Sequence[bytes]]:
         return
     for number in _NUMBERS[rule.protocol]:
         if not rule.ports:
-            yield nft.opened_with(number)
+            yield ct.opened_with(number)
         for ports in rule.ports:
-            yield (*nft.opened_with(number), *nft.opened_to_ports(*port_range(ports)))
+            yield (*ct.opened_with(number), *ct.opened_to_ports(*port_range(ports)))
 
 
 def _peers(rule: SecurityRule, sets: Sequence[nft.AddressSet]) -> Iterator[Sequence[bytes]]:
@@ -192,9 +193,9 @@ def _peers(rule: SecurityRule, sets: Sequence[nft.AddressSet]) -> Iterator[Seque
         yield ()
     for cidr in rule.cidrs:
         network = ip_network(cidr)
-        yield nft.opened_by(network) if inward else nft.opened_to(network)
+        yield ct.opened_by(network) if inward else ct.opened_to(network)
     for one in sets:
-        yield nft.opened_by_one_of(one) if inward else nft.opened_to_one_of(one)
+        yield ct.opened_by_one_of(one) if inward else ct.opened_to_one_of(one)
 
 
 def _frames(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
@@ -205,7 +206,7 @@ def _frames(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     for nic in nics:
         out = nft.Chain(f"from-{nic.tap}", _INGRESS, _AFTER_ANTISPOOF, device=nic.tap)
-        yield out, [nft.rule(out.name, nft.mark_packet(_OPENED_BY_GUEST))]
+        yield out, [nft.rule(out.name, ct.mark_packet(_OPENED_BY_GUEST))]
         policy = nft.NftVerdict.DROP
         inward = nft.Chain(f"to-{nic.tap}", _INGRESS, _FILTER, policy=policy, device=nic.eth)
         kinds = nft.ETHERTYPE_ARP, nft.ETHERTYPE_IP, nft.ETHERTYPE_IPV6

@@ -1,4 +1,4 @@
-"""Translates a NetworkPolicy to security groups of virtbus. What has no translation denies.
+"""Translates a NetworkPolicy to security groups of virtbus. Parts without a translation deny.
 
 A policy becomes one group, and one more for each selector of peers. A group selects by the labels
 that the VM got from its VMI. Every VM of a bridge counts as a pod with KubeVirt's own label.
