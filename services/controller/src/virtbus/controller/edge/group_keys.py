@@ -28,6 +28,7 @@ ROUND_S = 0.2
 """All changes within this time are one write for each node and group."""
 REST = 10
 """A round rests for this multiple of its own duration, so that it takes a tenth of a CPU."""
+AGAIN_S = 2.0
 IDLE_S = 30.0
 KEPT_S = 60.0
 """The time for which a key stays after its last member. A create may rely on a key for 5 s."""
@@ -77,8 +78,8 @@ class NodeGroups:
             self._wake.set()
 
     def _due(self) -> bool:
-        fleet = self._fleet
-        return bool(fleet.groups.all_keys()) and self._seen() != self._done
+        groups = self._fleet.groups
+        return bool(groups.count() or groups.on_nodes) and self._seen() != self._done
 
     def _seen(self) -> tuple[int, int, int]:
         fleet = self._fleet
@@ -113,6 +114,7 @@ class NodeGroups:
                 complete &= await self._end(key)
         except BusError as error:
             log.info("groups of nodes are late: %s", error, extra={"code": "groups_late"})
+            await asyncio.sleep(AGAIN_S)
             return False
         return complete
 
