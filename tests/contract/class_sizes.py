@@ -42,8 +42,8 @@ REASONS: dict[str, str] = {
     "imaged.edge.store.ImageStore": (
         "one folder with one lock: images, names and leases are consistent only together"
     ),
-    "netd.service.Netd": "one attribute for each part that its run starts",
     "netd.attachments.Attachments": "one turn a VM covers each change of its attachment",
+    "netd.service.Netd": "wires the parts of netd; the attributes are parts",
     "nodeagent.assignments.Assignments": (
         "one item of the watch is decided with all that is known of its uid: the listing, the "
         "disk, the domain, the actor, the record that follows"

@@ -1,6 +1,6 @@
 """Lists the keys below a node's own id that hold no VM."""
 
-from virtbus.schemas import hosts, node, security_group, subjects, vm
+from virtbus.schemas import hosts, node, overlay, security_group, subjects, vm
 from virtbus.schemas.channel import Channel, Plane
 from virtbus.schemas.channel import core_or_stored as _said
 
@@ -39,6 +39,13 @@ NODE_KEYS: tuple[Channel, ...] = (
         security_group.NodeGroup,
         "controller → controller, netd",
         "A security group of VMs of the node, with the addresses of its peers.",
+    ),
+    _said(
+        subjects.overlay_peer,
+        Plane.RECORD,
+        overlay.OverlayPeer,
+        "controller → controller, netd",
+        "The guests of an overlay on another host, for a node that has some, too.",
     ),
     _said(
         subjects.node_reserved,

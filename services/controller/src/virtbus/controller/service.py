@@ -36,6 +36,7 @@ from virtbus.controller.edge.node_monitor import NodeMonitor
 from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.controller.edge.operation_room import OperationRoom
 from virtbus.controller.edge.operation_sweep import OperationSweep
+from virtbus.controller.edge.overlay_peers import OverlayPeers
 from virtbus.controller.edge.pending_scheduler import PendingScheduler
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
@@ -157,8 +158,8 @@ class ControllerService:
         """Return the leader tasks that move and remove volumes."""
         moves = VolumeMoves(bus, self._fleet, events)
         removals = VolumeRemovals(bus, self._fleet, events, moves)
-        self._feeds.listeners += [self._placing.wake, self._fills.wake]
-        self._feeds.listeners += [moves.wake, removals.wake]
+        wakes = (self._placing.wake, self._fills.wake, moves.wake, removals.wake)
+        self._feeds.listeners += wakes
         return moves, removals
 
     @property
@@ -199,10 +200,8 @@ class ControllerService:
         )
         completing = SnapshotSweep(bus, fleet, events)
         self._feeds.listeners.append(completing.wake)
-        networks = NetworkRemovals(bus, fleet, events)
-        self._feeds.listeners.append(networks.wake)
-        groups = NodeGroups(bus, fleet)
-        self._feeds.listeners.append(groups.wake)
+        networks, groups = NetworkRemovals(bus, fleet, events), NodeGroups(bus, fleet)
+        self._feeds.listeners += [networks.wake, groups.wake]
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
@@ -215,6 +214,7 @@ class ControllerService:
             self._fills.run,
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
+            OverlayPeers(bus, fleet).run,
             OperationSweep(bus, fleet, settings.operation_keep_s).run,
             Overtaken(bus, fleet).run,
             HostDuty(bus, fleet, events).run,

@@ -31,6 +31,7 @@ from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.network_step import NetworkStep
 from virtbus.netd.orphan_audit import OrphanAudit
+from virtbus.netd.overlay_peers import OverlayPeers
 from virtbus.netd.path_check import PathCheck
 from virtbus.netd.reporter import NetworkReporter
 from virtbus.netd.security_groups import SecurityGroups
@@ -84,6 +85,7 @@ class Netd:
         self._paths = PathCheck(self._ports, self._attachments, self._leftovers)
         self._reporter = NetworkReporter(bus, settings.node)
         self._changed = asyncio.Event()
+        self._peers = OverlayPeers(ports.attachers, self._attachments)
         self._segments = SegmentGuests(ports, self._attachments, self._reporter)
         self._reach = ForbiddenAddresses(
             ports.attachers.bridges, settings, ports.resolver, self._segments.guard
@@ -125,9 +127,9 @@ class Netd:
                     process.notify("READY=1")
                     held = len(self._attachments.resources())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
-                    group.create_task(self._tidy())
-                    for task in (self._segments.run, self._reach.run, self._groups.run):
-                        group.create_task(task())
+                    for duty in (self._tidy, self._reach.run, self._segments.run, self._groups.run):
+                        group.create_task(duty())
+                    group.create_task(self._peers.run(lambda: work.synced))
                     async with self._bus.node_watch(settings.node, "netd", self._gate) as watch:
                         await work.follow(
                             watch, settings.node, of_node=self._of_node, compare=self._compare
@@ -143,6 +145,7 @@ class Netd:
         self._groups.see(item)
         if isinstance(item, Entry):
             self._reach.see(item)
+            self._peers.see(item)
 
     def _handed_over(self, done: Handover) -> None:
         took_ms = (done.granted_ns - done.asked_ns) / 1e6
@@ -266,6 +269,7 @@ class Netd:
             networks=(default, *others),
             cni_plugins=self._settings.cni_plugins_allowed,
             links=await in_thread(self._ports.attachers.segments.offered),
+            tunnel=await in_thread(self._ports.attachers.tunnels.end),
             addresses=await in_thread(self._ports.attachers.bridges.addresses),
         )
 

@@ -28,6 +28,7 @@ from virtbus.schemas.subjects import (
     NETWORK_KEYS,
     NODE_SPEC_KEY,
     OPERATIONS,
+    PEER_KEY,
     RESERVED,
     SECURITY_GROUP_KEYS,
     SECURITY_GROUPS,
@@ -52,6 +53,7 @@ _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
 
 _OF_A_NODE = frozenset({OPERATIONS, SECURITY_GROUPS})
 """The kinds of objects below the id of a node."""
+_OF_OTHERS = frozenset({HOST_KEY, HOSTS_KEY, PEER_KEY})
 
 
 class StoredVm(NamedTuple):
@@ -108,7 +110,7 @@ def read_vm_key(key: str, value: bytes) -> VmKey | None:
     of nodes, which other modules read. Raises VirtbusError if the value cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] in {HOST_KEY, HOSTS_KEY} or tokens[2] == RESERVED or _OF_A_NODE & {*tokens[3:4]}:
+    if tokens[-1] in _OF_OTHERS or tokens[2] == RESERVED or _OF_A_NODE & {*tokens[3:4]}:
         return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)

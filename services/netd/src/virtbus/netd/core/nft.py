@@ -27,6 +27,8 @@ _FIB_ADDRESS_TYPE, _FIB_TO, _LOCAL_ADDRESS = 3, 2, 2
 _TO_DESTINATION, _NF_IPV4 = 1, 2
 EQ, NEQ, LTE, GTE = 0, 1, 3, 5
 """Operators of `compare`."""
+_LOOKUP_INVERTED = 1
+"""`NFT_LOOKUP_F_INV`."""
 _LINK_LAYER, _NETWORK, TRANSPORT = 0, 1, 2
 _META_IIFNAME, _META_OIFNAME, _META_L4PROTO, _META_NFPROTO = 6, 7, 16, 15
 _LIMIT_PACKETS, _LIMIT_EXCEEDED = 0, 1
@@ -143,10 +145,18 @@ def ip_destination_in(network: IPv4Network) -> tuple[bytes, ...]:
 
 def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
     """Match an IPv4 destination in a set of the same table."""
-    lookup = expression(
-        "lookup", text(1, addresses.name), be32(2, REGISTER), be32(4, addresses.number)
+    return load(_NETWORK, 16, 4), _among(addresses)
+
+
+def ip_source_not_among(addresses: AddressSet) -> tuple[bytes, ...]:
+    """Match an IPv4 source outside of a set of the same table."""
+    return load(_NETWORK, 12, 4), _among(addresses, be32(5, _LOOKUP_INVERTED))
+
+
+def _among(addresses: AddressSet, *more: bytes) -> bytes:
+    return expression(
+        "lookup", text(1, addresses.name), be32(2, REGISTER), be32(4, addresses.number), *more
     )
-    return load(_NETWORK, 16, 4), lookup
 
 
 def _address_in(offset: int, network: IPv4Network | IPv6Network) -> tuple[bytes, ...]:
