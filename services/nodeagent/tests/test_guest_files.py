@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from virtbus.nodeagent.core.guest_files import cloud_config_lists, device_path, environment_file
 from virtbus.nodeagent.core.seed import seed_files
-from virtbus.schemas.guest_files import GuestFile, GuestMount
+from virtbus.schemas.guest_files import GuestFile, GuestLink, GuestMount
 from virtbus.schemas.seed import CloudInit, CloudInitNoCloud
 from virtbus.schemas.vm import Devices, Disk, DiskBus, Domain, VmRecord, VmSpec
 
@@ -98,6 +98,23 @@ def test_a_mount_names_its_volume_by_a_path_that_does_not_depend_on_order() -> N
         ["/dev/disk/by-id/virtio-data", "/data", "auto", "defaults,nofail", "0", "0"],
         ["/dev/disk/by-id/ata-QEMU_HARDDISK_old-1.2", "/old", "xfs", "ro", "0", "0"],
     ]
+
+
+def test_an_empty_disk_gets_its_file_system_once_and_a_disk_its_names() -> None:
+    mounts = [
+        GuestMount(volume="tmp", path=path, filesystem="ext4", make_filesystem=True)
+        for path in ("/a", "/b")
+    ]
+    links = (GuestLink(volume="tmp", path="/dev/x/y"), GuestLink(volume="gone", path="/dev/z"))
+    found = lists(CloudInit(mounts=tuple(mounts), links=links), Disk(name="tmp"))
+    device = "/dev/disk/by-id/virtio-tmp"
+    assert found == {
+        "fs_setup": [{"device": device, "filesystem": "ext4", "partition": "any"}],
+        "mounts": [[device, path, "ext4", "defaults,nofail", "0", "0"] for path in ("/a", "/b")],
+        "bootcmd": [["mkdir", "-p", "/dev/x"], ["ln", "-sfn", device, "/dev/x/y"]],
+    }
+    with pytest.raises(ValueError, match="by name"):
+        GuestMount(volume="tmp", path="/a", make_filesystem=True)
 
 
 @pytest.mark.parametrize("user_data", ["#!/bin/sh\n", "#cloud-config\nwrite_files: [{path: /a}]\n"])

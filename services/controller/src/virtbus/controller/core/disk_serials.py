@@ -1,4 +1,4 @@
-"""Checks that a guest finds its mounted disks by their serial numbers (`/dev/disk/by-id`)."""
+"""Checks that a guest finds its mounted and linked disks by their serials (`/dev/disk/by-id`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +11,16 @@ Raw = Mapping[str, Any]
 
 
 def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]:
-    """Return the mounts of raw volumes that their guest would not find."""
+    """Return the mounts and links of raw volumes that their guest would not find, or may not make.
+
+    A file system is made on an empty disk only.
+    """
     found = []
     if not (mounts := _mounts(volumes)):
         return []
     names = [str(volume.get("name")) for volume in volumes]
     given = {str(disk.get("name")): disk.get("serial") for disk in disks}
+    empty = {str(one.get("name")) for one in volumes if one.get("empty_disk") is not None}
     held = {name: str(given.get(name) or serial_of(name)) for name in (*names, *given)}
     for path, mount in mounts:
         name = mount.get("volume")
@@ -29,6 +33,9 @@ def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]
             why = _ambiguity(held[name], others, mount.get("partition") or 1)
         if why:
             found.append(Detail(path=f"{path}.volume", message=why))
+        elif mount.get("make_filesystem") is True and name not in empty:
+            message = "only an empty_disk gets a file system, because other volumes may have data"
+            found.append(Detail(path=f"{path}.make_filesystem", message=message))
     return found
 
 
@@ -49,13 +56,14 @@ def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:
 
 
 def _mounts(volumes: Sequence[Raw]) -> list[tuple[str, Raw]]:
-    """Return each mount of each seed, with its path in the request."""
+    """Return each mount and link of each seed, with its path in the request."""
     found = []
     for index, volume in enumerate(volumes):
         for kind in SEEDS:
             seed = volume.get(kind)
-            mounts = seed.get("mounts") if isinstance(seed, Mapping) else None
-            for number, mount in enumerate(mounts if isinstance(mounts, list | tuple) else ()):
-                if isinstance(mount, Mapping):
-                    found.append((f"spec.volumes[{index}].{kind}.mounts[{number}]", mount))
+            for name in ("mounts", "links"):
+                given = seed.get(name) if isinstance(seed, Mapping) else None
+                for number, one in enumerate(given if isinstance(given, list | tuple) else ()):
+                    if isinstance(one, Mapping):
+                        found.append((f"spec.volumes[{index}].{kind}.{name}[{number}]", one))
     return found

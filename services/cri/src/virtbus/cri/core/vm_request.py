@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.cri.core import pod_volumes, virtlet
+from virtbus.cri.core import pod_disks, pod_volumes, virtlet
 from virtbus.cri.core.configs import (
     NODE_MODE,
     ContainerConfig,
@@ -23,7 +23,7 @@ from virtbus.cri.core.pod import Machine, Pod, ShellKey
 from virtbus.cri.core.virtlet import Wishes
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.guest_files import GuestFile
+from virtbus.schemas.guest_files import GuestFile, GuestMount
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.publish import EVERY_ADDRESS, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
@@ -35,6 +35,7 @@ from virtbus.schemas.vm import (
     Devices,
     Disk,
     Domain,
+    EmptyDisk,
     EvictionStrategy,
     Firmware,
     ImageVolume,
@@ -76,6 +77,8 @@ class Place(NamedTuple):
 
     hostname: str
     network: str
+    empty_dir_bytes: int = 10 * 1024**3
+    """The size of an emptyDir that the pod gives none."""
 
 
 def check_sandbox(config: SandboxConfig) -> None:
@@ -93,6 +96,7 @@ def check_sandbox(config: SandboxConfig) -> None:
         found.append(Detail(path="linux.security_context", message=message))
     found += _port_problems(config.port_mappings)
     found += virtlet.wishes(config.annotations)[1]
+    found += pod_disks.sizes(config.annotations)[1]
     _refuse(found)
 
 
@@ -131,6 +135,7 @@ def check_container(config: ContainerConfig) -> None:
     if not config.metadata.name:
         found.append(Detail(path="metadata.name", message="a container needs a name"))
     found += pod_volumes.refusals(config.mounts, config.devices)
+    found += pod_disks.problems(config.mounts)
     found += _resource_problems(config.linux.resources)
     _refuse(found)
 
@@ -209,20 +214,29 @@ def _spec(
     wanted = virtlet.wishes(sandbox.annotations)[0]
     root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
     bus = wanted.disk_bus
+    empty = pod_disks.disks(config.mounts, sandbox.annotations, place.empty_dir_bytes)
     return VmSpec(
         run_strategy=RunStrategy.MANUAL,
         domain=Domain(
             cpu=Cpu(cores=wanted.vcpus or vcpus(resources), model=wanted.cpu_model),
             memory=Memory(guest=resources.memory_limit_in_bytes or DEFAULT_MEMORY_BYTES),
             devices=Devices(
-                disks=(Disk(name=ROOT, bus=bus), Disk(name=SEED, bus=bus, readonly=True)),
+                disks=(
+                    Disk(name=ROOT, bus=bus),
+                    Disk(name=SEED, bus=bus, readonly=True),
+                    *(Disk(name=one.name, bus=bus) for one in empty),
+                ),
                 interfaces=(Interface(name=NIC, publish=_published(sandbox.port_mappings)),),
             ),
             firmware=Firmware(uuid=wanted.system_uuid),
         ),
         volumes=(
             Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
-            _seed(sandbox, config, wanted, inside),
+            _seed(sandbox, config, wanted, inside, tuple(m for one in empty for m in one.mounts)),
+            *(
+                Volume(name=one.name, empty_disk=EmptyDisk(capacity=one.size_bytes))
+                for one in empty
+            ),
         ),
         networks=(Network(name=NIC, network=place.network),),
         node_selector={HOSTNAME: place.hostname},
@@ -231,7 +245,11 @@ def _spec(
 
 
 def _seed(
-    sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes, inside: Inside
+    sandbox: SandboxConfig,
+    config: ContainerConfig,
+    wanted: Wishes,
+    inside: Inside,
+    mounts: tuple[GuestMount, ...],
 ) -> Volume:
     values = {
         "hostname": wanted.hostname or _hostname(sandbox),
@@ -240,6 +258,7 @@ def _seed(
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
         "vendor_data": ROOT_LOGIN if inside.key.public else None,
         "write_files": inside.files,
+        "mounts": mounts,
     }
     if wanted.config_drive:
         drive = CloudInitConfigDrive.model_validate(values)

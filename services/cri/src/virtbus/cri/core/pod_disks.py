@@ -1,0 +1,134 @@
+"""Decides which volumes of a pod become disks of its VM, with their sizes and mounts.
+
+The disks belong to the VM: they live as long as the pod, over restarts of its container.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from virtbus.cri.core import pod_volumes
+from virtbus.cri.core.configs import Mount
+from virtbus.schemas.errors import Detail
+from virtbus.schemas.guest_files import GuestMount
+from virtbus.schemas.quantity import parse_bytes
+from virtbus.schemas.vm import DISK_MAX, DISK_MIN
+
+SIZES = "virtbus.io/empty-dir-sizes"
+"""An annotation: `cache=5Gi,tmp=1Gi`. CRI does not contain the field `sizeLimit`."""
+FILE_SYSTEM = "ext4"
+QCOW2_BYTES = 1024**3
+"""The size of a flexvolume without the option `capacity`, as in Virtlet."""
+_CAPACITY = re.compile(r"\s*([0-9]{1,15})\s*([A-Za-z]*)\s*")
+_LIBVIRT_UNITS = {
+    **dict.fromkeys(("b", "byte", "bytes"), 1),
+    **{
+        form: base**power
+        for power, letter in enumerate("kmgtpe", start=1)
+        for form, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
+    },
+}
+"""libvirt's units of a capacity, in lower case (formatstorage); without one it is `M`."""
+_NAME_CHARS = 50
+
+
+class PodDisk(NamedTuple):
+    """An empty disk of the VM, and its mounts in the guest."""
+
+    name: str
+    size_bytes: int
+    mounts: tuple[GuestMount, ...]
+
+
+def disks(
+    mounts: tuple[Mount, ...], notes: Mapping[str, str], default_bytes: int
+) -> tuple[PodDisk, ...]:
+    """Return the disks of a pod with these mounts and annotations, one for each volume."""
+    wished = sizes(notes)[0]
+    found: dict[str, PodDisk] = {}
+    for mount in mounts:
+        if not pod_volumes.is_disk(mount):
+            continue
+        volume = pod_volumes.volume_name(mount)
+        name = disk_name(volume)
+        size_bytes = wished.get(volume, default_bytes)
+        if mount.options is not None:
+            size_bytes = capacity_bytes(mount.options.get("capacity", ""))
+        known = found.get(name, PodDisk(name, size_bytes, ()))
+        found[name] = known._replace(mounts=(*known.mounts, _mount(name, mount)))
+    return tuple(found.values())
+
+
+def _mount(disk: str, mount: Mount) -> GuestMount:
+    return GuestMount(
+        volume=disk,
+        path=mount.container_path,
+        filesystem=FILE_SYSTEM,
+        options="defaults,nofail,ro" if mount.readonly else "defaults,nofail",
+        make_filesystem=True,
+    )
+
+
+def disk_name(volume: str) -> str:
+    """Return the name of a volume's disk.
+
+    It ends with a letter: cloud-init would take a digit at the end of a serial for a partition.
+    """
+    plain = re.sub(r"[^a-z0-9-]", "-", volume.lower()).strip("-") or "volume"
+    if plain != volume or len(volume) > _NAME_CHARS:
+        digest = hashlib.sha256(volume.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        plain = f"{plain[: _NAME_CHARS - 9].strip('-')}-{digest}"
+    return f"{plain}-disk"
+
+
+def sizes(notes: Mapping[str, str]) -> tuple[dict[str, int], list[Detail]]:
+    """Return the sizes of emptyDirs in the pod's annotation by name, and its problems."""
+    found: dict[str, int] = {}
+    wrong: list[Detail] = []
+    for part in filter(None, map(str.strip, notes.get(SIZES, "").split(","))):
+        name, _, text = part.partition("=")
+        try:
+            size_bytes = parse_bytes(text.strip())
+            _check_size(size_bytes)
+        except ValueError as error:
+            message = f"{SIZES} has {part!r:.80}: {error}; write name=5Gi, with commas between"
+            wrong.append(Detail(path=f"annotations.{SIZES}", message=message))
+        else:
+            found[name.strip()] = size_bytes
+    return found, wrong
+
+
+def _check_size(size_bytes: int) -> None:
+    if not DISK_MIN <= size_bytes <= DISK_MAX:
+        msg = f"a disk has between {DISK_MIN} and {DISK_MAX} bytes"
+        raise ValueError(msg)
+
+
+def capacity_bytes(text: str) -> int:
+    """Return the capacity of a flexvolume by Virtlet's rules; raises ValueError."""
+    if not text:
+        return QCOW2_BYTES
+    found = _CAPACITY.fullmatch(text)
+    factor = _LIBVIRT_UNITS.get(found[2].lower() or "m") if found else None
+    if found is None or factor is None:
+        msg = f"the capacity {text!r:.40} is no number with a unit; write for example 1024MiB"
+        raise ValueError(msg)
+    size_bytes = int(found[1]) * factor
+    _check_size(size_bytes)
+    return size_bytes
+
+
+def problems(mounts: tuple[Mount, ...]) -> Iterator[Detail]:
+    """Yield the problems of volumes that would be disks."""
+    for index, mount in enumerate(mounts):
+        if not pod_volumes.is_disk(mount):
+            continue
+        try:
+            _mount("disk", mount)
+            if mount.options is not None:
+                capacity_bytes(mount.options.get("capacity", ""))
+        except ValueError as error:
+            reason = str(error).splitlines()[-1].strip() if "\n" in str(error) else str(error)
+            message = f"the volume at {mount.container_path!r:.200} cannot be a disk: {reason}"
+            yield Detail(path=f"mounts[{index}]", message=message)
