@@ -21,7 +21,7 @@ FILE_SYSTEM = "ext4"
 QCOW2_BYTES = 1024**3
 """The size of a flexvolume without the option `capacity`, as in Virtlet."""
 _CAPACITY = re.compile(r"\s*([0-9]{1,15})\s*([A-Za-z]*)\s*")
-_LIBVIRT_UNITS = {
+_LIBVIRT_UNITS: dict[str, int] = {
     **dict.fromkeys(("b", "byte", "bytes"), 1),
     **{
         form: base**power
@@ -114,7 +114,7 @@ def capacity_bytes(text: str) -> int:
     if found is None or factor is None:
         msg = f"the capacity {text!r:.40} is no number with a unit; write for example 1024MiB"
         raise ValueError(msg)
-    size_bytes = int(found[1]) * factor
+    size_bytes: int = int(found[1]) * factor
     _check_size(size_bytes)
     return size_bytes
 
