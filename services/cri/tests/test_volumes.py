@@ -211,7 +211,7 @@ async def test_a_flexvolume_of_qcow2_is_a_disk_of_its_capacity(
     ("options", "word"),
     [
         ({"type": "ceph", "secret": "c2VjcmV0"}, "disk of Ceph"),
-        ({"type": "raw", "path": "/dev/loop0"}, "device of the node"),
+        ({"type": "raw", "path": "/dev/null"}, "no block device"),
         ({"type": "zfs"}, "unknown type"),
         ({}, "unknown type"),
         ({"type": "qcow2", "capacity": "lots"}, "'lots'"),
@@ -223,6 +223,64 @@ async def test_another_flexvolume_is_refused_by_its_type(
     text = await refusal(kubelet, mount(flexvolume(tmp_path, **options), "/data"))
     assert word in text
     assert "c2VjcmV0" not in text
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A link to a device of the node, as kubelet makes it; the device itself is pretended."""
+    link = tmp_path / "pods" / "0c5f" / "volumeDevices" / "kubernetes.io~local-volume" / "pv-1"
+    known = {str(link): "/dev/dm-3", "/dev/vg0/data": "/dev/dm-4"}
+    monkeypatch.setattr(
+        "virtbus.cri.edge.volume_files._block_device", lambda path: known.get(path, "")
+    )
+    return link
+
+
+async def test_a_block_volume_is_a_disk_with_its_device_path_in_the_guest(
+    fleet: Fleet, kubelet: Kubelet, device: Path
+) -> None:
+    devices = [{"host_path": str(device), "container_path": "/dev/xvdc", "permissions": "r"}]
+    await kubelet.container(await kubelet.sandbox(), devices=devices)
+    spec = fleet.vm.spec
+    volume, disk = spec.volumes[2], spec.domain.devices.disks[2]
+    assert volume.host_device is not None
+    assert (volume.host_device.path, disk.name, disk.readonly) == ("/dev/dm-3", volume.name, True)
+    seed = spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    assert [(one.volume, one.path) for one in seed.links] == [(volume.name, "/dev/xvdc")]
+
+
+@pytest.mark.parametrize(("part", "wanted"), [("", 1), ("-1", 1), ("0", None), ("3", 3)])
+async def test_a_raw_flexvolume_is_a_device_with_a_partition_that_is_mounted(
+    tmp_path: Path, fleet: Fleet, kubelet: Kubelet, device: Path, part: str, wanted: int | None
+) -> None:
+    assert device.name
+    folder = flexvolume(tmp_path, type="raw", path="/dev/vg0/data", part=part)
+    await kubelet.container(await kubelet.sandbox(), mounts=[mount(folder, "/data")])
+    host = fleet.vm.spec.volumes[2].host_device
+    assert host is not None
+    assert host.path == "/dev/dm-4"
+    seed = fleet.vm.spec.volumes[1].cloud_init_no_cloud
+    assert seed is not None
+    (mounted,) = seed.mounts
+    assert (mounted.partition, mounted.make_filesystem) == (wanted, False)
+
+
+async def test_devices_that_cannot_be_disks_are_refused_together(
+    kubelet: Kubelet, device: Path
+) -> None:
+    devices = [
+        {"host_path": str(device), "container_path": "/"},
+        {"host_path": "/dev/null", "container_path": "/dev/a"},
+        {"host_path": str(device), "container_path": "relative"},
+    ]
+    sandbox_id = await kubelet.sandbox()
+    await kubelet.call("PullImage", image={"image": "tiny"})
+    config = {"metadata": {"name": "vm"}, "image": {"image": "tiny"}, "devices": devices}
+    code, text = await kubelet.refused("CreateContainer", pod_sandbox_id=sandbox_id, config=config)
+    assert code is StatusCode.INVALID_ARGUMENT
+    assert "cannot be the root disk" in text
+    assert "2 more" in text
 
 
 async def test_files_that_are_too_large_or_lead_elsewhere_are_refused(

@@ -184,6 +184,26 @@ class EmptyDisk(StrictModel):
     capacity: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
 
 
+DevicePath = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)*$"
+    ),
+    Field(max_length=200),
+]
+"""A path below /dev without `..`."""
+
+
+class HostDevice(StrictModel):
+    """A block device of the node, by its path there: a PersistentVolume of a pod.
+
+    Only the container runtime of a node may use it, and the node's agent opens only devices that
+    its setting `devices_allowed` names. virtbus writes nothing to it.
+    """
+
+    path: DevicePath
+
+
 class Volume(StrictModel):
     """The content of the disk of the same name; exactly one source is set."""
 
@@ -196,6 +216,7 @@ class Volume(StrictModel):
     files: FilesVolume | None = None
     sysprep: SysprepVolume | None = None
     volume: NamedVolume | None = None
+    host_device: HostDevice | None = None
 
     @property
     def file_set(self) -> FilesVolume | None:
@@ -273,7 +294,10 @@ class VmSpec(StrictModel):
         return tuple(
             volume.name
             for volume in self.volumes
-            if not volume.is_iso and volume.volume is None and volume.name not in fixed
+            if not volume.is_iso
+            and volume.volume is None
+            and volume.host_device is None
+            and volume.name not in fixed
         )
 
 

@@ -95,6 +95,8 @@ class Mount(LenientModel):
     """The node's path is a file system in memory; no field of CRI."""
     options: dict[str, str] | None = Field(None, exclude=True)
     """The options of a flexvolume, as its driver wrote them; no field of CRI."""
+    block_path: str = Field("", exclude=True)
+    """The block device that the options name; empty if there is none. It is no field of CRI."""
 
 
 class Device(LenientModel):
@@ -103,6 +105,9 @@ class Device(LenientModel):
     container_path: str = ""
     host_path: str = ""
     permissions: str = ""
+    """Letters of `rwm`, as for cgroups."""
+    block_path: str = Field("", exclude=True)
+    """The block device behind `host_path`; empty if there is none. It is no field of CRI."""
 
 
 class LinuxResources(LenientModel):

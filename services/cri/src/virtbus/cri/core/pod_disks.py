@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from virtbus.cri.core import pod_volumes
-from virtbus.cri.core.configs import Mount
+from virtbus.cri.core.configs import ContainerConfig, Device, Mount
 from virtbus.schemas.errors import Detail
-from virtbus.schemas.guest_files import GuestMount
+from virtbus.schemas.guest_files import GuestLink, GuestMount
 from virtbus.schemas.quantity import parse_bytes
-from virtbus.schemas.vm import DISK_MAX, DISK_MIN
+from virtbus.schemas.vm import DISK_MAX, DISK_MIN, EmptyDisk, HostDevice, Volume
 
 SIZES = "virtbus.io/empty-dir-sizes"
 """An annotation: `cache=5Gi,tmp=1Gi`. CRI does not contain the field `sizeLimit`."""
@@ -34,40 +36,75 @@ _NAME_CHARS = 50
 
 
 class PodDisk(NamedTuple):
-    """An empty disk of the VM, and its mounts in the guest."""
+    """A disk of the VM, and its mounts in the guest; empty at first, or a `device` of the node."""
 
     name: str
-    size_bytes: int
-    mounts: tuple[GuestMount, ...]
+    size_bytes: int = 0
+    device: str = ""
+    mounts: tuple[GuestMount, ...] = ()
+    links: tuple[GuestLink, ...] = ()
+    readonly: bool = False
+
+    @property
+    def volume(self) -> Volume:
+        """Return the volume of the VM's spec."""
+        if self.device:
+            return Volume(name=self.name, host_device=HostDevice(path=self.device))
+        return Volume(name=self.name, empty_disk=EmptyDisk(capacity=self.size_bytes))
 
 
 def disks(
-    mounts: tuple[Mount, ...], notes: Mapping[str, str], default_bytes: int
+    config: ContainerConfig, notes: Mapping[str, str], default_bytes: int
 ) -> tuple[PodDisk, ...]:
-    """Return the disks of a pod with these mounts and annotations, one for each volume."""
+    """Return the disks of a pod with this container and annotations, one for each volume."""
     wished = sizes(notes)[0]
     found: dict[str, PodDisk] = {}
-    for mount in mounts:
-        if not pod_volumes.is_disk(mount):
-            continue
+    for mount in filter(pod_volumes.is_disk, config.mounts):
         volume = pod_volumes.volume_name(mount)
         name = disk_name(volume)
         size_bytes = wished.get(volume, default_bytes)
         if mount.options is not None:
             size_bytes = capacity_bytes(mount.options.get("capacity", ""))
-        known = found.get(name, PodDisk(name, size_bytes, ()))
+        known = found.get(name, PodDisk(name, size_bytes, mount.block_path))
         found[name] = known._replace(mounts=(*known.mounts, _mount(name, mount)))
-    return tuple(found.values())
+    return (*found.values(), *map(_device, config.devices))
+
+
+def _device(device: Device) -> PodDisk:
+    """Return the disk of a block volume, which has its devicePath in the guest, too."""
+    name = disk_name("device-" + device.container_path.removeprefix("/dev/").strip("/"))
+    return PodDisk(
+        name,
+        device=device.block_path,
+        links=(GuestLink(volume=name, path=device.container_path),),
+        readonly="w" not in device.permissions,
+    )
 
 
 def _mount(disk: str, mount: Mount) -> GuestMount:
+    options = "defaults,nofail,ro" if mount.readonly else "defaults,nofail"
+    if mount.block_path:
+        path, part = mount.container_path, (mount.options or {}).get("part", "")
+        return GuestMount(volume=disk, path=path, options=options, partition=partition(part))
     return GuestMount(
         volume=disk,
         path=mount.container_path,
         filesystem=FILE_SYSTEM,
-        options="defaults,nofail,ro" if mount.readonly else "defaults,nofail",
+        options=options,
         make_filesystem=True,
     )
+
+
+def partition(text: str) -> int | None:
+    """Return the partition of a flexvolume's option `part`, by Virtlet's rules; None: the disk.
+
+    Raises:
+        ValueError: the option is no number.
+    """
+    if not re.fullmatch(r"-1|[0-9]{1,3}|", text):
+        msg = f"the option part is {text!r:.40}; write 0 for the whole disk, or a partition"
+        raise ValueError(msg)
+    return int(text) or None if text not in {"", "-1"} else 1
 
 
 def disk_name(volume: str) -> str:
@@ -119,9 +156,9 @@ def capacity_bytes(text: str) -> int:
     return size_bytes
 
 
-def problems(mounts: tuple[Mount, ...]) -> Iterator[Detail]:
+def problems(config: ContainerConfig) -> Iterator[Detail]:
     """Yield the problems of volumes that would be disks."""
-    for index, mount in enumerate(mounts):
+    for index, mount in enumerate(config.mounts):
         if not pod_volumes.is_disk(mount):
             continue
         try:
@@ -129,6 +166,18 @@ def problems(mounts: tuple[Mount, ...]) -> Iterator[Detail]:
             if mount.options is not None:
                 capacity_bytes(mount.options.get("capacity", ""))
         except ValueError as error:
-            reason = str(error).splitlines()[-1].strip() if "\n" in str(error) else str(error)
-            message = f"the volume at {mount.container_path!r:.200} cannot be a disk: {reason}"
+            message = f"the volume at {mount.container_path!r:.200} cannot be a disk: {_why(error)}"
             yield Detail(path=f"mounts[{index}]", message=message)
+    for index, device in enumerate(config.devices):
+        try:
+            _ = _device(device).volume if device.block_path else None
+        except ValueError as error:
+            message = f"the device at {device.container_path!r:.200}: {_why(error)}"
+            yield Detail(path=f"devices[{index}]", message=message)
+
+
+def _why(error: ValueError) -> str:
+    """Return the reason in an error, without the lines that pydantic adds."""
+    if isinstance(error, ValidationError):
+        return "; ".join(one["msg"] for one in error.errors(include_url=False))
+    return str(error)

@@ -20,7 +20,9 @@ AS_FILES = frozenset(
 """Volumes of small files, which become files of the guest's first boot."""
 EMPTY_DIR = "kubernetes.io~empty-dir"
 FLEXVOLUME = "virtlet~flexvolume_driver"
-QCOW2 = "qcow2"
+QCOW2, RAW = "qcow2", "raw"
+ROOT_PATH = "/"
+"""The path of a block volume that was the root disk of a pod of Virtlet."""
 NAMES = {
     "kubernetes.io~csi": "a PersistentVolume with a file system",
     "kubernetes.io~local-volume": "a PersistentVolume with a file system",
@@ -38,7 +40,7 @@ _SHARED = (
 
 
 _FLEXVOLUMES = {
-    "raw": "is a device of the node, which cannot be given to a VM yet; use a disk of type qcow2",
+    RAW: "names no block device of the node; its option `path` begins with /dev/",
     "ceph": "is a disk of Ceph, for which this node has no pool; use a volume of the bus",
 }
 
@@ -62,11 +64,11 @@ def volume_name(mount: Mount) -> str:
 
 
 def is_disk(mount: Mount) -> bool:
-    """Return True for a volume that is an empty disk of the VM at first."""
+    """Return True for a volume that is a disk of the VM: an empty one at first, or a device."""
     if kind(mount) == EMPTY_DIR:
         return not mount.memory and not mount.is_file
-    options = mount.options or {}
-    return kind(mount) == FLEXVOLUME and options.get("type") == QCOW2
+    form = (mount.options or {}).get("type")
+    return kind(mount) == FLEXVOLUME and (form == QCOW2 or (form == RAW and bool(mount.block_path)))
 
 
 def as_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
@@ -85,11 +87,18 @@ def refusals(mounts: tuple[Mount, ...], devices: tuple[Device, ...]) -> Iterator
         if not of_kubelet(mount) and mount not in files and not is_disk(mount):
             yield Detail(path=f"mounts[{index}]", message=_why(mount))
     for index, device in enumerate(devices):
-        message = (
-            f"the block device {device.host_path} cannot be given to a VM yet; remove the volume "
-            f"at {device.container_path}"
-        )
-        yield Detail(path=f"devices[{index}]", message=message)
+        if device.container_path == ROOT_PATH:
+            message = (
+                "a PersistentVolume cannot be the root disk of a VM pod; give it another "
+                "devicePath, or use a VM with a volume of the bus"
+            )
+            yield Detail(path=f"devices[{index}]", message=message)
+        elif not device.block_path:
+            message = (
+                f"the device at {device.container_path} is no block device of the node: "
+                f"{device.host_path}; remove it from the pod"
+            )
+            yield Detail(path=f"devices[{index}]", message=message)
 
 
 def _why(mount: Mount) -> str:
@@ -113,4 +122,4 @@ def _why_flexvolume(mount: Mount) -> str:
             "has no options: the driver virtlet/flexvolume_driver of virtbus is not installed on "
             "this node; run `virtbus cri install` there"
         )
-    return _FLEXVOLUMES.get(mount.options.get("type", ""), "has an unknown type; use qcow2")
+    return _FLEXVOLUMES.get(mount.options.get("type", ""), "has an unknown type; use qcow2 or raw")

@@ -20,10 +20,11 @@ from virtbus.cri.core.configs import (
 )
 from virtbus.cri.core.image_record import PulledImage
 from virtbus.cri.core.pod import Machine, Pod, ShellKey
+from virtbus.cri.core.pod_disks import PodDisk
 from virtbus.cri.core.virtlet import Wishes
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.guest_files import GuestFile, GuestMount
+from virtbus.schemas.guest_files import GuestFile
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.publish import EVERY_ADDRESS, PublishedPort
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud
@@ -35,7 +36,6 @@ from virtbus.schemas.vm import (
     Devices,
     Disk,
     Domain,
-    EmptyDisk,
     EvictionStrategy,
     Firmware,
     ImageVolume,
@@ -66,10 +66,11 @@ _LABEL_CHARS = 63
 
 
 class Inside(NamedTuple):
-    """The platform's part of the guest's seed: the pod's key, and the files of its volumes."""
+    """The platform's part of the guest's seed: the pod's key, and its volumes."""
 
     key: ShellKey
     files: tuple[GuestFile, ...]
+    disks: tuple[PodDisk, ...] = ()
 
 
 class Place(NamedTuple):
@@ -135,7 +136,7 @@ def check_container(config: ContainerConfig) -> None:
     if not config.metadata.name:
         found.append(Detail(path="metadata.name", message="a container needs a name"))
     found += pod_volumes.refusals(config.mounts, config.devices)
-    found += pod_disks.problems(config.mounts)
+    found += pod_disks.problems(config)
     found += _resource_problems(config.linux.resources)
     _refuse(found)
 
@@ -214,7 +215,7 @@ def _spec(
     wanted = virtlet.wishes(sandbox.annotations)[0]
     root_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
     bus = wanted.disk_bus
-    empty = pod_disks.disks(config.mounts, sandbox.annotations, place.empty_dir_bytes)
+    more = pod_disks.disks(config, sandbox.annotations, place.empty_dir_bytes)
     return VmSpec(
         run_strategy=RunStrategy.MANUAL,
         domain=Domain(
@@ -224,7 +225,7 @@ def _spec(
                 disks=(
                     Disk(name=ROOT, bus=bus),
                     Disk(name=SEED, bus=bus, readonly=True),
-                    *(Disk(name=one.name, bus=bus) for one in empty),
+                    *(Disk(name=one.name, bus=bus, readonly=one.readonly) for one in more),
                 ),
                 interfaces=(Interface(name=NIC, publish=_published(sandbox.port_mappings)),),
             ),
@@ -232,11 +233,8 @@ def _spec(
         ),
         volumes=(
             Volume(name=ROOT, image=ImageVolume(ref=image.ref, size=root_bytes)),
-            _seed(sandbox, config, wanted, inside, tuple(m for one in empty for m in one.mounts)),
-            *(
-                Volume(name=one.name, empty_disk=EmptyDisk(capacity=one.size_bytes))
-                for one in empty
-            ),
+            _seed(sandbox, config, wanted, inside._replace(disks=more)),
+            *(one.volume for one in more),
         ),
         networks=(Network(name=NIC, network=place.network),),
         node_selector={HOSTNAME: place.hostname},
@@ -245,11 +243,7 @@ def _spec(
 
 
 def _seed(
-    sandbox: SandboxConfig,
-    config: ContainerConfig,
-    wanted: Wishes,
-    inside: Inside,
-    mounts: tuple[GuestMount, ...],
+    sandbox: SandboxConfig, config: ContainerConfig, wanted: Wishes, inside: Inside
 ) -> Volume:
     values = {
         "hostname": wanted.hostname or _hostname(sandbox),
@@ -258,7 +252,8 @@ def _seed(
         "ssh_keys": (*wanted.ssh_keys, *filter(None, [inside.key.public])),
         "vendor_data": ROOT_LOGIN if inside.key.public else None,
         "write_files": inside.files,
-        "mounts": mounts,
+        "mounts": tuple(mount for one in inside.disks for mount in one.mounts),
+        "links": tuple(link for one in inside.disks for link in one.links),
     }
     if wanted.config_drive:
         drive = CloudInitConfigDrive.model_validate(values)

@@ -34,12 +34,26 @@ def inspected(config: ContainerConfig) -> ContainerConfig:
             update={
                 "is_file": Path(one.host_path).is_file(),
                 "memory": one.host_path.rstrip("/") in memory,
-                "options": _options(Path(one.host_path)),
+                "options": (options := _options(Path(one.host_path))),
+                "block_path": _block_device((options or {}).get("path", "")),
             }
         )
         for one in config.mounts
     )
-    return config.model_copy(update={"mounts": mounts})
+    devices = tuple(
+        one.model_copy(update={"block_path": _block_device(one.host_path)})
+        for one in config.devices
+    )
+    return config.model_copy(update={"mounts": mounts, "devices": devices})
+
+
+def _block_device(path: str) -> str:
+    """Return the real path of a block device; empty for anything else."""
+    try:
+        real = Path(path).resolve(strict=True)
+        return str(real) if path and stat.S_ISBLK(real.stat().st_mode) else ""
+    except (OSError, ValueError, RuntimeError):
+        return ""
 
 
 def in_memory(table: str) -> frozenset[str]:
