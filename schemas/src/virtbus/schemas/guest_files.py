@@ -66,13 +66,7 @@ class GuestMount(StrictModel):
     )
     partition: Count | None = Field(None, ge=1, le=128)
     make_filesystem: bool = False
-
-    @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
-        if self.make_filesystem and (self.filesystem == AUTO or self.partition):
-            msg = "make_filesystem needs a filesystem by name, for example ext4, and no partition"
-            raise ValueError(msg)
-        return self
+    """It needs the name of a file system, and no partition; admission checks that."""
 
 
 class GuestLink(StrictModel):

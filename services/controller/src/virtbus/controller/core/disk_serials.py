@@ -5,6 +5,7 @@ from typing import Any
 
 from virtbus.schemas.disk import serial_of
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.guest_files import AUTO
 
 SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 Raw = Mapping[str, Any]
@@ -36,7 +37,14 @@ def mount_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]
         elif mount.get("make_filesystem") is True and name not in empty:
             message = "only an empty_disk gets a file system, because other volumes may have data"
             found.append(Detail(path=f"{path}.make_filesystem", message=message))
+        elif mount.get("make_filesystem") is True and not _can_be_made(mount):
+            message = "needs a filesystem by name, for example ext4, and no partition"
+            found.append(Detail(path=f"{path}.make_filesystem", message=message))
     return found
+
+
+def _can_be_made(mount: Raw) -> bool:
+    return mount.get("filesystem", AUTO) != AUTO and mount.get("partition") is None
 
 
 def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:

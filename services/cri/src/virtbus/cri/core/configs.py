@@ -76,6 +76,17 @@ class ImageSpec(LenientModel):
     user_specified_image: str = ""
 
 
+class AuthConfig(LenientModel):
+    """`AuthConfig`: a login for a registry, of the pod's imagePullSecrets. It is never stored."""
+
+    username: str = Field("", repr=False)
+    password: str = Field("", repr=False)
+    auth: str = Field("", repr=False)
+    server_address: str = ""
+    identity_token: str = Field("", repr=False)
+    registry_token: str = Field("", repr=False)
+
+
 class KeyValue(LenientModel):
     """One environment variable."""
 
