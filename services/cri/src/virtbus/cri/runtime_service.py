@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from virtbus.cri.containers import Containers
+from virtbus.cri.core import metrics
 from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
 from virtbus.cri.edge.grpc_server import Call, Handler, Offer
@@ -23,8 +24,6 @@ _LATER = "is not available for VM pods in this version"
 REFUSED: Mapping[str, str] = {
     "UpdateContainerResources": f"a change of a running pod's resources {_LATER}; replace the pod",
     "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
-    "ListMetricDescriptors": f"ListMetricDescriptors {_LATER}",
-    "ListPodSandboxMetrics": f"ListPodSandboxMetrics {_LATER}",
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
 }
 """Calls that are refused, with the reason."""
@@ -44,6 +43,8 @@ class StatisticsCalls:
             "ListContainerStats": self._containers,
             "PodSandboxStats": self._sandbox,
             "ListPodSandboxStats": self._sandboxes,
+            "ListMetricDescriptors": self._descriptors,
+            "ListPodSandboxMetrics": self._metrics,
         }
 
     async def _container(self, call: Call) -> Plain:
@@ -57,6 +58,12 @@ class StatisticsCalls:
 
     async def _sandboxes(self, call: Call) -> Plain:
         return {"stats": self._statistics.sandboxes(call.request.get("filter", {}))}
+
+    async def _descriptors(self, _: Call) -> Plain:
+        return {"descriptors": metrics.descriptors()}
+
+    async def _metrics(self, _: Call) -> Plain:
+        return {"pod_metrics": self._statistics.metrics()}
 
 
 class StreamCalls:

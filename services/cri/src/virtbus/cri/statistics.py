@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from virtbus.cri.core import answers, stats
+from virtbus.cri.core import answers, metrics, stats
 from virtbus.cri.core.answers import Plain
 from virtbus.cri.core.pod import Container, Pod, Sandbox
 from virtbus.cri.edge.guest_usage import GuestUsage
@@ -52,6 +52,10 @@ class Statistics:
             for one in pod.sandboxes
             if one.id in chosen
         ]
+
+    def metrics(self) -> list[Plain]:
+        """Return the metrics of the ready sandboxes."""
+        return [metrics.of_sandbox(stats) for stats in self.sandboxes({})]
 
     def _of_container(self, pod: Pod, one: Container) -> Plain:
         now_ns = self._pods.sources.time_ns()
