@@ -135,6 +135,15 @@ def test_the_driver_keeps_the_options_in_memory_until_the_unmount(host: Host) ->
     assert list(folder.iterdir()) == []
 
 
+def test_a_host_whose_plugins_cannot_be_written_has_no_flexvolumes(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.write("usr", "a file, where a folder would be read-only")
+    call(host, "install")
+    steps = json.loads(capsys.readouterr().out)["next"]
+    assert any("no flexvolumes" in step for step in steps)
+
+
 def test_a_repeated_install_changes_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     call(host, "install")
     before = host.files()

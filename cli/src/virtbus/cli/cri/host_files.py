@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 CONTAINERD = "/run/containerd/containerd.sock"
@@ -90,15 +91,24 @@ class HostFiles:
 
         Return what changed.
         """
-        wanted = {self.runtime_class: _RUNTIME_CLASS, self.driver: _DRIVER}
+        wanted = {self.runtime_class: _RUNTIME_CLASS}
         if container_runtime != CONTAINERD:
             setting = f"VIRTBUS_CONTAINER_RUNTIME={container_runtime}"
             wanted[self.drop_in] = f'[Service]\nEnvironment="{setting}"\n'
         changed = [path for path, text in wanted.items() if _write(path, text)]
-        self.driver.chmod(0o755)
+        if self._write_driver():
+            changed.append(self.driver)
         if self.drop_in not in wanted and _remove(self.drop_in):
             changed.append(self.drop_in)
         return changed
+
+    def _write_driver(self) -> bool:
+        """Write the driver of flexvolumes, unless the folder of plugins cannot be written."""
+        with suppress(OSError):  # some hosts have a read-only /usr
+            if _write(self.driver, _DRIVER):
+                self.driver.chmod(0o755)
+                return True
+        return False
 
     def remove(self) -> list[Path]:
         """Remove those files and the proxy's last answers; return what was removed."""
