@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from virtbus.cri.containers import Containers
 from virtbus.cri.core import metrics
 from virtbus.cri.core.answers import Plain
-from virtbus.cri.core.configs import ContainerConfig, SandboxConfig
+from virtbus.cri.core.configs import ContainerConfig, LinuxResources, SandboxConfig
 from virtbus.cri.edge.grpc_server import Call, Handler, Offer
 from virtbus.cri.node_state import NodeKeeper
 from virtbus.cri.sandboxes import Sandboxes
@@ -22,7 +22,6 @@ KUBELET_VERSION = "0.1.0"
 
 _LATER = "is not available for VM pods in this version"
 REFUSED: Mapping[str, str] = {
-    "UpdateContainerResources": f"a change of a running pod's resources {_LATER}; replace the pod",
     "UpdatePodSandboxResources": f"a change of a running pod's resources {_LATER}",
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
 }
@@ -134,6 +133,7 @@ class RuntimeService:
                 "ContainerStatus": self._container_status,
                 "ListContainers": self._list_containers,
                 "ReopenContainerLog": self._reopen_log,
+                "UpdateContainerResources": self._update_resources,
                 **self._others,
             },
             REFUSED,
@@ -212,6 +212,11 @@ class RuntimeService:
 
     async def _list_containers(self, call: Call) -> Plain:
         return {"containers": self._containers.listed(call.request.get("filter", {}))}
+
+    async def _update_resources(self, call: Call) -> Plain:
+        change = validate(LinuxResources, call.request.get("linux", {}))
+        await self._containers.update(call.request.get("container_id", ""), change)
+        return {}
 
     async def _reopen_log(self, call: Call) -> Plain:
         self._containers.reopen(call.request.get("container_id", ""))

@@ -5,7 +5,7 @@ Everything that a VM cannot have is refused here, before the CRI changes anythin
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -259,6 +259,35 @@ def _seed(
         drive = CloudInitConfigDrive.model_validate(values)
         return Volume(name=SEED, cloud_init_config_drive=drive)
     return Volume(name=SEED, cloud_init_no_cloud=CloudInitNoCloud.model_validate(values))
+
+
+def updated(
+    resources: LinuxResources, change: LinuxResources, notes: Mapping[str, str]
+) -> LinuxResources:
+    """Return a running container's resources after a change that its VM has already.
+
+    A value of 0 stays as it is. Shares, and a quota that needs the same vCPUs, have no effect on a
+    VM. `notes` are the annotations of the pod.
+
+    Raises:
+        VirtbusError: 422 `resize_unsupported`: the guest would need other CPUs or memory.
+    """
+    given = {name: one for name, one in change.model_dump().items() if one}
+    after = resources.model_copy(update=given)
+    wanted = virtlet.wishes(notes)[0].vcpus
+    problems = []
+    if (wanted or vcpus(after)) != (wanted or vcpus(resources)):
+        problems.append(f"{vcpus(after)} vCPUs in place of {vcpus(resources)}")
+    if after.memory_limit_in_bytes != resources.memory_limit_in_bytes:
+        problems.append("another memory limit")
+    if after.cpuset_cpus != resources.cpuset_cpus or after.cpuset_mems != resources.cpuset_mems:
+        problems.append("CPUs or memory nodes of its own")
+    if problems:
+        message = (
+            f"a running guest cannot get {' and '.join(problems)} in this version; replace the pod"
+        )
+        raise VirtbusError(Code.UNSUPPORTED, "resize_unsupported", message)
+    return after
 
 
 def vcpus(resources: LinuxResources) -> int:
