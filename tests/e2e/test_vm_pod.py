@@ -102,7 +102,7 @@ def block_device(folder: Path) -> Iterator[str]:
     """A block device of the host with 8 MiB, whose content is the file `data` in `folder`."""
     path = folder / "data"
     path.write_bytes(bytes(8 * 1024**2))
-    argv = ["losetup", "--find", "--show", path]
+    argv = ["losetup", "--find", "--show", str(path)]
     device = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
     try:
         yield device

@@ -106,4 +106,6 @@ def _metrics(stats: Plain) -> Iterator[Plain]:
 
 
 def _timestamp_ns(stats: Plain) -> int:
-    return max(part.get("timestamp", 0) for part in stats.values() if isinstance(part, dict))
+    parts: Iterator[Plain] = (part for part in stats.values() if isinstance(part, dict))
+    found: int = max(part.get("timestamp", 0) for part in parts)
+    return found

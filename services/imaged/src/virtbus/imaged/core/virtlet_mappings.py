@@ -6,7 +6,7 @@ become rules like those of a TOML file. Virtlet's order of two rules for one nam
 VirtletImageMapping precedes a file, and two rules of one kind are a problem (`image_aliases`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -143,7 +143,7 @@ def _transport(fields: Any) -> Any:
     return made | _tls(tls) if tls else made
 
 
-def _tls(tls: Any) -> Mapping[str, Any]:
+def _tls(tls: Any) -> dict[str, Any]:
     if not isinstance(tls, dict) or tls.get("certificates") or tls.get("insecure"):
         return {"tls": tls}
     return {"server_name": tls["serverName"]} if tls.get("serverName") else {}
