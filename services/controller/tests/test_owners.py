@@ -11,7 +11,8 @@ from virtbus.bus.client.memory_link import MemoryLink
 from virtbus.controller.core.snapshot_changes import refuse_devices
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.vm import HostDevice, VmSpec, Volume
+from virtbus.schemas.vm import VmSpec, Volume
+from virtbus.schemas.volume_ref import HostDevice
 
 
 class Asking:

@@ -263,7 +263,7 @@ async def test_a_raw_flexvolume_is_a_device_with_a_partition_that_is_mounted(
     seed = fleet.vm.spec.volumes[1].cloud_init_no_cloud
     assert seed is not None
     (mounted,) = seed.mounts
-    assert (mounted.partition, mounted.make_filesystem) == (wanted, False)
+    assert (mounted.partition, mounted.make_filesystem) == (wanted, None)
 
 
 async def test_devices_that_cannot_be_disks_are_refused_together(

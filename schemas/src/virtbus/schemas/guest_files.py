@@ -65,8 +65,8 @@ class GuestMount(StrictModel):
         "defaults,nofail"
     )
     partition: Count | None = Field(None, ge=1, le=128)
-    make_filesystem: bool = False
-    """It needs the name of a file system, and no partition; admission checks that."""
+    make_filesystem: bool | None = None
+    """None: false. It needs the name of a file system, and no partition; admission checks that."""
 
 
 class GuestLink(StrictModel):

@@ -44,7 +44,7 @@ from virtbus.schemas.seed import (
     SysprepVolume,
 )
 from virtbus.schemas.snapshot import Origin
-from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
+from virtbus.schemas.volume_ref import HostDevice, NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
@@ -184,26 +184,6 @@ class EmptyDisk(StrictModel):
     capacity: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
 
 
-DevicePath = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)*$"
-    ),
-    Field(max_length=200),
-]
-"""A path below /dev without `..`."""
-
-
-class HostDevice(StrictModel):
-    """A block device of the node, by its path there: a PersistentVolume of a pod.
-
-    Only the container runtime of a node may use it, and the node's agent opens only devices that
-    its setting `devices_allowed` names. virtbus writes nothing to it.
-    """
-
-    path: DevicePath
-
-
 class Volume(StrictModel):
     """The content of the disk of the same name; exactly one source is set."""
 
@@ -286,18 +266,12 @@ class VmSpec(StrictModel):
     @property
     def local_disks(self) -> tuple[str, ...]:
         """Return the VM's own disks that the guest may write to; they exist on its node only."""
-        fixed = {
-            disk.name
-            for disk in self.domain.devices.disks
-            if disk.readonly or disk.device == "cdrom"
-        }
+        disks = self.domain.devices.disks
+        fixed = {one.name for one in disks if one.readonly or one.device == "cdrom"}
         return tuple(
             volume.name
             for volume in self.volumes
-            if not volume.is_iso
-            and volume.volume is None
-            and volume.host_device is None
-            and volume.name not in fixed
+            if not (volume.is_iso or volume.volume or volume.host_device or volume.name in fixed)
         )
 
 

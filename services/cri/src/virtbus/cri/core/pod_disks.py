@@ -15,7 +15,8 @@ from virtbus.cri.core.configs import ContainerConfig, Device, Mount
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.guest_files import GuestLink, GuestMount
 from virtbus.schemas.quantity import parse_bytes
-from virtbus.schemas.vm import DISK_MAX, DISK_MIN, EmptyDisk, HostDevice, Volume
+from virtbus.schemas.vm import DISK_MAX, DISK_MIN, EmptyDisk, Volume
+from virtbus.schemas.volume_ref import HostDevice
 
 SIZES = "virtbus.io/empty-dir-sizes"
 """An annotation: `cache=5Gi,tmp=1Gi`. CRI does not contain the field `sizeLimit`."""
