@@ -9,7 +9,6 @@ from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
 
-
 DevicePath = Annotated[
     str,
     StringConstraints(
