@@ -137,6 +137,7 @@ class Platform:
             "VIRTBUS_DOWNLOAD_ADDRESS": "127.0.0.1:8480",
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
             "VIRTBUS_LINKS_ALLOWED": json.dumps(LINKS),
+            "VIRTBUS_DEVICES_ALLOWED": '["/dev/loop*"]',
             "VIRTBUS_POOLS_FILE": str(self.base / "pools.toml"),
             "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),

@@ -44,7 +44,7 @@ from virtbus.schemas.seed import (
     SysprepVolume,
 )
 from virtbus.schemas.snapshot import Origin
-from virtbus.schemas.volume_ref import NamedVolume, VolumeRef
+from virtbus.schemas.volume_ref import HostDevice, NamedVolume, VolumeRef
 from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
@@ -196,6 +196,7 @@ class Volume(StrictModel):
     files: FilesVolume | None = None
     sysprep: SysprepVolume | None = None
     volume: NamedVolume | None = None
+    host_device: HostDevice | None = None
 
     @property
     def file_set(self) -> FilesVolume | None:
@@ -265,15 +266,12 @@ class VmSpec(StrictModel):
     @property
     def local_disks(self) -> tuple[str, ...]:
         """Return the VM's own disks that the guest may write to; they exist on its node only."""
-        fixed = {
-            disk.name
-            for disk in self.domain.devices.disks
-            if disk.readonly or disk.device == "cdrom"
-        }
+        disks = self.domain.devices.disks
+        fixed = {one.name for one in disks if one.readonly or one.device == "cdrom"}
         return tuple(
             volume.name
             for volume in self.volumes
-            if not volume.is_iso and volume.volume is None and volume.name not in fixed
+            if not (volume.is_iso or volume.volume or volume.host_device or volume.name in fixed)
         )
 
 

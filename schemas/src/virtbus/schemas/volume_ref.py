@@ -1,9 +1,32 @@
 """References to volumes: by name in a VM's spec, and resolved in its record (ADR 0045)."""
 
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageTarget
 from virtbus.schemas.model import LenientModel, StrictModel
 from virtbus.schemas.pool import LOCAL, PoolKind
+
+DevicePath = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)*$"
+    ),
+    Field(max_length=200),
+]
+"""A path below /dev without `..`."""
+
+
+class HostDevice(StrictModel):
+    """A block device of the node, by its path there: a PersistentVolume of a pod.
+
+    Only the container runtime of a node may use it, and the node's agent opens only devices that
+    its setting `devices_allowed` names. virtbus writes nothing to it.
+    """
+
+    path: DevicePath
 
 
 class NamedVolume(StrictModel):

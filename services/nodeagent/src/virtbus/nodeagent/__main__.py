@@ -88,7 +88,7 @@ async def serve(settings: Settings) -> None:
             hypervisor=hypervisor,
             files=files,
             seeds=SeedIsos(files.vms),
-            disks=HostDiskFiles(settings.state_dir, pools),
+            disks=HostDiskFiles(settings.state_dir, pools, settings.devices_allowed),
             netd=AdminSocket(settings.run_dir / "netd" / "admin.sock"),
             reach=ReadinessProbe(files.console_log),
             events=AgentEvents(bus, settings.node),

@@ -185,6 +185,7 @@ _VALUES: dict[str, Any] = {
             },
         },
         {"name": "data", "empty_disk": {"capacity": 1024**3}},
+        {"name": "device", "host_device": {"path": "/dev/loop0"}},
         {
             "name": "cloudinit",
             "cloud_init_no_cloud": {
@@ -227,6 +228,9 @@ _VALUES: dict[str, Any] = {
     "transport": "corp",
     "ContainerDisk.image": "quay.io/team/tools:2",
     "image_pull_secret": _LOGINS,
+    "pull_secret": _LOGINS,
+    "HostDevice.path": "/dev/loop0",
+    "ImagePull.ref": "docker://quay.io/team/tools:2",
     "Ignition.config": _IGNITION,
     "CloudInitNoCloud.network_data_base64": "dmVyc2lvbjogMgo=",
     "vendor_data_base64": "I2Nsb3VkLWNvbmZpZwo=",

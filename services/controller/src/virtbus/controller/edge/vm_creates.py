@@ -19,7 +19,7 @@ from virtbus.controller.core.input_sizes import refuse_large
 from virtbus.controller.core.network_access import check_networks, refuse_unknown
 from virtbus.controller.core.placement import impossible
 from virtbus.controller.core.quotas import Quota
-from virtbus.controller.core.runtime_nodes import check_selector
+from virtbus.controller.core.runtime_nodes import check_devices, check_selector
 from virtbus.controller.core.snapshot_changes import not_found
 from virtbus.controller.core.volume_holds import wanted_volumes
 from virtbus.controller.core.volume_placement import Home, near, place_near
@@ -113,7 +113,11 @@ class VmCreates:
         return committed, admitted.warnings
 
     def _check_home(self, node: str, admitted: AdmittedVm) -> None:
-        """Raise 403 if a container runtime would create a VM on another node than `node`."""
+        """Raise 403 if a container runtime would create a VM on another node than `node`.
+
+        Nobody else gives a VM devices of a node.
+        """
+        check_devices(node, admitted.spec)
         seen = self._fleet.nodes.get(node)
         labels = seen.record.labels if seen is not None else {}
         check_selector(node, labels, admitted.spec.node_selector)
