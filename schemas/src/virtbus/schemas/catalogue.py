@@ -6,6 +6,7 @@ it.
 
 from virtbus.schemas import (
     api,
+    backup,
     counters,
     events,
     guest,
@@ -253,6 +254,21 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
     _rpc("imaged", "export-link", links.ExportLinkAsk, links.ExportLink, "Link to an export."),
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
+    _rpc("imaged", "backup", backup.BackupWork, node_rpc.WorkState, "Make a backup, or cancel it."),
+    _rpc(
+        "imaged",
+        "backup-verify",
+        backup.VerifyWork,
+        node_rpc.WorkState,
+        "Read a backup and its chain.",
+    ),
+    _rpc(
+        "imaged",
+        "backups",
+        backup.BackupsAsk,
+        backup.HeldBackups,
+        "List, get or delete backups of the node.",
+    ),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
     _rpc("netd", "nic", nic_work.NicWork, nic_work.NicDone, "A step of a NIC's hot-plug."),

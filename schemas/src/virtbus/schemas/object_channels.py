@@ -4,6 +4,7 @@ The pools that hold volumes are among them.
 """
 
 from virtbus.schemas import address_claim, image_name_api, network_api, pool, subjects, volume_api
+from virtbus.schemas import backup_api as bak
 from virtbus.schemas import operation_api as op
 from virtbus.schemas import snapshot_api as snap
 from virtbus.schemas.channel import Channel, Plane
@@ -72,6 +73,11 @@ OBJECTS: tuple[Channel, ...] = (
     _api("snapshot", "restore", snap.SnapshotRestore, snap.SnapshotView, "Replace the disks."),
     _api("snapshot", "adopt", snap.SnapshotAdopt, snap.SnapshotView, "Write a lost record."),
     _api("snapshot", "delete", snap.SnapshotDelete, snap.SnapshotView, "Remove its data."),
+    _api("backup", "create", bak.BackupCreate, op.OperationView, "Copy the disks of a VM."),
+    _api("backup", "get", bak.BackupAsk, bak.BackupView, "One backup with its specification."),
+    _api("backup", "list", bak.BackupList, bak.BackupPage, "Backups of all nodes."),
+    _api("backup", "verify", bak.BackupVerify, op.OperationView, "Read a backup and its chain."),
+    _api("backup", "delete", bak.BackupAsk, bak.BackupView, "Remove a backup."),
     _api(
         "imagename",
         "set",

@@ -14,6 +14,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
+from virtbus.controller.edge.backup_api import BackupApi
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.client_spans import store_client_spans
 from virtbus.controller.edge.evacuation import Evacuations
@@ -72,6 +73,7 @@ READS_AT_ONCE = {
     ("network", "offers"): 8,
     ("volume", "list"): 8,
     ("snapshot", "list"): 8,
+    ("backup", "list"): 4,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
     ("bus", "status"): 4,
@@ -257,6 +259,7 @@ class ControllerService:
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room)
         names, networks, snapshots = self._image_names, self._networks, self._snapshots
+        backups = BackupApi(self._bus, self._fleet, vms, operations)
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -304,6 +307,11 @@ class ControllerService:
             ("snapshot", "adopt"): snapshots.adopt,
             ("snapshot", "restore"): snapshots.restore,
             ("snapshot", "delete"): snapshots.delete,
+            ("backup", "create"): backups.create,
+            ("backup", "get"): backups.get,
+            ("backup", "list"): backups.list,
+            ("backup", "verify"): backups.verify,
+            ("backup", "delete"): backups.delete,
             ("imagename", "set"): names.set,
             ("imagename", "get"): names.get,
             ("imagename", "list"): names.list,
