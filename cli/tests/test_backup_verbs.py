@@ -8,6 +8,11 @@ from cli.tests.test_operation_verbs import view as operation_view
 
 from virtbus.schemas.backup import BackupDisk
 from virtbus.schemas.backup_api import BackupPage, BackupView
+from virtbus.schemas.backup_schedule import (
+    BackupSchedulePage,
+    BackupScheduleSpec,
+    BackupScheduleView,
+)
 from virtbus.schemas.operation import OperationPhase
 
 pytestmark = pytest.mark.integration
@@ -78,3 +83,35 @@ async def test_a_delete_names_what_it_removed(script: Script, cli: Cli) -> None:
     ended = await cli("backup", "delete", ID, "--node", "n1")
     assert ended.out.splitlines() == [f"{ID} deleted"]
     assert script.data("backup.delete") == [{"id": ID, "node": "n1"}]
+
+
+def schedule(**changes: Any) -> BackupScheduleView:
+    spec = BackupScheduleSpec(vm="web", every_s=86_400, keep=7)
+    known: dict[str, Any] = {"uid": UID, "namespace": "default", "name": "nightly", "spec": spec}
+    known |= {"state": "Failed", "message": "no space", "next_ns": 5, "created_ns": 1}
+    return BackupScheduleView(**(known | {"generation": 1, "revision": 3} | changes))
+
+
+async def test_a_schedule_is_made_changed_and_ended(script: Script, cli: Cli) -> None:
+    for action in ("create", "update", "delete"):
+        script.answer("backup-schedule", action, schedule())
+    words = ("backup", "schedule")
+    ended = await cli(*words, "create", "nightly", "--vm", "web", "--every", "6h", "--uid", UID)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[1].split()[:6] == [
+        *("default", "nightly", "web", "86400s", "7", "Failed")
+    ]
+    (asked,) = script.data("backup-schedule.create")
+    assert asked["spec"] == {"vm": "web", "every_s": 6 * 3600, "keep": 7}
+    await cli(*words, "update", "nightly", "--suspend", "--keep", "3", "--no-verify")
+    (asked,) = script.data("backup-schedule.update")
+    wanted = {"name": "nightly", "namespace": "default", "keep": 3, "verify": False}
+    assert asked == wanted | {"suspended": True}
+    ended = await cli(*words, "delete", "nightly")
+    assert ended.out.splitlines() == ["nightly deleted"]
+
+
+async def test_schedules_are_listed(script: Script, cli: Cli) -> None:
+    script.answer("backup-schedule", "list", BackupSchedulePage(items=(schedule(),)))
+    ended = await cli("backup", "schedule", "list")
+    assert "no space" in ended.out

@@ -12,16 +12,18 @@ from services.imaged.tests.records import empty, record, uid
 from services.imaged.tests.site_under_test import FAST, MIB, Node, NodeMaker
 from services.imaged.tests.test_snapshots import CrashError, Crashes, crashes
 
+from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.backups import BackupParts, Backups
 from virtbus.imaged.core.limits import SpaceLimits, TransferLimits
 from virtbus.imaged.core.overlay import build
 from virtbus.imaged.disk_jobs import DiskJobs
-from virtbus.imaged.edge.backup_files import BackupFiles
+from virtbus.imaged.edge.backup_files import BackupFiles, expire
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
 from virtbus.imaged.edge.export_conversion import ExportSource
 from virtbus.imaged.edge.pools import Pools
+from virtbus.imaged.exports import Converter
 from virtbus.schemas.backup import (
     BackupsAsk,
     BackupWork,
@@ -57,10 +59,18 @@ async def copies(
     await look()
 
 
+class Made(Backups):
+    """Backups with their verifications."""
+
+    def __init__(self, jobs: DiskJobs, parts: BackupParts, converter: Converter) -> None:
+        super().__init__(jobs, parts, converter)
+        self.checks = BackupChecks(jobs, parts)
+
+
 @contextlib.asynccontextmanager
 async def backing_up(
     node: Node, threads: DiskThreads, *, space: SpaceLimits | None = None, off: bool = False
-) -> AsyncIterator[Backups]:
+) -> AsyncIterator[Made]:
     root = store(node)
     if not root.exists():
         root.mkdir()
@@ -75,7 +85,8 @@ async def backing_up(
         FAST,
     )
     async with asyncio.TaskGroup() as group:
-        yield Backups(DiskJobs(group), parts, copies)
+        jobs = DiskJobs(group)
+        yield Made(jobs, parts, copies)
 
 
 def store(node: Node) -> Path:
@@ -96,20 +107,20 @@ def live(number: int = 10, **more: Any) -> BackupWork:
     return work(number, live=True, **more)
 
 
-async def ended(made: Backups, want: BackupWork) -> WorkState:
+async def ended(made: Made, want: BackupWork) -> WorkState:
     while (state := await made.do(want)).state == "working":
         await asyncio.sleep(0.01)
     return state
 
 
-async def verified(made: Backups, number: int = 10) -> WorkState:
+async def verified(made: Made, number: int = 10) -> WorkState:
     want = VerifyWork(id=uid(90), backup=uid(number))
-    while (state := await made.verify(want)).state == "working":
+    while (state := await made.checks.verify(want)).state == "working":
         await asyncio.sleep(0.01)
     return state
 
 
-async def pushed(made: Backups, node: Node, number: int = 10, **more: Any) -> WorkState:
+async def pushed(made: Made, node: Node, number: int = 10, **more: Any) -> WorkState:
     """Stage the files, write them as QEMU does, and let imaged store them."""
     bitmaps = more.pop("bitmaps", ())
     state = await made.do(live(number, bitmaps=bitmaps, **more))
@@ -120,12 +131,12 @@ async def pushed(made: Backups, node: Node, number: int = 10, **more: Any) -> Wo
     return state
 
 
-async def held(made: Backups, number: int = 10) -> HeldBackup:
+async def held(made: Made, number: int = 10) -> HeldBackup:
     (found,) = (await made.held(BackupsAsk(do="get", id=uid(number)))).items
     return found
 
 
-async def why_full(made: Backups, number: int) -> str:
+async def why_full(made: Made, number: int) -> str:
     manifest = (await held(made, number)).manifest
     assert manifest is not None
     return manifest.full_because
@@ -256,7 +267,7 @@ async def test_a_crash_at_any_write_leaves_no_backup_or_a_complete_one(
                 assert (await verified(made)).state == "done"
                 await made.held(BackupsAsk(do="delete", id=uid(10)))
                 files = BackupFiles(node.files.root, store(node))
-                files.expire(0.0, ())
+                expire(files, 0.0, ())
                 assert not list(store(node).iterdir())
                 assert not staged(node, 10)
             point += 1
@@ -270,9 +281,9 @@ async def test_remains_of_other_attempts_expire_and_work_stays(
         await node.disks.ensure(vm)
         await made.do(live(10, bitmaps=()))
         files = BackupFiles(node.files.root, store(node))
-        assert files.expire(3600.0, ()) == []
-        assert files.expire(-1.0, {uid(10)}) == []
-        assert sorted(files.expire(-1.0, ())) == sorted([f".part-{uid(10)}", uid(10)])
+        assert expire(files, 3600.0, ()) == []
+        assert expire(files, -1.0, {uid(10)}) == []
+        assert sorted(expire(files, -1.0, ())) == sorted([f".part-{uid(10)}", uid(10)])
         assert await refused(made.do(live(10))) == "backup_lost"
 
 

@@ -1,4 +1,4 @@
-"""A backup of a running guest is complete or absent, whatever libvirt, QEMU or the agent does."""
+"""A backup of a running guest is complete or absent, after any fault of its helpers."""
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager

@@ -29,6 +29,7 @@ _OF_ONE_VM = ("mac_address", "publish", "addresses")
         "verify": (f"{_HERE}:verify", "Read a backup and compare its digests."),
         "restore": (f"{_HERE}:restore", "Make a new VM of a backup."),
         "delete": (f"{_HERE}:delete", "Remove backups."),
+        "schedule": ("virtbus.cli.backup_schedule", "Back up a VM again and again."),
     },
     epilog=examples(
         """

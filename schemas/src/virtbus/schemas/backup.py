@@ -64,6 +64,8 @@ class BackupManifest(LenientModel):
     """The uid of the VM."""
     node: Id
     owner: str = ""
+    schedule: str = ""
+    """The schedule that made it, and that removes it; empty for a person."""
     created_ns: int
     """The instant of the content; of a VM that was off, the begin of the copy."""
     parent: str = ""
@@ -129,6 +131,7 @@ class BackupWork(LenientModel):
     name: Id
     node: Id
     owner: str = ""
+    schedule: str = ""
     spec: dict[str, Any] = Field(default_factory=dict)
     disks: tuple[BackedDisk, ...] = Field((), max_length=256)
     mode: BackupMode = BackupMode.AUTO
@@ -138,7 +141,7 @@ class BackupWork(LenientModel):
     """False: a guest may use the disks unless this work has begun."""
     live: bool = False
     bitmaps: tuple[str, ...] | None = None
-    """The bitmaps that all disks have, by QEMU's answer; given: stage the files anew."""
+    """The bitmaps that all disks have, by QEMU's answer; given: stage the files again."""
     pushed: bool = False
     """True: QEMU has written all files."""
     at_ns: int = 0

@@ -65,12 +65,14 @@ class BackupView(LenientModel):
     """The backup that it rests on; empty for a full backup."""
     depth: int = 0
     full_because: str = ""
+    schedule: str = ""
+    """The schedule that made it, and that removes it."""
     remark: str = ""
     size_bytes: int = 0
     verified_ns: int = 0
     """The time of the last verification; 0: none."""
     problem: str = ""
-    """What the last verification found, or why its description cannot be read."""
+    """The result of a verification that found damage, or of a description that is unreadable."""
     children: tuple[Uid, ...] = ()
     version: str = ""
     spec: dict[str, Any] = Field(default_factory=dict)

@@ -7,6 +7,7 @@ it.
 from virtbus.schemas import (
     api,
     backup,
+    backup_schedule,
     counters,
     events,
     guest,
@@ -133,6 +134,13 @@ CHANNELS: tuple[Channel, ...] = (
         image_name.ImageNameRecord,
         "controller → controller",
         "The URL, digest, transport and pull policy of an image name.",
+    ),
+    _said(
+        subjects.backup_schedule_record,
+        Plane.RECORD,
+        backup_schedule.BackupScheduleRecord,
+        "controller → controller",
+        "A schedule of backups with its last and next run; the key claims its name.",
     ),
     _said(
         subjects.network_record,

@@ -106,6 +106,8 @@ class OperationRecord(LenientModel):
     """The kind of backup that it makes."""
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain of backups."""
+    schedule: str = ""
+    """The schedule that makes the backup; empty for a person."""
     backup: str = ""
     """The backup that it verifies; otherwise empty."""
     cancel: bool = False

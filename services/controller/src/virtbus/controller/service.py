@@ -15,6 +15,8 @@ from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.backup_api import BackupApi
+from virtbus.controller.edge.backup_schedule_api import BackupScheduleApi
+from virtbus.controller.edge.backup_schedule_runs import BackupScheduleRuns
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.client_spans import store_client_spans
 from virtbus.controller.edge.evacuation import Evacuations
@@ -74,6 +76,7 @@ READS_AT_ONCE = {
     ("volume", "list"): 8,
     ("snapshot", "list"): 8,
     ("backup", "list"): 4,
+    ("backup-schedule", "list"): 8,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
     ("bus", "status"): 4,
@@ -136,6 +139,7 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
+        self._schedules = self._schedule_api(events)
         self._operations, self._snapshots, self._networks = self._object_apis(events)
         self._power = VmPower(self._vms, self._fleet)
         self._about = FleetApi(bus, self._fleet, self._storage)
@@ -149,14 +153,13 @@ class ControllerService:
         self._placing = PendingScheduler(bus, self._fleet, self._watches, events)
         self._pulse.listeners.append(self._placing.wake)
         self._moves, self._removals = self._volume_tasks(bus, events)
-        self._feeds.listeners += [self._placing.wake, self._fills.wake]
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     def _volume_tasks(self, bus: Bus, events: FleetEvents) -> tuple[VolumeMoves, VolumeRemovals]:
         """Return the leader tasks that move and remove volumes."""
         moves = VolumeMoves(bus, self._fleet, events)
         removals = VolumeRemovals(bus, self._fleet, events, moves)
-        self._feeds.listeners += [moves.wake, removals.wake]
+        self._feeds.listeners += [moves.wake, removals.wake, self._placing.wake, self._fills.wake]
         return moves, removals
 
     @property
@@ -181,6 +184,12 @@ class ControllerService:
         limits = NetworkLimits(of_networks, settings.client_subnets)
         return operations, snapshots, NetworkApi(bus, fleet, events, self._storage, limits)
 
+    def _schedule_api(self, events: FleetEvents) -> BackupScheduleApi:
+        """Return the handlers of requests about schedules of backups."""
+        settings, fleet = self._settings, self._fleet
+        quota = Quota(settings.backup_schedules_per_namespace, settings.backup_schedules_in_all)
+        return BackupScheduleApi(self._bus, fleet, events, self._storage, quota, self._vms)
+
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
@@ -191,6 +200,8 @@ class ControllerService:
         )
         completing = SnapshotSweep(bus, fleet, events)
         self._feeds.listeners.append(completing.wake)
+        schedules = BackupScheduleRuns(bus, fleet, events, self._room)
+        self._feeds.listeners.append(schedules.wake)
         networks = NetworkRemovals(bus, fleet, events)
         self._feeds.listeners.append(networks.wake)
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
@@ -201,6 +212,7 @@ class ControllerService:
             self._removals.run,
             completing.run,
             networks.run,
+            schedules.run,
             self._fills.run,
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
@@ -259,7 +271,7 @@ class ControllerService:
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room)
         names, networks, snapshots = self._image_names, self._networks, self._snapshots
-        backups = BackupApi(self._bus, self._fleet, vms, operations)
+        backups, schedules = BackupApi(self._bus, self._fleet, vms, operations), self._schedules
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -312,6 +324,11 @@ class ControllerService:
             ("backup", "list"): backups.list,
             ("backup", "verify"): backups.verify,
             ("backup", "delete"): backups.delete,
+            ("backup-schedule", "create"): schedules.create,
+            ("backup-schedule", "get"): schedules.get,
+            ("backup-schedule", "list"): schedules.list,
+            ("backup-schedule", "update"): schedules.update,
+            ("backup-schedule", "delete"): schedules.delete,
             ("imagename", "set"): names.set,
             ("imagename", "get"): names.get,
             ("imagename", "list"): names.list,

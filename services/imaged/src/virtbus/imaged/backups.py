@@ -6,12 +6,10 @@ staged files; imaged then stores them. The rename of the finished folder is the 
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.imaged.core.limits import TransferLimits
@@ -21,24 +19,22 @@ from virtbus.imaged.edge.backup_files import (
     BackupFiles,
     Digester,
     check_file,
-    damaged,
+    expire,
     freeze,
 )
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
+from virtbus.imaged.edge.export_conversion import convert
 from virtbus.imaged.exports import Converter
 from virtbus.schemas.backup import (
     BackedDisk,
-    BackupCheck,
     BackupDisk,
     BackupManifest,
     BackupMode,
     BackupsAsk,
     BackupWork,
     HeldBackups,
-    VerifyWork,
     bitmap_name,
 )
 from virtbus.schemas.errors import Code, VirtbusError
@@ -70,6 +66,14 @@ class BackupParts:
     limits: TransferLimits
     sources: Sources = REAL
 
+    @property
+    def directory(self) -> BackupFiles:
+        """Return the directory of backups; raises VirtbusError 501 `backups_off`."""
+        if self.files is None:
+            message = "this node has no directory for backups: set backup_dir in its imaged.toml"
+            raise VirtbusError(Code.UNSUPPORTED, "backups_off", message)
+        return self.files
+
 
 class Backups:
     """The backups of a node."""
@@ -89,7 +93,7 @@ class Backups:
                 `disk_in_use`, `disk_mismatch`, `no_parent`; 422 `copy_failed`; 501 `backups_off`;
                 503 `disk_full`, `store_error`, `backup_dir_missing`.
         """
-        files, threads = self._files(), self._parts.threads
+        files, threads = self._parts.directory, self._parts.threads
         if want.do == "cancel":
             late = await self._jobs.end(want.id) or await self._done(want.id)
             if late is None:
@@ -108,20 +112,6 @@ class Backups:
             raise _lost(want)
         await threads.run(self._parts.staged.check_room, 0)
         return WorkState(state="working", step=PUSH)
-
-    async def verify(self, want: VerifyWork) -> WorkState:
-        """Ensure or cancel the verification of a backup.
-
-        Raises:
-            VirtbusError: 404 `backup_not_here`; 409 `backup_damaged`; 422 `backup_unreadable`; 501
-                `backups_off`; 503 `store_error`.
-        """
-        self._files()
-        if want.do == "cancel":
-            late = await self._jobs.end(want.id) or await self._checked(want)
-            return late or WorkState(state="none")
-        work = partial(self._verify, want)
-        return await self._jobs.ensure(want.id, "", partial(self._checked, want), work)
 
     async def held(self, want: BackupsAsk) -> HeldBackups:
         """List, get or delete backups.
@@ -143,29 +133,12 @@ class Backups:
                 log.info("backup %s removed", want.id, extra={"code": "backup_removed"})
         return HeldBackups(items=() if found is None else (found,))
 
-    async def read_all(self, source: ExportSource, backup: str, disk: str, job: Job) -> None:
-        """Read an opened disk of a backup with all that it rests on, and compare the digests.
-
-        Raises:
-            VirtbusError: 409 `backup_damaged`; as `BackupFiles.chain`.
-        """
-        chain = await self._parts.threads.run(self._files().chain, backup)
-        disks = [one for each in chain for one in each.disks if one.name == disk]
-        job.total_bytes = sum(one.size_bytes for one in disks)
-        for descriptor, of in zip((source.disk, *source.layers), disks, strict=True):
-            if why := await self._read(descriptor, of, job):
-                raise damaged(backup, why)
-
-    def opened(self, backup: str, disk: str) -> OpenedSource:
-        """Open a disk of a backup, as `BackupFiles.opened`. Blocks on the disk."""
-        return self._files().opened(backup, disk)
-
     async def expire_forever(self) -> None:
         """Remove the remains of attempts now and then; never returns."""
         files = self._parts.files
         while files is not None:
             try:
-                old = await self._parts.threads.run(files.expire, KEEP_S, self._jobs.ids)
+                old = await self._parts.threads.run(expire, files, KEEP_S, self._jobs.ids)
             except VirtbusError as error:
                 log.warning("remains of backups stay: %s", error, extra={"code": error.reason})
             else:
@@ -173,14 +146,8 @@ class Backups:
                     log.info("removed %s: old", name, extra={"code": "backup_removed"})
             await asyncio.sleep(EXPIRE_S)
 
-    def _files(self) -> BackupFiles:
-        if self._parts.files is None:
-            message = "this node has no directory for backups: set backup_dir in its imaged.toml"
-            raise VirtbusError(Code.UNSUPPORTED, "backups_off", message)
-        return self._parts.files
-
     async def _done(self, backup: str) -> WorkState | None:
-        found = await self._parts.threads.run(self._files().complete, backup)
+        found = await self._parts.threads.run(self._parts.directory.complete, backup)
         if found is None:
             return None
         size = found.size_bytes
@@ -198,7 +165,7 @@ class Backups:
 
     async def _made(self, want: BackupWork, job: Job, write: Write) -> None:
         """Write all disks of a backup, and publish it."""
-        threads, files = self._parts.threads, self._files()
+        threads, files = self._parts.threads, self._parts.directory
         published = False
         try:
             if not want.live:
@@ -216,7 +183,7 @@ class Backups:
             published = True
         finally:
             job.final = job.final and published
-            await threads.run(files.unstage if published else files.drop, want.id)
+            await threads.run(files.staging.remove if published else files.drop, want.id)
         log.info("backup %s stored", want.id, extra={"code": "backup_stored", "uid": want.uid})
 
     async def _copy_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
@@ -228,59 +195,52 @@ class Backups:
             done_bytes = job.done_bytes
             job.total_bytes += source.used_bytes
             await self._check_room(source.used_bytes)
-            target = await threads.run(self._files().new_disk, want.id, disk.name)
-            opened.callback(os.close, target)
+            target = await threads.run(self._parts.directory.new_disk, want.id, disk.name)
+            opened.callback(target.close)
 
             async def look() -> None:
                 await self._check_room(0)
-                used = await threads.run(lambda: os.fstat(target).st_blocks * 512)
+                used = await threads.run(lambda: target.written_bytes)
                 job.done_bytes = min(done_bytes + used, job.total_bytes)
 
-            limits = self._parts.limits
-            await self._convert(source, target, ExportFormat.QCOW2, limits, look)
-            read = Digester(target)
+            into, limits = target.descriptor, self._parts.limits
+            await self._convert(source, into, ExportFormat.QCOW2, limits, look)
+            read = Digester(into)
             while await threads.run(read.step):
                 pass
-            await threads.run(freeze, target)
+            await threads.run(freeze, into)
         return _described(disk, read)
 
     # --- a running guest ----------------------------------------------------------------------
     def _staged(self, want: BackupWork) -> str:
-        """Stage the files for QEMU anew; return the bitmap of the parent. In a disk thread."""
-        files = self._files()
+        """Stage files for QEMU, in place of earlier ones; return the bitmap of the parent."""
+        files = self._parts.directory
         files.drop(want.id)
         draft = self._begin(want)
-        full_bytes = 0 if draft.parent else sum(self._used_bytes(want, one) for one in want.disks)
+        places = [self._parts.places.of(want.uid, one.name, one.ref) for one in want.disks]
+        full_bytes = 0 if draft.parent else sum(place.used_bytes for place in places)
         self._parts.staged.check_room(full_bytes)
-        files.stage(want.id, draft.disks)
+        files.staging.make(want.id, draft.disks)
         return bitmap_name(draft.parent) if draft.parent else ""
-
-    def _used_bytes(self, want: BackupWork, disk: BackedDisk) -> int:
-        """Return the disk space of a disk of a running guest, by the names of its files."""
-        place = self._parts.places.of(want.uid, disk.name, disk.ref)
-        paths = [place.path, *place.layers]
-        if place.lowest.backing_path:
-            paths.append(Path(place.lowest.backing_path))
-        return sum(path.stat().st_blocks * 512 for path in paths)
 
     async def _store(self, want: BackupWork, job: Job) -> None:
         async with self._jobs.slots:
             await self._made(want, job, self._store_disk)
 
     async def _store_disk(self, want: BackupWork, disk: BackupDisk, job: Job) -> BackupDisk:
-        threads, files = self._parts.threads, self._files()
+        threads, files = self._parts.threads, self._parts.directory
         with ExitStack() as opened:
-            source = await threads.run(files.staged, want.id, disk.name)
-            opened.callback(os.close, source)
-            await threads.run(check_file, source, disk)
-            job.total_bytes += os.fstat(source).st_size
-            await self._check_room(os.fstat(source).st_size)
+            source = await threads.run(files.staging.opened, want.id, disk.name)
+            opened.callback(source.close)
+            await threads.run(check_file, source.descriptor, disk)
+            job.total_bytes += source.size_bytes
+            await self._check_room(source.size_bytes)
             target = await threads.run(files.new_disk, want.id, disk.name)
-            opened.callback(os.close, target)
-            read = Digester(source, target)
+            opened.callback(target.close)
+            read = Digester(source.descriptor, target.descriptor)
             while done := await threads.run(read.step):
                 job.done_bytes += done
-            await threads.run(freeze, target)
+            await threads.run(freeze, target.descriptor)
         return _described(disk, read)
 
     async def _check_room(self, more_bytes: int) -> None:
@@ -299,21 +259,18 @@ class Backups:
         if parent is None and want.mode is BackupMode.INCREMENTAL:
             message = f"no increment is possible: {why}; leave --incremental out for a full backup"
             raise VirtbusError(Code.CONFLICT, "no_parent", message)
-        names = {"id", "uid", "namespace", "name", "node", "owner", "spec"}
+        names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "spec"}
         more = {} if parent is None else {"parent": parent.id, "depth": parent.depth + 1}
         now_ns = self._parts.sources.time_ns()
         fields = {"created_ns": now_ns, "full_because": why, "disks": disks, **more}
         draft = BackupManifest.model_validate(want.model_dump(include=names) | fields)
-        self._files().begin(draft)
+        self._parts.directory.begin(draft)
         return draft
 
     def _disk_now(self, want: BackupWork, disk: BackedDisk) -> BackupDisk:
         place = self._parts.places.of(want.uid, disk.name, disk.ref)
-        below = [path.name for path in place.layers]
-        if place.lowest.backing_path:
-            below.append(Path(place.lowest.backing_path).name)
         size = disk.size_bytes or place.overlay.virtual_size_bytes
-        return BackupDisk(name=disk.name, virtual_size_bytes=size, below=tuple(below))
+        return BackupDisk(name=disk.name, virtual_size_bytes=size, below=place.below)
 
     def _parent(
         self, want: BackupWork, disks: tuple[BackupDisk, ...]
@@ -323,7 +280,7 @@ class Backups:
             return None, "it was requested"
         if not want.live:
             return None, "the VM was off"
-        found = self._files().of_vm(want.uid)
+        found = self._parts.directory.of_vm(want.uid)
         if not found:
             return None, "it is the first backup of the VM"
         parent = next((one for one in found if one.bitmap in (want.bitmaps or ())), None)
@@ -350,59 +307,10 @@ class Backups:
             if known[name].virtual_size_bytes > disk.virtual_size_bytes:
                 return f"the disk {name} was larger before"
         try:
-            self._files().chain(parent.id)
+            self._parts.directory.chain(parent.id)
         except VirtbusError as error:
             return str(error)
         return ""
-
-    # --- verification -------------------------------------------------------------------------
-    async def _checked(self, want: VerifyWork) -> WorkState | None:
-        found = await self._parts.threads.run(self._files().check_of, want.backup)
-        if found is None or found.operation != want.id or found.problem:
-            return None
-        return WorkState(state="done")
-
-    async def _verify(self, want: VerifyWork, job: Job) -> None:
-        threads, files, problem = self._parts.threads, self._files(), ""
-        job.step = READ
-        async with self._jobs.slots:
-            try:
-                chain = await threads.run(files.chain, want.backup)
-                job.total_bytes = sum(one.size_bytes for one in chain)
-                for disk in chain[0].disks:
-                    with await threads.run(files.opened, want.backup, disk.name) as source:
-                        parts = [
-                            one for each in chain for one in each.disks if one.name == disk.name
-                        ]
-                        opened = zip((source.disk, *source.layers), parts, strict=True)
-                        for descriptor, of in opened:
-                            problem = problem or await self._read(descriptor, of, job)
-            except VirtbusError as error:
-                if error.code not in {Code.CONFLICT, Code.UNSUPPORTED}:
-                    raise
-                problem = str(error)
-            now_ns = self._parts.sources.time_ns()
-            check = BackupCheck(operation=want.id, at_ns=now_ns, problem=problem[:2000])
-            await threads.run(files.note_check, want.backup, check)
-        if problem:
-            raise damaged(want.backup, problem)
-        log.info("backup %s verified", want.backup, extra={"code": "backup_verified"})
-
-    async def _read(self, descriptor: int, of: BackupDisk, job: Job) -> str:
-        """Read a file of a backup; return what is wrong with it, empty if nothing is."""
-        threads = self._parts.threads
-        try:
-            await threads.run(check_file, descriptor, of)
-        except VirtbusError:
-            return f"the file of the disk {of.name} has another header"
-        read = Digester(descriptor)
-        while done := await threads.run(read.step):
-            job.done_bytes += done
-            if read.done_bytes > of.size_bytes:
-                return f"the file of the disk {of.name} is longer than it was"
-        if read.done_bytes < of.size_bytes:
-            return f"the file of the disk {of.name} is shorter than it was"
-        return "" if read.digest == of.digest else f"the file of the disk {of.name} has changed"
 
 
 def _described(disk: BackupDisk, read: Digester) -> BackupDisk:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
-from virtbus.imaged.backups import Backups
+from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.core.disk_requests import fill_size, image_of_fill
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
@@ -49,7 +49,7 @@ class FillParts:
     pools: Pools
     threads: DiskThreads
     limits: TransferLimits
-    backups: Backups | None = None
+    backups: BackupChecks | None = None
 
 
 class Fills:
@@ -193,7 +193,7 @@ class Fills:
 
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
-        """Open the source; errors as `DiskPlaces.of`, `DiskPlace.opened` and `Backups.opened`."""
+        """Open the source; errors as `DiskPlaces.of`, `DiskPlace.opened`, `BackupChecks.opened`."""
         if source.backup:
             if self._parts.backups is None:
                 message = "this node has no directory for backups"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from virtbus.bus.client.ports import Request
 from virtbus.bus.client.record_worker import RecordWorker
+from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.backups import Backups
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
@@ -64,6 +65,7 @@ class Transfers:
     fills: Fills
     snapshots: Snapshots
     backups: Backups
+    checks: BackupChecks
     layers: LayerSweep
     waits: FillWaits
 
@@ -146,7 +148,7 @@ class Requests:
 
     async def backup_verify(self, request: Request) -> WorkState:
         """Begin, continue or cancel a verification; the answer does not wait for its end."""
-        return await self._transfers.backups.verify(validate(VerifyWork, request.data))
+        return await self._transfers.checks.verify(validate(VerifyWork, request.data))
 
     async def backups(self, request: Request) -> HeldBackups:
         """List, get or delete backups; errors as `Backups.held`."""

@@ -15,6 +15,7 @@ from virtbus.bus.runtime import device_socket, process
 from virtbus.bus.runtime.device_socket import open_device
 from virtbus.bus.runtime.pool_settings import load_pools
 from virtbus.bus.runtime.tasks import wait_for_event
+from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.backups import BackupParts, Backups
 from virtbus.imaged.core.expiry import ExpiryLimits
 from virtbus.imaged.disk_jobs import DiskJobs
@@ -217,15 +218,16 @@ class Imaged:
         if served is not None:
             group.create_task(DownloadServer(exported, threads, served, sources.time_ns).run())
         frozen = SnapshotFolders(files.root)
-        backups = Backups(jobs, self._backup_parts(locks, places, space))
+        of_backups = self._backup_parts(locks, places, space)
+        backups, checks = Backups(jobs, of_backups), BackupChecks(jobs, of_backups)
         group.create_task(backups.expire_forever())
-        of_fills = FillParts(disks, images, store, places, disks.pools, threads, limits, backups)
+        of_fills = FillParts(disks, images, store, places, disks.pools, threads, limits, checks)
         fills = Fills(jobs, of_fills, waits.tell)
         snapshots = Snapshots(jobs, SnapshotParts(locks, places, frozen, space, threads))
         await snapshots.recover()
         uploads = self._uploads(group, store, names, images)
         sweep = LayerSweep(frozen, disks.users.found, threads)
-        return Transfers(uploads, exports, fills, snapshots, backups, sweep, waits)
+        return Transfers(uploads, exports, fills, snapshots, backups, checks, sweep, waits)
 
     def _backup_parts(self, locks: DiskLocks, places: DiskPlaces, staged: DiskSpace) -> BackupParts:
         settings, files, stored = self._settings, None, None

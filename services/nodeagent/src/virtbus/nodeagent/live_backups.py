@@ -1,7 +1,7 @@
 """Makes backups of running guests: imaged has the files, and libvirt the guest (ADR 0068).
 
 The agent stores nothing. It alone knows if QEMU has written all files, so an agent that restarts
-lets imaged stage them anew. A backup that imaged has stored is found by the next request.
+lets imaged stage them again. A backup that imaged has stored is found by the next request.
 """
 
 import contextlib

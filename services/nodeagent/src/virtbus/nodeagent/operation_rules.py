@@ -141,7 +141,7 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
 def backup_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> BackupWork:
     """Return imaged's part of a backup, by the VM's present disks; media are left out."""
     found = list(vms)
-    names = {"id", "uid", "namespace", "name", "node", "owner", "mode", "chain"}
+    names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "mode", "chain"}
     fields = op.model_dump(include=names) | {"do": do, "may_begin": before(op, found) == GO}
     vm = _found(op, found)
     if vm is not None:

@@ -148,6 +148,7 @@ _VALUES: dict[str, Any] = {
     "keep_uid": OTHER_UID,
     "lose_snapshots": ["shop/web-1"],
     "SnapshotWork.id": OTHER_UID,
+    "every_s": 86_400,
     "BackupCreate.id": OTHER_UID,
     "BackupCreate.mode": "full",
     "BackupAsk.id": OTHER_UID,

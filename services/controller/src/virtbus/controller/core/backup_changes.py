@@ -2,6 +2,7 @@
 
 from virtbus.schemas.backup import HeldBackup
 from virtbus.schemas.backup_api import BackupCreate, BackupList, BackupView
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationRecord
 
@@ -37,6 +38,13 @@ def creating(
     """Return the operation that makes a backup; `fields` are those of `resting.of_vm`."""
     asked = {"mode": want.mode, "chain": want.chain, "namespace": want.namespace}
     made = {"kind": "backup", "id": id_, "created_ns": now_ns}
+    return OperationRecord.model_validate({**asked, **made, **fields})
+
+
+def scheduled(record: BackupScheduleRecord, fields: dict[str, object]) -> OperationRecord:
+    """Return the operation of a run of a schedule; equal for repeats."""
+    asked = {"chain": record.spec.chain, "namespace": record.namespace, "schedule": record.name}
+    made = {"kind": "backup", "id": record.run, "created_ns": record.begun_ns}
     return OperationRecord.model_validate({**asked, **made, **fields})
 
 

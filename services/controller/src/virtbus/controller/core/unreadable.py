@@ -9,6 +9,7 @@ from virtbus.schemas.records import of_operation
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import (
     ADDRESSES,
+    BACKUP_SCHEDULES,
     IMAGE_NAMES,
     IMAGES_KEY,
     JOIN_KEY,
@@ -36,6 +37,7 @@ _PLACES = {
     SNAPSHOTS: "snapshot",
     IMAGE_NAMES: "image name",
     NETWORKS: "network",
+    BACKUP_SCHEDULES: "backup schedule",
     ADDRESSES: "address claim",
 }
 
@@ -51,6 +53,7 @@ _WAYS_OUT = {
     "not know stays on its node",
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
+    "backup schedule": "`virtbus backup schedule delete NAME` frees the name; backups stay",
     "address claim": "the next sweep writes it again if a VM has the address",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",

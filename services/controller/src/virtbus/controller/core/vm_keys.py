@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from virtbus.schemas.address_claim import AddressClaim
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import (
     of_operation,
     read_address_claim,
+    read_backup_schedule,
     read_image_name,
     read_network,
     read_record,
@@ -20,6 +22,7 @@ from virtbus.schemas.records import (
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     ADDRESS_KEYS,
+    BACKUP_SCHEDULE_KEYS,
     HOST_KEY,
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
@@ -33,7 +36,7 @@ from virtbus.schemas.subjects import (
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord
+NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord | BackupScheduleRecord
 VmKey = VmRecord | Tombstone | NameClaim | AddressClaim | NodeSpec | NamedRecord
 
 
@@ -42,6 +45,7 @@ _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
     (SNAPSHOT_KEYS, read_snapshot),
     (IMAGE_NAME_KEYS, read_image_name),
     (NETWORK_KEYS, read_network),
+    (BACKUP_SCHEDULE_KEYS, read_backup_schedule),
 )
 
 
@@ -79,6 +83,7 @@ class Stored(NamedTuple, Generic[NamedT]):
 
 StoredVolume = Stored[VolumeRecord]
 StoredSnapshot = Stored[SnapshotRecord]
+StoredBackupSchedule = Stored[BackupScheduleRecord]
 StoredImageName = Stored[ImageNameRecord]
 StoredNetwork = Stored[NetworkRecord]
 

@@ -3,21 +3,18 @@
 The directories of the nodes are the truth about backups: no record describes them (ADR 0068).
 """
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator
 
 from virtbus.bus.client.owners import check_owner, may_touch
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import BusError
 from virtbus.controller.core import backup_changes, resting, snapshot_changes
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.nodes import node_not_found
+from virtbus.controller.edge.backup_directories import BackupDirectories
 from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.controller.edge.vm_api import VmApi
-from virtbus.schemas import subjects
 from virtbus.schemas.api import VmRef
-from virtbus.schemas.backup import BackupsAsk, HeldBackup, HeldBackups
+from virtbus.schemas.backup import BackupsAsk
 from virtbus.schemas.backup_api import (
     BackupAsk,
     BackupCreate,
@@ -32,11 +29,8 @@ from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
-ASK_S = 8.0
 MOST = 2000
 """Limit of backups in one answer: each takes about 300 bytes."""
-PAGES = 200
-"""Limit of pages that are read from a node."""
 
 
 class BackupApi:
@@ -44,7 +38,7 @@ class BackupApi:
 
     def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, operations: OperationApi) -> None:
         self._bus = bus
-        self._fleet = fleet
+        self._directories = BackupDirectories(bus, fleet)
         self._vms = vms
         self._operations = operations
 
@@ -74,7 +68,7 @@ class BackupApi:
         """Remove a backup; its node refuses that while another one rests on it."""
         want = validate(BackupAsk, request.data)
         view, _ = await self._find(want, request.account)
-        await self._ask(view.node, BackupsAsk(do="delete", id=view.id))
+        await self._directories.ask(view.node, BackupsAsk(do="delete", id=view.id))
         log.info("backup %s deleted", view.id, extra={"code": "backup_deleted", "uid": view.uid})
         return view
 
@@ -82,9 +76,9 @@ class BackupApi:
         want = validate(BackupList, request.data)
         found: dict[str, BackupView] = {}
         silent = []
-        for node in self._nodes(want.node):
+        for node in self._directories.nodes(want.node):
             try:
-                async for held in self._held(node):
+                async for held in self._directories.held(node):
                     owner = "" if held.manifest is None else held.manifest.owner
                     if backup_changes.selected(want, held) and may_touch(request.account, owner):
                         found.setdefault(held.id, backup_changes.shown(node, held))
@@ -95,22 +89,12 @@ class BackupApi:
         return BackupPage(items=items[-MOST:], silent=tuple(silent), truncated=len(items) > MOST)
 
     # --- shared ---------------------------------------------------------------------------
-    def _nodes(self, node: str | None) -> tuple[str, ...]:
-        """Return the node, or all nodes whose heartbeats arrive; raises VirtbusError 404."""
-        if node is not None:
-            if node not in self._fleet.nodes:
-                raise node_not_found(node)
-            return (node,)
-        now_s = asyncio.get_running_loop().time()
-        nodes = sorted(self._fleet.nodes)
-        return tuple(one for one in nodes if not self._fleet.silent(one, now_s))
-
     async def _find(self, want: BackupAsk, account: str) -> tuple[BackupView, str]:
         """Return a backup with its owner; raises VirtbusError 403, 404."""
         silent = []
-        for node in self._nodes(want.node):
+        for node in self._directories.nodes(want.node):
             try:
-                found = await self._ask(node, BackupsAsk(do="get", id=want.id))
+                found = await self._directories.ask(node, BackupsAsk(do="get", id=want.id))
             except (BusError, VirtbusError):
                 silent.append(node)
                 continue
@@ -119,18 +103,3 @@ class BackupApi:
                 check_owner(account, owner)
                 return backup_changes.shown(node, held, whole=True), owner
         raise backup_changes.not_found(want.id, silent)
-
-    async def _held(self, node: str) -> AsyncIterator[HeldBackup]:
-        after = ""
-        for _ in range(PAGES):
-            page = await self._ask(node, BackupsAsk(after=after))
-            for held in page.items:
-                yield held
-            if not page.more or not page.items:
-                return
-            after = page.items[-1].id
-
-    async def _ask(self, node: str, ask: BackupsAsk) -> HeldBackups:
-        """Ask imaged of a node; raises BusError, VirtbusError."""
-        subject = subjects.rpc(node, "imaged", "backups")
-        return validate(HeldBackups, await self._bus.request(subject, ask, timeout_s=ASK_S))

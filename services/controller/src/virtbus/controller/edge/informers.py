@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
+from virtbus.controller.core.backup_schedules import BackupSchedules
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.networks import Networks
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _NAMED = (
     *(subjects.VOLUME_KEYS, subjects.SNAPSHOT_KEYS),
-    *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS),
+    *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS, subjects.BACKUP_SCHEDULE_KEYS),
 )
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
@@ -177,6 +178,7 @@ class Informers:
             *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
             *fleet.networks.keys(),
+            *fleet.schedules.keys(),
             *(key for key in fleet.claims if key.startswith(subjects.ADDRESS_KEYS)),
             *fleet.operations.keys(),
         }
@@ -262,7 +264,7 @@ def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
 
 
 def _take_named(fleet: Fleet, entry: Entry) -> None:
-    """Process a volume, a snapshot, an image name or a network."""
+    """Process a volume, a snapshot, an image name, a network or a schedule."""
     cache = _named(fleet, entry.key)
     if entry.kind is EntryKind.PURGE:
         cache.purge(entry.key, entry.revision)
@@ -272,12 +274,14 @@ def _take_named(fleet: Fleet, entry: Entry) -> None:
 
 def _named(
     fleet: Fleet, key: str
-) -> Volumes | Snapshots | NamedRecords[ImageNameRecord] | Networks:
+) -> Volumes | Snapshots | NamedRecords[ImageNameRecord] | Networks | BackupSchedules:
     """Return the cache of a named object's kind."""
     if key.startswith(subjects.VOLUME_KEYS):
         return fleet.volumes
     if key.startswith(subjects.SNAPSHOT_KEYS):
         return fleet.volumes.snapshots
+    if key.startswith(subjects.BACKUP_SCHEDULE_KEYS):
+        return fleet.schedules
     return fleet.networks if key.startswith(subjects.NETWORK_KEYS) else fleet.images.names
 
 

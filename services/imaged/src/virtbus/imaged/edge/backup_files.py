@@ -19,6 +19,7 @@ from virtbus.imaged.core.overlay import HEAD_BYTES, build, read_overlay
 from virtbus.imaged.edge import openat2
 from virtbus.imaged.edge.disk_files import SUFFIX
 from virtbus.imaged.edge.export_conversion import OpenedSource
+from virtbus.imaged.edge.export_part import ExportPart
 from virtbus.imaged.edge.partial_download import store_error
 from virtbus.schemas.backup import (
     MAX_CHAIN,
@@ -52,7 +53,7 @@ class BackupFiles:
     """
 
     def __init__(self, disks: Path, root: Path) -> None:
-        self._staging = disks / STAGING
+        self.staging = BackupStaging(disks)
         self.root = root
 
     # --- read -----------------------------------------------------------------------------
@@ -143,24 +144,6 @@ class BackupFiles:
         """Return the result of the last verification; None if there is none."""
         return self._note(BackupCheck, check_uid(backup), CHECK)
 
-    def opened(self, backup: str, disk: str) -> OpenedSource:
-        """Open a disk of a backup with all that it rests on.
-
-        Raises:
-            VirtbusError: as `chain`; 404 `no_disk`; 409 `disk_unreadable`, `backup_damaged`.
-        """
-        chain = self.chain(backup)
-        found = [_disk(one, disk) for one in chain]
-        if found[0] is None:
-            names = ", ".join(one.name for one in chain[0].disks) or "(none)"
-            message = f"the backup {backup} has the disks {names}"
-            raise VirtbusError(Code.NOT_FOUND, "no_disk", message)
-        if None in found:
-            raise damaged(backup, f"a backup that it rests on does not have the disk {disk}")
-        paths = tuple(self.root / one.id / f"{disk}{SUFFIX}" for one in chain)
-        size = found[0].virtual_size_bytes
-        return OpenedSource(paths[0], None, size, "", layers=paths[1:])
-
     # --- write ----------------------------------------------------------------------------
     def begin(self, draft: BackupManifest) -> None:
         """Make an empty part, whose draft protects the parent."""
@@ -168,7 +151,7 @@ class BackupFiles:
         if not self.root.is_dir():
             message = f"the directory {self.root} does not exist; mount it, or make it for imaged"
             raise VirtbusError(Code.UNAVAILABLE, "backup_dir_missing", message)
-        with self._translated(), openat2.opened_directory(self.root) as root:
+        with _translated(), openat2.opened_directory(self.root) as root:
             _remove(name, root)
             os.close(openat2.open_directory(name, root, _PRIVATE))
             with openat2.opened_directory(name, root) as part:
@@ -180,11 +163,11 @@ class BackupFiles:
         """Return the draft of a backup that is being made; None if there is none."""
         return self._note(BackupManifest, _PART + check_uid(backup), DRAFT)
 
-    def new_disk(self, backup: str, disk: str) -> int:
+    def new_disk(self, backup: str, disk: str) -> ExportPart:
         """Return a new, open file for a disk; the caller closes it."""
-        with self._translated(), self._opened(_PART + check_uid(backup)) as part:
+        with _translated(), self._opened(_PART + check_uid(backup)) as part:
             openat2.remove(disk + SUFFIX, part)
-            return openat2.open_file(disk + SUFFIX, part, _NEW)
+            return ExportPart(openat2.open_file(disk + SUFFIX, part, _NEW))
 
     def publish(self, made: BackupManifest) -> None:
         """Make a backup complete, durable on return; no effect if it is.
@@ -197,7 +180,7 @@ class BackupFiles:
         if made.parent:
             self.chain(made.parent)
         name = _PART + made.id
-        with self._translated(), openat2.opened_directory(self.root) as root:
+        with _translated(), openat2.opened_directory(self.root) as root:
             with openat2.opened_directory(name, root) as part:
                 openat2.replace(MANIFEST, encode_json(made), part)
                 openat2.remove(DRAFT, part)
@@ -207,13 +190,13 @@ class BackupFiles:
 
     def note_check(self, backup: str, check: BackupCheck) -> None:
         """Store the result of a verification."""
-        with self._translated(), self._opened(check_uid(backup)) as folder:
+        with _translated(), self._opened(check_uid(backup)) as folder:
             openat2.replace(CHECK, encode_json(check), folder)
 
     def drop(self, backup: str) -> None:
         """Remove what is left of an attempt; a complete backup stays."""
-        self.unstage(backup)
-        with self._existing(self.root) as root:
+        self.staging.remove(backup)
+        with _existing(self.root) as root:
             if root is not None:
                 _remove(_PART + check_uid(backup), root)
 
@@ -239,58 +222,6 @@ class BackupFiles:
         except OSError as error:
             raise store_error(error) from error
         return True
-
-    def expire(self, older_s: float, busy: Collection[str]) -> list[str]:
-        """Remove parts and staged files that did not change for `older_s`, except the `busy`.
-
-        Deletes that a crash interrupted are completed. Return the names of what was removed.
-        """
-        before_s, gone = time.time() - older_s, []
-        for root, prefix in ((self.root, _PART), (self.root, _GONE), (self._staging, "")):
-            with self._existing(root) as directory:
-                if directory is None:
-                    continue
-                for name in openat2.names(directory):
-                    id_ = name.removeprefix(prefix)
-                    if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
-                        continue
-                    if prefix == _GONE or _changed_s(name, directory) < before_s:
-                        _remove(name, directory)
-                        gone.append(name)
-        return gone
-
-    # --- files that a guest's QEMU writes -------------------------------------------------
-    def stage(self, backup: str, disks: Collection[BackupDisk]) -> None:
-        """Write an empty file for each disk, which the QEMU of the guest fills."""
-        self.unstage(backup)
-        with self._translated():
-            openat2.make_passable(self._staging)
-            with openat2.opened_directory(self._staging) as root:
-                name = check_uid(backup)
-                os.close(openat2.open_directory(name, root, openat2.PASSABLE))
-                with openat2.opened_directory(name, root) as folder:
-                    for disk in disks:
-                        _write_empty(disk, folder)
-                    os.fsync(folder)
-
-    def staged(self, backup: str, disk: str) -> int:
-        """Open a file that QEMU has written; the caller closes it.
-
-        Raises:
-            VirtbusError: 409 `disk_damaged`: it is not the qcow2 file that was staged.
-        """
-        with (
-            self._translated(),
-            openat2.opened_directory(self._staging) as root,
-            openat2.opened_directory(check_uid(backup), root) as folder,
-        ):
-            return openat2.open_file(disk + SUFFIX, folder)
-
-    def unstage(self, backup: str) -> None:
-        """Remove the files that QEMU has written."""
-        with self._existing(self._staging) as root:
-            if root is not None:
-                _remove(check_uid(backup), root)
 
     # --- shared ---------------------------------------------------------------------------
     def _names(self) -> list[str]:
@@ -326,26 +257,104 @@ class BackupFiles:
         ):
             yield directory
 
-    @contextlib.contextmanager
-    def _existing(self, path: Path) -> Iterator[int | None]:
-        """Yield a descriptor of a directory, None if it does not exist."""
-        with self._translated():
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                yield None
-                return
-            try:
-                yield descriptor
-            finally:
-                os.close(descriptor)
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+class BackupStaging:
+    """The files that the QEMU of a guest writes: `disks/backups/<id>/<disk>.qcow2`."""
+
+    def __init__(self, disks: Path) -> None:
+        self.root = disks / STAGING
+
+    def make(self, backup: str, disks: Collection[BackupDisk]) -> None:
+        """Write an empty file for each disk, which the QEMU of the guest fills."""
+        self.remove(backup)
+        with _translated():
+            openat2.make_passable(self.root)
+            with openat2.opened_directory(self.root) as root:
+                name = check_uid(backup)
+                os.close(openat2.open_directory(name, root, openat2.PASSABLE))
+                with openat2.opened_directory(name, root) as folder:
+                    for disk in disks:
+                        _write_empty(disk, folder)
+                    os.fsync(folder)
+
+    def opened(self, backup: str, disk: str) -> ExportPart:
+        """Open a file that QEMU has written; the caller closes it."""
+        with (
+            _translated(),
+            openat2.opened_directory(self.root) as root,
+            openat2.opened_directory(check_uid(backup), root) as folder,
+        ):
+            return ExportPart(openat2.open_file(disk + SUFFIX, folder))
+
+    def remove(self, backup: str) -> None:
+        """Remove the files that QEMU has written, and the root if it is empty."""
+        with _existing(self.root) as root:
+            if root is not None:
+                _remove(check_uid(backup), root)
+        with contextlib.suppress(OSError):  # there are others
+            self.root.rmdir()
+
+
+@contextlib.contextmanager
+def _existing(path: Path) -> Iterator[int | None]:
+    """Yield a descriptor of a directory, None if it does not exist."""
+    with _translated():
         try:
-            yield
-        except OSError as error:
-            raise store_error(error) from error
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error) from error
+
+
+def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
+    """Open a disk of a backup with all that it rests on.
+
+    Raises:
+        VirtbusError: as `chain`; 404 `no_disk`; 409 `disk_unreadable`, `backup_damaged`.
+    """
+    chain = files.chain(backup)
+    found = [_disk(one, disk) for one in chain]
+    if found[0] is None:
+        names = ", ".join(one.name for one in chain[0].disks) or "(none)"
+        message = f"the backup {backup} has the disks {names}"
+        raise VirtbusError(Code.NOT_FOUND, "no_disk", message)
+    if None in found:
+        raise damaged(backup, f"a backup that it rests on does not have the disk {disk}")
+    paths = tuple(files.root / one.id / f"{disk}{SUFFIX}" for one in chain)
+    size = found[0].virtual_size_bytes
+    return OpenedSource(paths[0], None, size, "", layers=paths[1:])
+
+
+def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[str]:
+    """Remove parts and staged files that did not change for `older_s`, except the `busy`.
+
+    Deletes that a crash interrupted are completed. Return the names of what was removed.
+    """
+    before_s, gone = time.time() - older_s, []
+    for root, prefix in ((files.root, _PART), (files.root, _GONE), (files.staging.root, "")):
+        with _existing(root) as directory:
+            if directory is None:
+                continue
+            for name in openat2.names(directory):
+                id_ = name.removeprefix(prefix)
+                if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
+                    continue
+                if prefix == _GONE or _changed_s(name, directory) < before_s:
+                    _remove(name, directory)
+                    gone.append(name)
+    return gone
 
 
 def check_file(descriptor: int, of: BackupDisk) -> None:
