@@ -10,8 +10,8 @@ from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 from virtbus.schemas.version import VERSION
 from virtbus.schemas.volume_ref import VolumeRef
 
-MAX_CHAIN = 32
-"""The longest chain of backups. A restore reads all of it."""
+MAX_CHAIN = 24
+"""The longest chain of backups. A restore opens all of it, in a sandbox with 64 files."""
 CHAIN_BACKUPS = 8
 """The default length of a chain: a full backup and seven increments."""
 BITMAP = "virtbus-"

@@ -1,6 +1,7 @@
 """Schedules of backups: repeated backups of a VM, with retention (ADR 0068)."""
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -58,6 +59,8 @@ class BackupScheduleRecord(LenientModel):
     """The reason for the failure of the last run; empty after a successful one."""
     missed: int = Field(0, ge=0)
     """The number of runs that did not take place since the last successful one."""
+    deleting: Literal[False] = False
+    """Always False: a delete needs no further step."""
     generation: int = 1
     created_ns: int
     owner: str = ""

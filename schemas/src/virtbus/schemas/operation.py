@@ -57,7 +57,7 @@ STEPS: dict[OperationKind, tuple[Step, ...]] = {
     "snapshot": (Step("copy"), Step("layer"), Step("publish", final=True)),
     "restore": (Step("copy"), Step("replace", final=True)),
     "backup": (Step("stage"), Step("push"), Step("store"), Step("publish", final=True)),
-    "verify": (Step("read"),),
+    "verify": (Step("read"), Step("note", final=True)),
 }
 """The steps of an operation in order, by its kind."""
 

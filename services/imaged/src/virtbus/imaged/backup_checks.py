@@ -5,7 +5,9 @@ from functools import partial
 
 from virtbus.imaged.backups import BackupParts
 from virtbus.imaged.disk_jobs import DiskJobs, Job
-from virtbus.imaged.edge.backup_files import Digester, check_file, damaged, opened_disk
+from virtbus.imaged.edge.backup_files import damaged, opened_disk
+from virtbus.imaged.edge.backup_staging import check_file
+from virtbus.imaged.edge.digests import Digester
 from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource
 from virtbus.schemas.backup import BackupCheck, BackupDisk, VerifyWork
 from virtbus.schemas.errors import Code, VirtbusError
@@ -14,7 +16,7 @@ from virtbus.schemas.operation import STEPS
 
 log = logging.getLogger(__name__)
 
-READ = STEPS["verify"][0].name
+READ, NOTE = (step.name for step in STEPS["verify"])
 
 
 class BackupChecks:
@@ -81,6 +83,7 @@ class BackupChecks:
                 if error.code not in {Code.CONFLICT, Code.UNSUPPORTED}:
                     raise
                 problem = str(error)
+            job.step = NOTE
             now_ns = self._parts.sources.time_ns()
             check = BackupCheck(operation=want.id, at_ns=now_ns, problem=problem[:2000])
             await threads.run(files.note_check, want.backup, check)

@@ -15,13 +15,9 @@ from virtbus.bus.runtime.sources import REAL, Sources
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disk_locks import DiskLocks
-from virtbus.imaged.edge.backup_files import (
-    BackupFiles,
-    Digester,
-    check_file,
-    expire,
-    freeze,
-)
+from virtbus.imaged.edge.backup_files import BackupFiles, expire
+from virtbus.imaged.edge.backup_staging import check_file
+from virtbus.imaged.edge.digests import Digester, freeze
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_space import DiskSpace
 from virtbus.imaged.edge.disk_threads import DiskThreads

@@ -1,5 +1,7 @@
 """Decides when the backups of schedules are due, and caches the schedules (ADR 0068)."""
 
+from virtbus.controller.core import named_creates
+from virtbus.controller.core.named_creates import CreateStep
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredBackupSchedule
 from virtbus.schemas.backup_schedule import (
@@ -10,7 +12,7 @@ from virtbus.schemas.backup_schedule import (
     BackupScheduleUpdate,
     BackupScheduleView,
 )
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.records import read_backup_schedule
 from virtbus.schemas.subjects import backup_schedule_record
 
@@ -118,14 +120,14 @@ def failed(record: BackupScheduleRecord, message: str) -> BackupScheduleRecord:
     return record.model_copy(update=fields)
 
 
-def refuse_taken(there: BackupScheduleRecord, wanted: BackupScheduleRecord) -> None:
-    """Raise 409 unless `there`, which has the name, is the wanted schedule."""
-    if there.uid != wanted.uid or there.spec.vm != wanted.spec.vm:
-        message = (
-            f"the name {there.name} is taken in namespace {there.namespace} by the schedule "
-            f"{there.uid}; choose another, or update that one"
-        )
-        raise VirtbusError(Code.CONFLICT, "name_taken", message)
+def create_step(
+    there: BackupScheduleRecord | None, ended: str, wanted: BackupScheduleRecord
+) -> CreateStep:
+    """Return the step of a create, as `named_creates.create_step`."""
+    same = there is None or there.spec.vm == wanted.spec.vm
+    message = f"is of the VM {there.spec.vm}" if there is not None else ""
+    differences = () if same else (Detail(path="spec.vm", message=message),)
+    return named_creates.create_step(there, ended, wanted, "backup schedule", differences)
 
 
 def not_found(want: BackupScheduleAsk) -> VirtbusError:

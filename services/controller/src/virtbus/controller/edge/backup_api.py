@@ -6,7 +6,7 @@ The directories of the nodes are the truth about backups: no record describes th
 import logging
 
 from virtbus.bus.client.owners import check_owner, may_touch
-from virtbus.bus.client.ports import Bus, Request
+from virtbus.bus.client.ports import Bus, Handler, Request
 from virtbus.bus.errors import BusError
 from virtbus.controller.core import backup_changes, resting, snapshot_changes
 from virtbus.controller.core.fleet import Fleet
@@ -41,6 +41,17 @@ class BackupApi:
         self._directories = BackupDirectories(bus, fleet)
         self._vms = vms
         self._operations = operations
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers by verb."""
+        return {
+            "create": self.create,
+            "get": self.get,
+            "list": self.list,
+            "verify": self.verify,
+            "delete": self.delete,
+        }
 
     async def create(self, request: Request) -> OperationView:
         """Accept a backup. The node of the VM makes it."""

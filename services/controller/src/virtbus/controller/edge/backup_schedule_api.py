@@ -2,20 +2,19 @@
 
 import logging
 
-from virtbus.bus.client.endpoints import refuse_late
+from virtbus.bus.client.endpoints import in_time, refuse_late
 from virtbus.bus.client.owners import check_owner, may_touch
-from virtbus.bus.client.ports import Bus, Entry, EntryKind, Request
+from virtbus.bus.client.ports import Bus, Handler, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import backup_schedules, pages
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredBackupSchedule
+from virtbus.controller.edge.backup_schedule_writes import BackupScheduleWrites
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
-from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
+from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
-from virtbus.controller.edge.key_states import stored_in
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.schemas.api import VmRef
 from virtbus.schemas.backup_schedule import (
@@ -30,9 +29,8 @@ from virtbus.schemas.backup_schedule import (
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
-from virtbus.schemas.records import read_backup_schedule
 from virtbus.schemas.subjects import backup_schedule_record
-from virtbus.schemas.wire import encode, validate
+from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +53,18 @@ class BackupScheduleApi:
         self._storage = storage
         self._quota = quota
         self._vms = vms
+        self._writes = BackupScheduleWrites(bus)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """Return the handlers by verb."""
+        return {
+            "create": self.create,
+            "get": self.get,
+            "list": self.list,
+            "update": self.update,
+            "delete": self.delete,
+        }
 
     async def create(self, request: Request) -> BackupScheduleView:
         """Make a schedule; a repeat with its uid changes nothing."""
@@ -64,23 +74,13 @@ class BackupScheduleApi:
         )
         uid = want.uid or self._bus.sources.uuid7()
         record = backup_schedules.made(want, uid, vm.record.owner, self._bus.sources.time_ns())
-        key = backup_schedule_record(want.namespace, want.name)
-        for _ in range(ATTEMPTS):
-            entry, held = await self._look(key)
-            if held is not None:
-                backup_schedules.refuse_taken(held.record, record)
-                return backup_schedules.shown(held)
+        if self._fleet.schedules.at(backup_schedule_record(want.namespace, want.name)) is None:
             self._refuse_more(want.namespace)
-            refuse_late(request.deadline_s)
-            try:
-                expect = entry.revision if entry is not None else 0
-                revision = await self._bus.put(key, encode(record), expect=expect)
-            except ConflictError:
-                continue
-            held = StoredBackupSchedule(record, revision)
-            self._report(EventKind.BACKUP_SCHEDULE_CREATED, held, f"backs up {want.spec.vm}")
-            return backup_schedules.shown(held)
-        raise contended(f"the backup schedule {want.name}")
+        async with in_time(request.deadline_s):
+            held, created = await self._writes.create(record)
+        if created:
+            self._tell(EventKind.BACKUP_SCHEDULE_CREATED, held, f"backs up {want.spec.vm}")
+        return backup_schedules.shown(held)
 
     async def get(self, request: Request) -> BackupScheduleView:
         want = validate(BackupScheduleAsk, request.data)
@@ -99,69 +99,44 @@ class BackupScheduleApi:
     async def update(self, request: Request) -> BackupScheduleView:
         """Change the given fields; a repeat of a request changes nothing."""
         want = validate(BackupScheduleUpdate, request.data)
-        for _ in range(ATTEMPTS):
-            held = await self._find(want, request.account)
-            if request.id in held.record.requests:
-                return backup_schedules.shown(held)
-            record = backup_schedules.changed(held.record, want)
-            if record == held.record:
-                return backup_schedules.shown(held)
-            refuse_late(request.deadline_s)
-            record = with_request(record, held.record, request.id)
-            key = backup_schedule_record(want.namespace, want.name)
-            try:
-                revision = await self._bus.put(key, encode(record), expect=held.revision)
-            except ConflictError:
-                continue
-            held = StoredBackupSchedule(record, revision)
-            self._report(EventKind.BACKUP_SCHEDULE_UPDATED, held, "")
-            return backup_schedules.shown(held)
-        raise contended(f"the backup schedule {want.name}")
+        held, changed = await self._writes.change(
+            lambda: self._find(want, request.account),
+            lambda record: backup_schedules.changed(record, want),
+            request,
+        )
+        if changed:
+            self._tell(EventKind.BACKUP_SCHEDULE_UPDATED, held, "")
+        return backup_schedules.shown(held)
 
     async def delete(self, request: Request) -> BackupScheduleView:
         """End a schedule, also one that cannot be read. Its backups stay."""
         want = validate(BackupScheduleDelete, request.data)
-        key = backup_schedule_record(want.namespace, want.name)
         for _ in range(ATTEMPTS):
-            entry, held = await self._look(key)
-            if entry is None or entry.kind is EntryKind.PURGE:
-                raise backup_schedules.not_found(want)
-            if held is None:
-                check_owner(request.account, "")
-                held = StoredBackupSchedule(self._unknown(want), entry.revision)
-            check_owner(request.account, held.record.owner)
-            refuse_late(request.deadline_s)
-            why = held.record.uid.encode()
             try:
-                revision = await self._bus.purge(
-                    key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S, why=why
-                )
+                held = await self._find(want, request.account)
+            except UnreadableValueError as error:
+                check_owner(request.account, "")
+                held = StoredBackupSchedule(self._unknown(want), error.found.revision)
+            refuse_late(request.deadline_s)
+            try:
+                revision = await self._writes.end(held)
             except ConflictError:
                 continue
+            key = backup_schedule_record(want.namespace, want.name)
             self._fleet.schedules.purge(key, revision)
             held = held._replace(revision=revision)
-            self._tell(EventKind.BACKUP_SCHEDULE_DELETED, held, "")
+            self._emit(EventKind.BACKUP_SCHEDULE_DELETED, held, "")
             return backup_schedules.shown(held)
         raise contended(f"the backup schedule {want.name}")
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: BackupScheduleAsk, account: str) -> StoredBackupSchedule:
         """Return the schedule from the leader; raises VirtbusError 403, 404."""
-        entry = await self._bus.get(backup_schedule_record(want.namespace, want.name))
-        held = stored_in(entry, read_backup_schedule)
+        held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise backup_schedules.not_found(want)
         check_owner(account, held.record.owner)
         return held
-
-    async def _look(self, key: str) -> tuple[Entry | None, StoredBackupSchedule | None]:
-        """Return the last message of a key, and its schedule if it can be read."""
-        entry = await self._bus.get(key)
-        try:
-            return entry, stored_in(entry, read_backup_schedule)
-        except UnreadableValueError as error:
-            log.warning("%s", error, extra={"code": "bad_record"})
-            return entry, None
 
     def _unknown(self, want: BackupScheduleDelete) -> BackupScheduleRecord:
         """Return a record in place of one that cannot be read."""
@@ -179,11 +154,11 @@ class BackupScheduleApi:
             message = f"{why}; delete some, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "backup_schedule_quota", message, after_ms=10_000)
 
-    def _report(self, kind: EventKind, held: StoredBackupSchedule, message: str) -> None:
-        self._fleet.schedules.apply(held)
-        self._tell(kind, held, message)
-
     def _tell(self, kind: EventKind, held: StoredBackupSchedule, message: str) -> None:
+        self._fleet.schedules.apply(held)
+        self._emit(kind, held, message)
+
+    def _emit(self, kind: EventKind, held: StoredBackupSchedule, message: str) -> None:
         self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)

@@ -15,6 +15,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.retention import unneeded
 from virtbus.controller.core.vm_keys import StoredBackupSchedule
 from virtbus.controller.edge.backup_directories import BackupDirectories
+from virtbus.controller.edge.backup_schedule_writes import BackupScheduleWrites
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.lease import LeaderTerm
 from virtbus.controller.edge.operation_room import OperationRoom
@@ -25,8 +26,6 @@ from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.operation import OperationPhase, OperationRecord
-from virtbus.schemas.subjects import backup_schedule_record
-from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +42,7 @@ class BackupScheduleRuns:
         self._fleet = fleet
         self._events = events
         self._room = room
+        self._writes = BackupScheduleWrites(bus)
         self._operations = OperationWrites(bus)
         self._directories = BackupDirectories(bus, fleet)
         self._wake = asyncio.Event()
@@ -171,8 +171,6 @@ class BackupScheduleRuns:
     async def _store(
         self, held: StoredBackupSchedule, record: BackupScheduleRecord
     ) -> StoredBackupSchedule:
-        key = backup_schedule_record(record.namespace, record.name)
-        revision = await self._bus.put(key, encode(record), expect=held.revision)
-        after = StoredBackupSchedule(record, revision)
+        after = await self._writes.replace(held, record)
         self._fleet.schedules.apply(after)
         return after

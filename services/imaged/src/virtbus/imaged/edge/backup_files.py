@@ -8,15 +8,20 @@ checked when it is read. The files that a guest's QEMU writes are on the disk of
 """
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from virtbus.imaged.core.overlay import HEAD_BYTES, build, read_overlay
 from virtbus.imaged.edge import openat2
+from virtbus.imaged.edge.backup_staging import (
+    NEW,
+    BackupStaging,
+    existing,
+    remove_folder,
+    translated,
+)
 from virtbus.imaged.edge.disk_files import SUFFIX
 from virtbus.imaged.edge.export_conversion import OpenedSource
 from virtbus.imaged.edge.export_part import ExportPart
@@ -35,15 +40,11 @@ from virtbus.schemas.model import Model
 from virtbus.schemas.wire import decode, encode_json, validate
 
 Note = TypeVar("Note", bound=Model)
-STAGING = "backups"
 MANIFEST, DRAFT, CHECK = "backup.json", "draft.json", "verified.json"
 _PART, _GONE = ".part-", ".gone-"
 PAGE = 100
 MAX_NOTE_BYTES = 4 * 1024**2
-CHUNK_BYTES = 4 * 1024**2
 _PRIVATE = 0o700
-_FROZEN = 0o400
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class BackupFiles:
@@ -151,8 +152,8 @@ class BackupFiles:
         if not self.root.is_dir():
             message = f"the directory {self.root} does not exist; mount it, or make it for imaged"
             raise VirtbusError(Code.UNAVAILABLE, "backup_dir_missing", message)
-        with _translated(), openat2.opened_directory(self.root) as root:
-            _remove(name, root)
+        with translated(), openat2.opened_directory(self.root) as root:
+            remove_folder(name, root)
             os.close(openat2.open_directory(name, root, _PRIVATE))
             with openat2.opened_directory(name, root) as part:
                 openat2.replace(DRAFT, encode_json(draft), part)
@@ -165,9 +166,9 @@ class BackupFiles:
 
     def new_disk(self, backup: str, disk: str) -> ExportPart:
         """Return a new, open file for a disk; the caller closes it."""
-        with _translated(), self._opened(_PART + check_uid(backup)) as part:
+        with translated(), self._opened(_PART + check_uid(backup)) as part:
             openat2.remove(disk + SUFFIX, part)
-            return ExportPart(openat2.open_file(disk + SUFFIX, part, _NEW))
+            return ExportPart(openat2.open_file(disk + SUFFIX, part, NEW))
 
     def publish(self, made: BackupManifest) -> None:
         """Make a backup complete, durable on return; no effect if it is.
@@ -180,7 +181,7 @@ class BackupFiles:
         if made.parent:
             self.chain(made.parent)
         name = _PART + made.id
-        with _translated(), openat2.opened_directory(self.root) as root:
+        with translated(), openat2.opened_directory(self.root) as root:
             with openat2.opened_directory(name, root) as part:
                 openat2.replace(MANIFEST, encode_json(made), part)
                 openat2.remove(DRAFT, part)
@@ -190,15 +191,15 @@ class BackupFiles:
 
     def note_check(self, backup: str, check: BackupCheck) -> None:
         """Store the result of a verification."""
-        with _translated(), self._opened(check_uid(backup)) as folder:
+        with translated(), self._opened(check_uid(backup)) as folder:
             openat2.replace(CHECK, encode_json(check), folder)
 
     def drop(self, backup: str) -> None:
         """Remove what is left of an attempt; a complete backup stays."""
         self.staging.remove(backup)
-        with _existing(self.root) as root:
+        with existing(self.root) as root:
             if root is not None:
-                _remove(_PART + check_uid(backup), root)
+                remove_folder(_PART + check_uid(backup), root)
 
     def remove(self, backup: str) -> bool:
         """Remove a complete backup; return False if there is none.
@@ -216,7 +217,7 @@ class BackupFiles:
             with openat2.opened_directory(self.root) as root:
                 os.rename(backup, _GONE + backup, src_dir_fd=root, dst_dir_fd=root)
                 os.fsync(root)
-                _remove(_GONE + backup, root)
+                remove_folder(_GONE + backup, root)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -258,66 +259,6 @@ class BackupFiles:
             yield directory
 
 
-class BackupStaging:
-    """The files that the QEMU of a guest writes: `disks/backups/<id>/<disk>.qcow2`."""
-
-    def __init__(self, disks: Path) -> None:
-        self.root = disks / STAGING
-
-    def make(self, backup: str, disks: Collection[BackupDisk]) -> None:
-        """Write an empty file for each disk, which the QEMU of the guest fills."""
-        self.remove(backup)
-        with _translated():
-            openat2.make_passable(self.root)
-            with openat2.opened_directory(self.root) as root:
-                name = check_uid(backup)
-                os.close(openat2.open_directory(name, root, openat2.PASSABLE))
-                with openat2.opened_directory(name, root) as folder:
-                    for disk in disks:
-                        _write_empty(disk, folder)
-                    os.fsync(folder)
-
-    def opened(self, backup: str, disk: str) -> ExportPart:
-        """Open a file that QEMU has written; the caller closes it."""
-        with (
-            _translated(),
-            openat2.opened_directory(self.root) as root,
-            openat2.opened_directory(check_uid(backup), root) as folder,
-        ):
-            return ExportPart(openat2.open_file(disk + SUFFIX, folder))
-
-    def remove(self, backup: str) -> None:
-        """Remove the files that QEMU has written, and the root if it is empty."""
-        with _existing(self.root) as root:
-            if root is not None:
-                _remove(check_uid(backup), root)
-        with contextlib.suppress(OSError):  # there are others
-            self.root.rmdir()
-
-
-@contextlib.contextmanager
-def _existing(path: Path) -> Iterator[int | None]:
-    """Yield a descriptor of a directory, None if it does not exist."""
-    with _translated():
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            yield None
-            return
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise store_error(error) from error
-
-
 def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
     """Open a disk of a backup with all that it rests on.
 
@@ -344,7 +285,7 @@ def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[st
     """
     before_s, gone = time.time() - older_s, []
     for root, prefix in ((files.root, _PART), (files.root, _GONE), (files.staging.root, "")):
-        with _existing(root) as directory:
+        with existing(root) as directory:
             if directory is None:
                 continue
             for name in openat2.names(directory):
@@ -352,60 +293,9 @@ def expire(files: BackupFiles, older_s: float, busy: Collection[str]) -> list[st
                 if not name.startswith(prefix) or not is_uid(id_) or id_ in busy:
                     continue
                 if prefix == _GONE or _changed_s(name, directory) < before_s:
-                    _remove(name, directory)
+                    remove_folder(name, directory)
                     gone.append(name)
     return gone
-
-
-def check_file(descriptor: int, of: BackupDisk) -> None:
-    """Raise 409 `disk_damaged` unless an open file is a qcow2 file of its own, of this size."""
-    found = read_overlay(os.pread(descriptor, HEAD_BYTES, 0))
-    if found.backing_path or found.virtual_size_bytes != of.virtual_size_bytes:
-        message = f"the file of the disk {of.name} is not the one that virtbus made"
-        raise VirtbusError(Code.CONFLICT, "disk_damaged", message)
-
-
-class Digester:
-    """Reads an open file from its begin, and copies it on the way; `step` blocks on the disk."""
-
-    def __init__(self, source: int, target: int | None = None) -> None:
-        self._source = source
-        self._target = target
-        self._digest = hashlib.sha256()
-        self.done_bytes = 0
-
-    def step(self) -> int:
-        """Process the next bytes; return their number, 0 at the end; raises VirtbusError 503."""
-        try:
-            data = os.pread(self._source, CHUNK_BYTES, self.done_bytes)
-            if self._target is not None:
-                write_all(self._target, data)
-        except OSError as error:
-            raise store_error(error) from error
-        self._digest.update(data)
-        self.done_bytes += len(data)
-        return len(data)
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of the bytes so far."""
-        return f"sha256:{self._digest.hexdigest()}"
-
-
-def write_all(target: int, data: bytes) -> None:
-    """Write all of `data`; raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(target, view) :]
-
-
-def freeze(descriptor: int) -> None:
-    """Make a finished file durable and read-only; raises VirtbusError 503."""
-    try:
-        os.fchmod(descriptor, _FROZEN)
-        os.fsync(descriptor)
-    except OSError as error:
-        raise store_error(error) from error
 
 
 def damaged(backup: str, why: str) -> VirtbusError:
@@ -423,17 +313,6 @@ def _disk(manifest: BackupManifest, name: str) -> BackupDisk | None:
     return next((one for one in manifest.disks if one.name == name), None)
 
 
-def _write_empty(disk: BackupDisk, folder: int) -> None:
-    layout = build(disk.virtual_size_bytes)
-    descriptor = openat2.open_file(disk.name + SUFFIX, folder, _NEW)
-    try:
-        for offset, data in layout.pieces:
-            os.pwrite(descriptor, data, offset)
-        os.ftruncate(descriptor, layout.length_bytes)
-    finally:
-        os.close(descriptor)
-
-
 def _changed_s(name: str, directory: int) -> float:
     """Return the time of the last change of a folder or of a file in it."""
     times = [os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime]
@@ -443,12 +322,3 @@ def _changed_s(name: str, directory: int) -> float:
             for one in openat2.names(folder)
         ]
     return max(times)
-
-
-def _remove(name: str, directory: int) -> None:
-    """Remove a folder with its files; no error if it is missing."""
-    with contextlib.suppress(FileNotFoundError):
-        with openat2.opened_directory(name, directory) as folder:
-            for one in openat2.names(folder):
-                openat2.remove(one, folder)
-        os.rmdir(name, dir_fd=directory)
