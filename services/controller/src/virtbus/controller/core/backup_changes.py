@@ -6,6 +6,8 @@ from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.operation import OperationRecord
 
+MAX_PROBLEM_CHARS = 200
+"""Length of a problem in a list."""
 UNREADABLE = "its description cannot be read; see its folder in the backup directory"
 
 
@@ -14,7 +16,8 @@ def shown(node: str, held: HeldBackup, *, whole: bool = False) -> BackupView:
     check = held.check
     found: dict[str, object] = {"id": held.id, "node": node, "children": held.children}
     if check is not None:
-        found |= {"verified_ns": check.at_ns, "problem": check.problem}
+        problem = check.problem if whole else check.problem[:MAX_PROBLEM_CHARS]
+        found |= {"verified_ns": check.at_ns, "problem": problem}
     made = held.manifest
     if made is None:
         return BackupView.model_validate(found | {"problem": UNREADABLE})

@@ -29,8 +29,8 @@ from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
-MOST = 2000
-"""Limit of backups in one answer: each takes about 300 bytes."""
+MOST = 500
+"""Limit of backups in one answer: each takes at most 1 KiB."""
 
 
 class BackupApi:

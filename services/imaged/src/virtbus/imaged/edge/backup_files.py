@@ -43,6 +43,8 @@ Note = TypeVar("Note", bound=Model)
 MANIFEST, DRAFT, CHECK = "backup.json", "draft.json", "verified.json"
 _PART, _GONE = ".part-", ".gone-"
 PAGE = 100
+PAGE_BYTES = 256 * 1024
+"""Limit of a page, unless one backup is larger."""
 MAX_NOTE_BYTES = 4 * 1024**2
 _PRIVATE = 0o700
 
@@ -104,11 +106,20 @@ class BackupFiles:
         return found
 
     def page(self, after: str) -> HeldBackups:
-        """Return the backups with an id above `after`, the oldest first."""
+        """Return the backups with an id above `after`, the oldest first, without their specs."""
         children = self._children()
         ids = [one for one in self._ids() if one > after]
-        items = tuple(self._held(one, children) for one in ids[:PAGE])
-        return HeldBackups(items=items, more=len(ids) > PAGE)
+        items, size_bytes = [], 0
+        for id_ in ids[:PAGE]:
+            held = self._held(id_, children)
+            if held.manifest is not None:
+                brief = held.manifest.model_copy(update={"spec": {}})
+                held = held.model_copy(update={"manifest": brief})
+            size_bytes += len(encode_json(held))
+            if items and size_bytes > PAGE_BYTES:
+                break
+            items.append(held)
+        return HeldBackups(items=tuple(items), more=len(ids) > len(items))
 
     def held(self, backup: str) -> HeldBackup | None:
         """Return one backup; None if there is none."""
