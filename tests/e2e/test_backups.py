@@ -70,9 +70,15 @@ def test_an_increment_is_verified_and_restored_with_one_instant_of_all_disks(
     one, two = restored(platform, fourth["id"], "web3")
     assert one == two or one - two == 1
 
+    platform.cli("vm", "start", "web", "--wait")
+    taken = written(platform)
+    until(lambda: written(platform) > taken, "the guest writes again", within_s=150)
+    fifth = backup(platform)
+    assert fifth["parent"] == third["id"]
+
     items = json.loads(platform.cli("backup", "list", "-o", "json"))["items"]
     ids = [one["id"] for one in items]
-    assert ids == [first["id"], second["id"], third["id"], fourth["id"]]
+    assert ids == [first["id"], second["id"], third["id"], fourth["id"], fifth["id"]]
     damaged = Path(platform.base) / "backups" / third["id"] / "root.qcow2"
     damaged.chmod(0o600)
     with damaged.open("r+b") as file:

@@ -73,7 +73,7 @@ class LiveBackups:
             raise
         if state.state == "done":
             del self._pushes[work.id]
-            if guest is not None:
+            with contextlib.suppress(VirtbusError):  # the next backup removes old bitmaps
                 await self._tools.backups.keep_only(push.uid, {bitmap_name(work.id)})
         return state
 
@@ -101,8 +101,6 @@ class LiveBackups:
         if seen.differs:
             raise layers_differ()
         targets = targets_of(guest, {disk.name for disk in work.disks})
-        await backups.abort(uid)  # what an agent before this one began
-        await backups.keep_only(uid, None, bitmap_name(work.id))
         usable = await backups.bitmaps(uid, targets.values())
         sizes = {name: seen.used[seen.named[targets[name]]] for name in targets}
         disks = [disk.model_copy(update={"size_bytes": sizes[disk.name]}) for disk in work.disks]
@@ -110,6 +108,8 @@ class LiveBackups:
         state = await ask(work.model_copy(update=more))
         if state.state != "working" or state.step != PUSH:
             return state
+        await backups.abort(uid)  # an agent before this one may have begun
+        await backups.keep_only(uid, None, bitmap_name(work.id))
         pins: dict[str, str] = {}
         for name, target in targets.items():
             pins[target] = await self._tools.disks.pin_backup(uid, name, work.id)

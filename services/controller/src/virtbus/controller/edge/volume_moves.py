@@ -208,7 +208,7 @@ class VolumeMoves:
                 return  # the next round finds its end
         node = volume_moves.left_on(record, move)
         tenure.check()
-        if node in self._fleet.nodes and node != record.node:
+        if self._fleet.has_node(node) and node != record.node:
             ask = VolumeRelease(ref=ref_of(record))
             subject = subjects.rpc(node, "imaged", "volume-release")
             await self._bus.request(subject, ask, timeout_s=ASK_S)
@@ -220,7 +220,7 @@ class VolumeMoves:
 
     async def drop_file(self, record: VolumeRecord, move: VolumeMove) -> None:
         """Remove the uploaded file from the target, unless that node is forgotten."""
-        if move.target not in self._fleet.nodes:
+        if not self._fleet.has_node(move.target):
             return
         subject = subjects.rpc(move.target, "imaged", "delete")
         ask = ForgetImage(ref=volume_moves.image_name(record, move))

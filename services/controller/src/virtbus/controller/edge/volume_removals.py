@@ -102,7 +102,7 @@ class VolumeRemovals:
         move = record.move if record.has_open_move else None
         nodes = {record.node}
         if move is not None:
-            nodes |= {one for one in (move.source, move.target) if one in self._fleet.nodes}
+            nodes |= {one for one in (move.source, move.target) if self._fleet.has_node(one)}
             await self._moves.drop_file(record, move)
         for node in sorted(nodes):
             subject = subjects.rpc(node, "imaged", "volume-release")
