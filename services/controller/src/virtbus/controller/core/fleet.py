@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from virtbus.controller.core.allocations import NOTHING, Allocations
-from virtbus.controller.core.backup_schedules import BackupSchedules
 from virtbus.controller.core.given_addresses import GivenAddresses
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
@@ -74,7 +73,6 @@ class Fleet:
     pools: KnownPools = field(default_factory=KnownPools)
     volumes: Volumes = field(default_factory=Volumes)
     networks: Networks = field(default_factory=Networks)
-    schedules: BackupSchedules = field(default_factory=BackupSchedules)
     addresses: GivenAddresses = field(default_factory=GivenAddresses)
     operations: Operations = field(default_factory=Operations)
     node_specs: dict[str, tuple[NodeSpec, int]] = field(default_factory=dict)
@@ -318,8 +316,7 @@ class Fleet:
         """Return problems that need a person, one sentence each."""
         brake_alarm = (BRAKE_ALARM,) if self.braked else ()
         held = held_alarms(seen.record for seen in self.nodes.values())
-        found = (*self.hosts.alarms(), *self.schedules.alarms(), *self.damaged.alarms())
-        return (*brake_alarm, *held, *found)
+        return (*brake_alarm, *held, *self.hosts.alarms(), *self.damaged.alarms())
 
     def must_brake(self, now_s: float) -> bool:
         """Return True if too many nodes fell silent together."""

@@ -49,13 +49,13 @@ class BackupScheduleRuns:
 
     def wake(self) -> None:
         """Start a round: an operation may have ended, or a schedule may be new."""
-        if self._fleet.schedules.count():
+        if self._fleet.operations.schedules.count():
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
         """Work while the lease is held."""
         while True:
-            for held in self._fleet.schedules.listed(None):
+            for held in self._fleet.operations.schedules.listed(None):
                 tenure.check()
                 await self._guarded(held)
             if await wait_for_event(self._wake, ROUND_S):
@@ -172,5 +172,5 @@ class BackupScheduleRuns:
         self, held: StoredBackupSchedule, record: BackupScheduleRecord
     ) -> StoredBackupSchedule:
         after = await self._writes.replace(held, record)
-        self._fleet.schedules.apply(after)
+        self._fleet.operations.schedules.apply(after)
         return after

@@ -177,7 +177,7 @@ class Informers:
             *fleet.volumes.snapshots.keys(),
             *fleet.images.names.keys(),
             *fleet.networks.keys(),
-            *fleet.schedules.keys(),
+            *fleet.operations.schedules.keys(),
             *(key for key in fleet.claims if key.startswith(subjects.ADDRESS_KEYS)),
             *fleet.operations.keys(),
         }
@@ -280,7 +280,7 @@ def _named(
     if key.startswith(subjects.SNAPSHOT_KEYS):
         return fleet.volumes.snapshots
     if key.startswith(subjects.BACKUP_SCHEDULE_KEYS):
-        return fleet.schedules
+        return fleet.operations.schedules
     return fleet.networks if key.startswith(subjects.NETWORK_KEYS) else fleet.images.names
 
 
