@@ -48,7 +48,7 @@ class BackupScheduleApi:
         vms: VmApi,
     ) -> None:
         self._bus = bus
-        self._fleet = fleet
+        self._schedules = fleet.operations.schedules
         self._events = events
         self._storage = storage
         self._quota = quota
@@ -74,10 +74,7 @@ class BackupScheduleApi:
         )
         uid = want.uid or self._bus.sources.uuid7()
         record = backup_schedules.made(want, uid, vm.record.owner, self._bus.sources.time_ns())
-        if (
-            self._fleet.operations.schedules.at(backup_schedule_record(want.namespace, want.name))
-            is None
-        ):
+        if self._schedules.at(backup_schedule_record(want.namespace, want.name)) is None:
             self._refuse_more(want.namespace)
         async with in_time(request.deadline_s):
             held, created = await self._writes.create(record)
@@ -94,7 +91,7 @@ class BackupScheduleApi:
         after = tuple(pages.key_of(want.continue_).split("/"))
         found = (
             ("/".join(held.order()), backup_schedules.shown(held))
-            for held in self._fleet.operations.schedules.listed(want.namespace)
+            for held in self._schedules.listed(want.namespace)
             if held.order() > after and may_touch(request.account, held.record.owner)
         )
         return pages.answer(BackupSchedulePage, found, request, most=want.limit)
@@ -126,7 +123,7 @@ class BackupScheduleApi:
             except ConflictError:
                 continue
             key = backup_schedule_record(want.namespace, want.name)
-            self._fleet.operations.schedules.purge(key, revision)
+            self._schedules.purge(key, revision)
             held = held._replace(revision=revision)
             self._emit(EventKind.BACKUP_SCHEDULE_DELETED, held, "")
             return backup_schedules.shown(held)
@@ -153,12 +150,12 @@ class BackupScheduleApi:
     def _refuse_more(self, namespace: str) -> None:
         """Raise 429 if a new schedule exceeds a quota, or needs the space that VMs need."""
         self._storage.refuse_create("backup schedules", OBJECTS_UNTIL_FULL)
-        if why := self._quota.full(self._fleet.operations.schedules, namespace, "backup schedules"):
+        if why := self._quota.full(self._schedules, namespace, "backup schedules"):
             message = f"{why}; delete some, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "backup_schedule_quota", message, after_ms=10_000)
 
     def _tell(self, kind: EventKind, held: StoredBackupSchedule, message: str) -> None:
-        self._fleet.operations.schedules.apply(held)
+        self._schedules.apply(held)
         self._emit(kind, held, message)
 
     def _emit(self, kind: EventKind, held: StoredBackupSchedule, message: str) -> None:

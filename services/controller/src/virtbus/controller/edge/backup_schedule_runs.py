@@ -39,6 +39,7 @@ class BackupScheduleRuns:
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, room: OperationRoom) -> None:
         self._bus = bus
+        self._schedules = fleet.operations.schedules
         self._fleet = fleet
         self._events = events
         self._room = room
@@ -49,13 +50,13 @@ class BackupScheduleRuns:
 
     def wake(self) -> None:
         """Start a round: an operation may have ended, or a schedule may be new."""
-        if self._fleet.operations.schedules.count():
+        if self._schedules.count():
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
         """Work while the lease is held."""
         while True:
-            for held in self._fleet.operations.schedules.listed(None):
+            for held in self._schedules.listed(None):
                 tenure.check()
                 await self._guarded(held)
             if await wait_for_event(self._wake, ROUND_S):
@@ -172,5 +173,5 @@ class BackupScheduleRuns:
         self, held: StoredBackupSchedule, record: BackupScheduleRecord
     ) -> StoredBackupSchedule:
         after = await self._writes.replace(held, record)
-        self._fleet.operations.schedules.apply(after)
+        self._schedules.apply(after)
         return after
