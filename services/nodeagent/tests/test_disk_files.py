@@ -241,13 +241,18 @@ async def test_another_medium_of_a_drive_has_another_name_until_the_drive_has_it
     assert Path(sources["root"].path).exists()
 
 
+def linked(path: Path, other: Path) -> None:
+    path.write_bytes(qcow2())
+    os.link(path, other)
+
+
 async def test_qemu_writes_a_backup_to_no_file_but_an_empty_one_of_imaged(tmp_path: Path) -> None:
     host, backup = Host(tmp_path), "0192f0c1-2d3e-7abc-8def-00000000000a"
     staged = tmp_path / "disks" / "backups" / backup / "root.qcow2"
     staged.parent.mkdir(parents=True)
     cases: dict[str, Callable[[], object]] = {
         "symlink": lambda: staged.symlink_to(host.secret),
-        "second name": lambda: (staged.write_bytes(qcow2()), os.link(staged, tmp_path / "other")),
+        "second name": lambda: linked(staged, tmp_path / "other"),
         "backing file": lambda: staged.write_bytes(qcow2(str(host.secret), says="raw")),
         "no image": lambda: staged.write_bytes(b"x" * 4096),
         "fifo": lambda: os.mkfifo(staged),

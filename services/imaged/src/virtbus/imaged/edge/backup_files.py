@@ -109,7 +109,8 @@ class BackupFiles:
         """Return the backups with an id above `after`, the oldest first, without their specs."""
         children = self._children()
         ids = [one for one in self._ids() if one > after]
-        items, size_bytes = [], 0
+        items: list[HeldBackup] = []
+        size_bytes = 0
         for id_ in ids[:PAGE]:
             held = self._held(id_, children)
             if held.manifest is not None:
