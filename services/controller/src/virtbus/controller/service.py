@@ -187,9 +187,8 @@ class ControllerService:
 
     def _schedule_api(self, events: FleetEvents) -> BackupScheduleApi:
         """Return the handlers of requests about schedules of backups."""
-        settings, fleet = self._settings, self._fleet
-        quota = Quota(settings.backup_schedules_per_namespace, settings.backup_schedules_in_all)
-        return BackupScheduleApi(self._bus, fleet, events, self._storage, quota, self._vms)
+        quota = self._settings.backup_schedule_quota
+        return BackupScheduleApi(self._bus, self._fleet, events, self._storage, quota, self._vms)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""

@@ -158,6 +158,11 @@ class Settings(ServiceSettings):
         return "controller"
 
     @property
+    def backup_schedule_quota(self) -> Quota:
+        """Return the quotas of schedules of backups."""
+        return Quota(self.backup_schedules_per_namespace, self.backup_schedules_in_all)
+
+    @property
     def volume_quota(self) -> VolumeQuota:
         """Return the quotas of volumes."""
         number = Quota(self.volumes_per_namespace, self.volumes_in_all)
