@@ -22,6 +22,7 @@ KEYS = {
     subjects.volume_record("default", "data"): bounds.VOLUME,
     subjects.image_name("default", "debian/12"): bounds.SMALL,
     subjects.network_record("_", "blue"): bounds.SMALL,
+    subjects.backup_schedule_record("default", "nightly"): bounds.SMALL,
     subjects.address_claim(UID, "10.0.0.5"): bounds.SMALL,
     subjects.security_group("default", "web"): bounds.GROUP,
     subjects.node_group("n1", "default", "web"): bounds.NODE_GROUP,

@@ -135,6 +135,7 @@ class Platform:
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
             "VIRTBUS_DOWNLOAD_ADDRESS": "127.0.0.1:8480",
+            "VIRTBUS_BACKUP_DIR": str(self.base / "backups"),
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
             "VIRTBUS_LINKS_ALLOWED": json.dumps(LINKS),
             "VIRTBUS_DEVICES_ALLOWED": '["/dev/loop*"]',
@@ -145,6 +146,7 @@ class Platform:
         self.device = Path("/dev", self.base.name)
         pools = POOLS.replace("DEVICE", str(self.device))
         (self.base / "pools.toml").write_text(pools, encoding="utf-8")
+        (self.base / "backups").mkdir()
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()

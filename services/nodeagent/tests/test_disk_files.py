@@ -279,3 +279,36 @@ async def test_another_medium_of_a_drive_has_another_name_until_the_drive_has_it
     assert Path(sources["root"].path).samefile(host.disk)
     drop_pins(host.state, of, running=True)
     assert Path(sources["root"].path).exists()
+
+
+def linked(path: Path, other: Path) -> None:
+    path.write_bytes(qcow2())
+    os.link(path, other)
+
+
+async def test_qemu_writes_a_backup_to_no_file_but_an_empty_one_of_imaged(tmp_path: Path) -> None:
+    host, backup = Host(tmp_path), "0192f0c1-2d3e-7abc-8def-00000000000a"
+    staged = tmp_path / "disks" / "backups" / backup / "root.qcow2"
+    staged.parent.mkdir(parents=True)
+    cases: dict[str, Callable[[], object]] = {
+        "symlink": lambda: staged.symlink_to(host.secret),
+        "second name": lambda: linked(staged, tmp_path / "other"),
+        "backing file": lambda: staged.write_bytes(qcow2(str(host.secret), says="raw")),
+        "no image": lambda: staged.write_bytes(b"x" * 4096),
+        "fifo": lambda: os.mkfifo(staged),
+        "absent": lambda: None,
+    }
+    for make in cases.values():
+        staged.unlink(missing_ok=True)
+        make()
+        with pytest.raises(VirtbusError):
+            await host.files.pin_backup(WANTED.uid, "root", backup)
+    staged.unlink(missing_ok=True)
+    staged.write_bytes(qcow2())
+    pin = Path(await host.files.pin_backup(WANTED.uid, "root", backup))
+    assert (pin.parent, pin.samefile(staged)) == (host.pin.parent, True)
+    again = await host.files.pin_backup(WANTED.uid, "root", backup)
+    assert again == str(pin)
+    await host.files.unpin_backup(str(pin))
+    assert not pin.exists()
+    assert staged.stat().st_mode & 0o777 == 0o444

@@ -16,6 +16,7 @@ _HERE = "virtbus.cli"
         "volume": (f"{_HERE}.volume", "Make, list, grow and delete volumes."),
         "pool": (f"{_HERE}.pool", "List the pools that hold volumes."),
         "snapshot": (f"{_HERE}.snapshot", "Make, list and restore snapshots of disks."),
+        "backup": (f"{_HERE}.backup", "Make, verify and restore backups of VMs."),
         "operation": (f"{_HERE}.operation", "List, watch and cancel long work, such as exports."),
         "export": (f"{_HERE}.export", "Download exported disks."),
         "image": (f"{_HERE}.image", "List and pull disk images."),

@@ -6,6 +6,8 @@ it.
 
 from virtbus.schemas import (
     api,
+    backup,
+    backup_schedule,
     counters,
     events,
     guest,
@@ -135,6 +137,13 @@ CHANNELS: tuple[Channel, ...] = (
         "The URL, digest, transport and pull policy of an image name.",
     ),
     _said(
+        subjects.backup_schedule_record,
+        Plane.RECORD,
+        backup_schedule.BackupScheduleRecord,
+        "controller → controller",
+        "A schedule of backups with its last and next run; the key claims its name.",
+    ),
+    _said(
         subjects.network_record,
         Plane.RECORD,
         network_object.NetworkRecord,
@@ -261,6 +270,21 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "export", node_rpc.ExportWork, node_rpc.WorkState, "Write or end an export."),
     _rpc("imaged", "export-link", links.ExportLinkAsk, links.ExportLink, "Link to an export."),
     _rpc("imaged", "fill", node_rpc.FillWork, node_rpc.WorkState, "Fill a volume, or cancel it."),
+    _rpc("imaged", "backup", backup.BackupWork, node_rpc.WorkState, "Make a backup, or cancel it."),
+    _rpc(
+        "imaged",
+        "backup-verify",
+        backup.VerifyWork,
+        node_rpc.WorkState,
+        "Read a backup and its chain.",
+    ),
+    _rpc(
+        "imaged",
+        "backups",
+        backup.BackupsAsk,
+        backup.HeldBackups,
+        "List, get or delete backups of the node.",
+    ),
     _rpc("netd", "ensure", node_rpc.Ensure, node_rpc.NetReady, "Make the network of a record."),
     _rpc("netd", "release", node_rpc.Release, node_rpc.ReleaseReply, "Remove a VM's network."),
     _rpc("netd", "nic", nic_work.NicWork, nic_work.NicDone, "A step of a NIC's hot-plug."),

@@ -110,6 +110,8 @@ class WorkState(LenientModel):
     """The size of the disk that a fill has made."""
     message: str = ""
     """A remark about the result."""
+    parent: str = ""
+    """The bitmap from which QEMU writes an increment; empty for a full backup."""
 
 
 class GuestCommand(LenientModel):

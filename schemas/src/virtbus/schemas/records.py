@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from virtbus.schemas.address_claim import AddressClaim
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image_name import ImageNameRecord
@@ -16,6 +17,7 @@ from virtbus.schemas.subjects import (
     OPERATIONS,
     SECURITY_GROUPS,
     address_claim,
+    backup_schedule_record,
     claimed_address,
     image_name,
     network_record,
@@ -96,6 +98,13 @@ def read_image_name(key: str, value: bytes) -> ImageNameRecord:
     """Return the image name at `key`; raises VirtbusError as `read_record`."""
     record = read_stored(ImageNameRecord, key, value)
     refuse_foreign(key, image_name(record.namespace, record.name))
+    return record
+
+
+def read_backup_schedule(key: str, value: bytes) -> BackupScheduleRecord:
+    """Return the schedule at `key`; raises VirtbusError as `read_record`."""
+    record = read_stored(BackupScheduleRecord, key, value)
+    refuse_foreign(key, backup_schedule_record(record.namespace, record.name))
     return record
 
 

@@ -32,6 +32,9 @@ SNAPSHOT_KEYS = f"$KV.vm.{SNAPSHOTS}."
 IMAGE_NAMES = "_img"
 IMAGE_NAME_KEYS = f"$KV.vm.{IMAGE_NAMES}."
 """The prefix of the keys of all image names."""
+BACKUP_SCHEDULES = "_bsched"
+BACKUP_SCHEDULE_KEYS = f"$KV.vm.{BACKUP_SCHEDULES}."
+"""The prefix of the keys of all schedules of backups."""
 NETWORKS = "_net"
 NETWORK_KEYS = f"$KV.vm.{NETWORKS}."
 """The prefix of the keys of all networks."""
@@ -87,6 +90,11 @@ def image_name(namespace: str, name: str) -> str:
     """`$KV.vm._img.<namespace>.<base32(name)>`: an image name; the namespace `_` is the fleet."""
     token = name_token(check_image_name(name))
     return f"$KV.vm.{IMAGE_NAMES}.{check_scope(namespace)}.{token}"
+
+
+def backup_schedule_record(namespace: str, name: str) -> str:
+    """`$KV.vm._bsched.<namespace>.<base32(name)>`: a schedule, and the claim of its name."""
+    return f"$KV.vm.{BACKUP_SCHEDULES}.{check_id(namespace)}.{name_token(check_id(name))}"
 
 
 def network_record(namespace: str, name: str) -> str:

@@ -41,6 +41,7 @@ class VolumeSource(StrictModel):
 
     The disk is an overlay on the `image`; with `full` it is a copy, which needs no image. A
     `volume` of the same namespace, or the `disk` of a `vm` (default: its first), is always copied.
+    So is the `disk` of a `backup`, which is in the directory of the volume's node.
     """
 
     image: PlainRef | None = None
@@ -48,24 +49,30 @@ class VolumeSource(StrictModel):
     volume: Id | None = None
     vm: Id | None = None
     disk: Id | None = None
+    backup: Uid | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if sum(one is not None for one in (self.image, self.volume, self.vm)) > 1:
-            msg = "give one of image, volume and vm"
+        given = (self.image, self.volume, self.vm, self.backup)
+        if sum(one is not None for one in given) > 1:
+            msg = "give one of image, volume, vm and backup"
             raise ValueError(msg)
         if self.full and self.image is None:
             msg = "full needs an image; other sources are always copied"
             raise ValueError(msg)
-        if self.disk is not None and self.vm is None:
-            msg = "disk needs a vm"
+        if self.disk is not None and self.vm is None and self.backup is None:
+            msg = "disk needs a vm or a backup"
+            raise ValueError(msg)
+        if self.backup is not None and self.disk is None:
+            msg = "a backup needs the disk"
             raise ValueError(msg)
         return self
 
     @property
     def is_copied(self) -> bool:
         """Return True if an operation writes the content, before a VM uses it."""
-        return self.full or self.volume is not None or self.vm is not None
+        copied = (self.volume, self.vm, self.backup)
+        return self.full or any(one is not None for one in copied)
 
 
 class VolumeSpec(StrictModel):

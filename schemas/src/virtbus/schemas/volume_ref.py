@@ -65,7 +65,7 @@ class VolumeRef(LenientModel):
 
 
 class FillSource(LenientModel):
-    """The source of a copied volume: an image, another volume, or a disk of a VM on the node."""
+    """The source of a copied volume: an image, a volume, a disk of a VM, or one of a backup."""
 
     image: str = ""
     target: ImageTarget | None = None
@@ -75,6 +75,8 @@ class FillSource(LenientModel):
     """The VM, with its `epoch` on the node, and its `disk`: the name of its volume in the spec."""
     epoch: int = 0
     disk: str = ""
+    backup: str = ""
+    """The backup in the node's directory that has the `disk`."""
     moved: bool = False
     """True: the content comes from the volume's former node. Data of an earlier time that is still
     here is an error."""

@@ -24,6 +24,7 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.records import of_node_group, of_operation, plain_stored
 from virtbus.schemas.subjects import (
+    BACKUP_SCHEDULE_KEYS,
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
     JOIN_KEY,
@@ -41,7 +42,10 @@ QUIET_S = 0.3
 """Changes that are made during a list arrive within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
-_NAMED = (VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS, SECURITY_GROUP_KEYS)
+_NAMED = (
+    *(VOLUME_KEYS, SNAPSHOT_KEYS, IMAGE_NAME_KEYS, NETWORK_KEYS, SECURITY_GROUP_KEYS),
+    BACKUP_SCHEDULE_KEYS,
+)
 
 
 class BackupError(Exception):

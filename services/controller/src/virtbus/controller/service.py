@@ -14,6 +14,9 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
+from virtbus.controller.edge.backup_api import BackupApi
+from virtbus.controller.edge.backup_schedule_api import BackupScheduleApi
+from virtbus.controller.edge.backup_schedule_runs import BackupScheduleRuns
 from virtbus.controller.edge.bus_storage import BusStorageGuard
 from virtbus.controller.edge.client_spans import store_client_spans
 from virtbus.controller.edge.evacuation import Evacuations
@@ -76,6 +79,8 @@ READS_AT_ONCE = {
     ("security-group", "list"): 8,
     ("volume", "list"): 8,
     ("snapshot", "list"): 8,
+    ("backup", "list"): 4,
+    ("backup-schedule", "list"): 8,
     ("imagename", "list"): 8,
     ("operation", "list"): 8,
     ("bus", "status"): 4,
@@ -138,6 +143,7 @@ class ControllerService:
             self._storage,
             Quota(settings.image_names_per_namespace, settings.image_names_in_all),
         )
+        self._schedules = self._schedule_api(events)
         self._operations, self._snapshots = self._snapshot_apis(events)
         self._networks, self._groups = self._network_apis(events)
         self._power = VmPower(self._vms, self._fleet)
@@ -190,6 +196,11 @@ class ControllerService:
         limits = NetworkLimits(of_networks, settings.client_subnets)
         return NetworkApi(self._bus, fleet, events, storage, limits), groups
 
+    def _schedule_api(self, events: FleetEvents) -> BackupScheduleApi:
+        """Return the handlers of requests about schedules of backups."""
+        quota = self._settings.backup_schedule_quota
+        return BackupScheduleApi(self._bus, self._fleet, events, self._storage, quota, self._vms)
+
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
         """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
@@ -200,8 +211,9 @@ class ControllerService:
         )
         completing = SnapshotSweep(bus, fleet, events)
         self._feeds.listeners.append(completing.wake)
+        schedules = BackupScheduleRuns(bus, fleet, events, self._room)
         networks, groups = NetworkRemovals(bus, fleet, events), NodeGroups(bus, fleet)
-        self._feeds.listeners += [networks.wake, groups.wake]
+        self._feeds.listeners += [schedules.wake, networks.wake, groups.wake]
         shares = StreamTrimmer(bus, events, lambda: len(fleet.nodes))
         duties: list[Duty] = [
             sweep,
@@ -211,6 +223,7 @@ class ControllerService:
             completing.run,
             networks.run,
             groups.run,
+            schedules.run,
             self._fills.run,
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
@@ -270,6 +283,7 @@ class ControllerService:
         attachments = VolumeAttachments(self._bus, self._fleet, vms, volumes)
         moves = VolumeMoveApi(self._bus, self._fleet, volumes, self._room)
         names, networks, snapshots = self._image_names, self._networks, self._snapshots
+        backups, schedules = BackupApi(self._bus, self._fleet, vms, operations), self._schedules
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -317,6 +331,8 @@ class ControllerService:
             ("snapshot", "adopt"): snapshots.adopt,
             ("snapshot", "restore"): snapshots.restore,
             ("snapshot", "delete"): snapshots.delete,
+            **{("backup", verb): each for verb, each in backups.handlers.items()},
+            **{("backup-schedule", verb): each for verb, each in schedules.handlers.items()},
             ("imagename", "set"): names.set,
             ("imagename", "get"): names.get,
             ("imagename", "list"): names.list,

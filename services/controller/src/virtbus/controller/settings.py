@@ -59,6 +59,13 @@ class Settings(ServiceSettings):
         20_000, ge=1, description="snapshots of all namespaces at most, as volumes_per_namespace"
     )
 
+    backup_schedules_per_namespace: int = Field(
+        1000, ge=1, description="schedules of a namespace at most, as volumes_per_namespace"
+    )
+    backup_schedules_in_all: int = Field(
+        10_000, ge=1, description="schedules of all namespaces at most, as volumes_per_namespace"
+    )
+
     image_names_per_namespace: int = Field(
         1000,
         ge=1,
@@ -155,6 +162,11 @@ class Settings(ServiceSettings):
     @property
     def bus_user(self) -> str:
         return "controller"
+
+    @property
+    def backup_schedule_quota(self) -> Quota:
+        """Return the quotas of schedules of backups."""
+        return Quota(self.backup_schedules_per_namespace, self.backup_schedules_in_all)
 
     @property
     def volume_quota(self) -> VolumeQuota:

@@ -10,13 +10,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
+from virtbus.imaged.backup_checks import BackupChecks
 from virtbus.imaged.core.disk_requests import fill_size, image_of_fill
 from virtbus.imaged.core.limits import TransferLimits
 from virtbus.imaged.disk_jobs import DiskJobs, Job
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.disk_places import DiskPlaces
 from virtbus.imaged.edge.disk_threads import DiskThreads
-from virtbus.imaged.edge.export_conversion import OpenedSource, convert
+from virtbus.imaged.edge.export_conversion import ExportSource, OpenedSource, convert
 from virtbus.imaged.edge.pools import Pools
 from virtbus.imaged.edge.store import ImageStore
 from virtbus.imaged.edge.volume_files import DISK
@@ -48,6 +49,7 @@ class FillParts:
     pools: Pools
     threads: DiskThreads
     limits: TransferLimits
+    backups: BackupChecks | None = None
 
 
 class Fills:
@@ -136,6 +138,7 @@ class Fills:
         volumes = await threads.run(pools.of, ref)
         published = False
         with await threads.run(self._opened, want.source, image) as source:
+            await self._verify(want.source, source, job)
             there = source.virtual_size_bytes
             sized = ref
             if want.source.moved:  # its record may not know how large it is
@@ -175,14 +178,27 @@ class Fills:
             await devices.fill(ref, fill_size(ref, 0, most_bytes), None, limits, job)
             return
         with await threads.run(self._opened, want.source, image) as source:
+            await self._verify(want.source, source, job)
             size_bytes = fill_size(ref, source.virtual_size_bytes, most_bytes)
             on_disk = ref.model_copy(update={"pool": LOCAL})  # a raw copy, for the comparison
             await threads.run(self._parts.pools.check_room, on_disk, 0, source.used_bytes)
             await devices.fill(ref, size_bytes, source, limits, job)
 
+    async def _verify(self, source: FillSource, opened: ExportSource, job: Job) -> None:
+        """Read an opened disk of a backup before it is used; raises VirtbusError 409."""
+        if source.backup and self._parts.backups is not None:
+            job.step = FETCH
+            await self._parts.backups.read_all(opened, source.backup, source.disk, job)
+            job.step = COPY
+
     # --- in a disk thread -------------------------------------------------------------------
     def _opened(self, source: FillSource, image: ImageInfo | None) -> OpenedSource:
-        """Open the source; errors as `DiskPlaces.of` and `DiskPlace.opened`."""
+        """Open the source; errors as `DiskPlaces.of`, `DiskPlace.opened`, `BackupChecks.opened`."""
+        if source.backup:
+            if self._parts.backups is None:
+                message = "this node has no directory for backups"
+                raise VirtbusError(Code.UNSUPPORTED, "backups_off", message)
+            return self._parts.backups.opened(source.backup, source.disk)
         if image is not None:
             path, size_bytes = self._parts.store.path(image.digest), image.virtual_size_bytes
             return OpenedSource(path, None, size_bytes, "", image.format)

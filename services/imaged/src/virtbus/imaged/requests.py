@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from virtbus.bus.client.ports import Request
 from virtbus.bus.client.record_worker import RecordWorker
+from virtbus.imaged.backup_checks import BackupChecks
+from virtbus.imaged.backups import Backups
 from virtbus.imaged.core.links import shown_name
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.exports import Exports
@@ -18,6 +20,7 @@ from virtbus.imaged.reporter import DiskReporter
 from virtbus.imaged.single_flight import Asker
 from virtbus.imaged.snapshots import Snapshots
 from virtbus.imaged.uploads import Uploads
+from virtbus.schemas.backup import BackupsAsk, BackupWork, HeldBackups, VerifyWork
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.export_link import ExportLink, ExportLinkAsk
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
@@ -62,6 +65,8 @@ class Transfers:
     exports: Exports
     fills: Fills
     snapshots: Snapshots
+    backups: Backups
+    checks: BackupChecks
     layers: LayerSweep
     waits: FillWaits
 
@@ -137,6 +142,18 @@ class Requests:
     async def fill(self, request: Request) -> WorkState:
         """Begin, continue or cancel a copy into a volume; the answer does not wait for its end."""
         return await self._transfers.fills.do(validate(FillWork, request.data))
+
+    async def backup(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a backup; the answer does not wait for its end."""
+        return await self._transfers.backups.do(validate(BackupWork, request.data))
+
+    async def backup_verify(self, request: Request) -> WorkState:
+        """Begin, continue or cancel a verification; the answer does not wait for its end."""
+        return await self._transfers.checks.verify(validate(VerifyWork, request.data))
+
+    async def backups(self, request: Request) -> HeldBackups:
+        """List, get or delete backups; errors as `Backups.held`."""
+        return await self._transfers.backups.held(validate(BackupsAsk, request.data))
 
     async def snapshot(self, request: Request) -> WorkState:
         """Begin, continue or cancel a snapshot or a restore; the answer does not wait."""

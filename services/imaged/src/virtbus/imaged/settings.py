@@ -64,6 +64,11 @@ class Settings(ServiceSettings):
         CONFIG_DIR / "pools.toml",
         description="the pools of this node for volumes, see howto/pools.md; read at the start",
     )
+    backup_dir: Path | None = Field(
+        None,
+        description="the directory for backups, which must exist and be imaged's; it may be on "
+        "another file system, or shared by nodes; unset: this node makes no backups",
+    )
     max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
     max_virtual_bytes: Bytes = Field(
         _LIMITS.max_virtual_bytes,

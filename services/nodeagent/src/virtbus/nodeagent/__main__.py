@@ -97,6 +97,7 @@ async def serve(settings: Settings) -> None:
             freezes=freezes,
             plugs=hypervisor.devices,
             layers=hypervisor.layers,
+            backups=hypervisor.backups,
         )
         liveness = Heartbeat(bus, settings, facts, own)
         agent = NodeAgent(

@@ -8,6 +8,7 @@ from virtbus.bus.client.event_recorder import EventRecorder
 from virtbus.bus.client.ports import Bus, Gate
 from virtbus.nodeagent.core.disk_file_port import DiskFiles
 from virtbus.nodeagent.core.freezes import Freezes
+from virtbus.nodeagent.core.guest_backups import GuestBackupPort
 from virtbus.nodeagent.core.guest_layers import GuestLayerPort
 from virtbus.nodeagent.core.plugs import DiskPlugs
 from virtbus.nodeagent.core.ports import (
@@ -18,6 +19,7 @@ from virtbus.nodeagent.core.ports import (
     Seeds,
 )
 from virtbus.nodeagent.edge.freezing import NoFreezes
+from virtbus.nodeagent.edge.libvirt_backups import NoBackups
 from virtbus.nodeagent.edge.libvirt_layers import NoLayers
 from virtbus.nodeagent.edge.no_plugs import NoPlugs
 from virtbus.nodeagent.settings import Settings
@@ -58,6 +60,8 @@ class AgentPorts:
     freezes: Freezes = field(default_factory=NoFreezes)
     """The default is for simulated guests."""
     layers: GuestLayerPort = field(default_factory=NoLayers)
+    """The default is for simulated guests."""
+    backups: GuestBackupPort = field(default_factory=NoBackups)
     """The default is for simulated guests."""
     plugs: DiskPlugs = field(default_factory=NoPlugs)
     """The default is for simulated guests."""

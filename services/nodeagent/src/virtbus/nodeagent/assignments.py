@@ -22,6 +22,7 @@ from virtbus.nodeagent.core.uid_table import (
 )
 from virtbus.nodeagent.early_events import EarlyEvents
 from virtbus.nodeagent.layer_keeper import LayerKeeper
+from virtbus.nodeagent.live_backups import LiveBackups
 from virtbus.nodeagent.live_snapshots import LiveSnapshots
 from virtbus.nodeagent.node_spec import OTHER_BUS, JoinCheck, NodeSpecFollower
 from virtbus.nodeagent.operation_runner import OperationRunner
@@ -70,6 +71,7 @@ class Assignments:
             lambda: [actor.vm for actor in self.actors.values()],
             lambda: self.listed and self.join.trusted,
             LiveSnapshots(tools, self.layers.wake),
+            LiveBackups(tools),
         )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()

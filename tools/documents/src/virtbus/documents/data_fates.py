@@ -19,6 +19,7 @@ class Data(StrEnum):
     EXPORT = "an export"
     SNAPSHOT = "a snapshot"
     LAYER = "a layer"
+    BACKUP = "a backup"
 
 
 class Fate(StrEnum):
@@ -51,6 +52,8 @@ _OPERATIONS = "services/controller/tests/test_operation_api.py"
 _MOVES = "services/controller/tests/test_volume_moves.py"
 _SNAPSHOTS = "services/imaged/tests/test_snapshots.py"
 _SNAPSHOT_API = "services/controller/tests/test_snapshot_api.py"
+_BACKUPS = "services/imaged/tests/test_backups.py"
+_BACKUP_API = "services/controller/tests/test_backup_api.py"
 _POOLS = "services/imaged/tests/test_pools.py"
 _UNINSTALL = "tests/integration/test_uninstall.py"
 _OUTLIVES = f"{_HELD}::test_a_volume_outlives_its_vm_and_the_next_vm_finds_its_data"
@@ -82,6 +85,14 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.SNAPSHOT: Outcome(Fate.STAYS, _KEPT_IMAGE),
         Data.LAYER: _UNTIL,
+        Data.BACKUP: Outcome(Fate.STAYS, f"{_BACKUPS}::test_a_backup_outlives_its_vm"),
+    },
+    "`backup delete`": {
+        Data.BACKUP: Outcome(
+            Fate.REMOVED,
+            f"{_BACKUPS}::test_a_backup_with_an_increment_is_not_deleted",
+            "refused while an increment rests on it",
+        ),
     },
     "`volume delete`": {
         Data.VOLUME: Outcome(
@@ -158,6 +169,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
             Fate.STAYS, f"{_VOLUMES}::test_a_rebuild_restores_the_volumes_that_its_vms_hold"
         ),
         Data.QUARANTINE: Outcome(Fate.STAYS, f"{_KEPT}::test_an_entry_outlives_imaged"),
+        Data.BACKUP: Outcome(
+            Fate.STAYS,
+            f"{_BACKUP_API}::test_backups_of_all_nodes_are_listed_shown_and_deleted",
+            "it needs no record",
+        ),
     },
     "the snapshot's record is missing": {
         Data.SNAPSHOT: Outcome(
@@ -183,6 +199,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_SNAPSHOT_API}::test_a_forgotten_node_loses_the_snapshots_that_are_named",
             "refused until `--lose-snapshot` names each snapshot",
         ),
+        Data.BACKUP: Outcome(
+            Fate.LOST,
+            f"{_BACKUP_API}::test_nodes_that_do_not_answer_are_named",
+            "unless its directory is elsewhere",
+        ),
     },
     "an operation fails or is cancelled": {
         Data.DISK: Outcome(
@@ -201,6 +222,11 @@ FATES: dict[str, dict[Data, Outcome]] = {
             f"{_LAYERED}::test_without_a_switch_nothing_has_changed",
             "the disk keeps its file",
         ),
+        Data.BACKUP: Outcome(
+            Fate.REMOVED,
+            f"{_BACKUPS}::test_a_crash_at_any_write_leaves_no_backup_or_a_complete_one",
+            "one that is complete stays",
+        ),
     },
     "a day after the end of the operation, `operation delete`": {
         Data.EXPORT: Outcome(Fate.REMOVED, f"{_EXPORTS}::test_old_exports_expire"),
@@ -214,6 +240,13 @@ FATES: dict[str, dict[Data, Outcome]] = {
         ),
         Data.EXPORT: Outcome(
             Fate.REMOVED, f"{_EXPORTS}::test_failures_are_told_once_and_leave_nothing"
+        ),
+    },
+    "the backup directory is full or gone": {
+        Data.BACKUP: Outcome(
+            Fate.STAYS,
+            f"{_BACKUPS}::test_a_node_without_a_directory_or_space_makes_no_backup",
+            "new ones are refused",
         ),
     },
     "its pool is full": {

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from virtbus.controller.core.admission import check_devices, starts_by_itself
 from virtbus.controller.core.nic_changes import check_partners, with_nics_of
 from virtbus.controller.core.secret_inputs import split_secrets
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.disk_rules import is_drive
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageTarget, parse_image_ref, sealed_ref, shown_ref
@@ -26,6 +27,7 @@ RecordT = TypeVar(
     ImageNameRecord,
     NetworkRecord,
     SecurityGroupRecord,
+    BackupScheduleRecord,
 )
 
 LIVE = frozenset(

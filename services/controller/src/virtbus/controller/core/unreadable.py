@@ -9,6 +9,7 @@ from virtbus.schemas.records import of_node_group, of_operation
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import (
     ADDRESSES,
+    BACKUP_SCHEDULES,
     IMAGE_NAMES,
     IMAGES_KEY,
     JOIN_KEY,
@@ -38,6 +39,7 @@ _PLACES = {
     IMAGE_NAMES: "image name",
     NETWORKS: "network",
     SECURITY_GROUPS: "security group",
+    BACKUP_SCHEDULES: "backup schedule",
     ADDRESSES: "address claim",
 }
 
@@ -54,6 +56,7 @@ _WAYS_OUT = {
     "image name": "`virtbus imagename set` replaces it, `virtbus imagename delete` removes it",
     "network": "`virtbus network delete NAME` frees the name, if no VM uses it",
     "security group": "`virtbus security-group delete NAME` removes it",
+    "backup schedule": "`virtbus backup schedule delete NAME` frees the name; backups stay",
     "address claim": "the next sweep writes it again if a VM has the address",
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",

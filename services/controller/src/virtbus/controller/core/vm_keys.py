@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from virtbus.schemas.address_claim import AddressClaim
+from virtbus.schemas.backup_schedule import BackupScheduleRecord
 from virtbus.schemas.image_name import ImageNameRecord
 from virtbus.schemas.network_object import NetworkRecord
 from virtbus.schemas.node import NodeSpec
 from virtbus.schemas.records import (
     read_address_claim,
+    read_backup_schedule,
     read_image_name,
     read_network,
     read_record,
@@ -21,6 +23,7 @@ from virtbus.schemas.security_group import SecurityGroupRecord
 from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.subjects import (
     ADDRESS_KEYS,
+    BACKUP_SCHEDULE_KEYS,
     HOST_KEY,
     HOSTS_KEY,
     IMAGE_NAME_KEYS,
@@ -38,7 +41,14 @@ from virtbus.schemas.subjects import (
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
-NamedRecord = VolumeRecord | SnapshotRecord | ImageNameRecord | NetworkRecord | SecurityGroupRecord
+NamedRecord = (
+    VolumeRecord
+    | SnapshotRecord
+    | ImageNameRecord
+    | NetworkRecord
+    | SecurityGroupRecord
+    | BackupScheduleRecord
+)
 VmKey = VmRecord | Tombstone | NameClaim | AddressClaim | NodeSpec | NamedRecord
 
 
@@ -48,6 +58,7 @@ _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
     (IMAGE_NAME_KEYS, read_image_name),
     (NETWORK_KEYS, read_network),
     (SECURITY_GROUP_KEYS, read_security_group),
+    (BACKUP_SCHEDULE_KEYS, read_backup_schedule),
 )
 
 
@@ -90,6 +101,7 @@ class Stored(NamedTuple, Generic[NamedT]):
 
 StoredVolume = Stored[VolumeRecord]
 StoredSnapshot = Stored[SnapshotRecord]
+StoredBackupSchedule = Stored[BackupScheduleRecord]
 StoredImageName = Stored[ImageNameRecord]
 StoredNetwork = Stored[NetworkRecord]
 StoredGroup = Stored[SecurityGroupRecord]

@@ -63,6 +63,20 @@ def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> Volu
     return _filled_by(record, source, disk["node"], operation)
 
 
+def of_backup(record: VolumeRecord, operation: str) -> VolumeRecord:
+    """Return a new volume that is filled with a disk of a backup; its node has the backup.
+
+    Raises:
+        VirtbusError: 400 the request names no node.
+    """
+    if not record.node:
+        message = "a volume from a backup needs the node whose directory has the backup"
+        raise invalid((Detail(path="node", message=message, hint="`virtbus backup get` shows it"),))
+    wanted = record.spec.source
+    source = FillSource(backup=wanted.backup or "", disk=wanted.disk or "")
+    return _filled_by(record, source, record.node, operation)
+
+
 def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: str) -> VolumeRecord:
     fill = VolumeFill(operation=operation, source=source)
     return record.model_copy(update={"fill": fill, "node": node, "bound": True})

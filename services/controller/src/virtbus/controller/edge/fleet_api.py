@@ -210,6 +210,7 @@ class FleetApi:
             alarms=(
                 *self._storage.alarms(),
                 *self._fleet.alarms(),
+                *self._fleet.operations.schedules.alarms(),
                 *_dead_letters(dead),
             ),
         )

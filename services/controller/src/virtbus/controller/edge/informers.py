@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.bus.errors import BusError
+from virtbus.controller.core.backup_schedules import BackupSchedules
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.networks import Networks
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 _NAMED = (
     *(subjects.VOLUME_KEYS, subjects.SNAPSHOT_KEYS),
     *(subjects.IMAGE_NAME_KEYS, subjects.NETWORK_KEYS, subjects.SECURITY_GROUP_KEYS),
+    subjects.BACKUP_SCHEDULE_KEYS,
 )
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
@@ -178,6 +180,7 @@ class Informers:
             *fleet.images.names.keys(),
             *fleet.networks.keys(),
             *fleet.groups.all_keys(),
+            *fleet.operations.schedules.keys(),
             *(key for key in fleet.claims if key.startswith(subjects.ADDRESS_KEYS)),
             *fleet.operations.keys(),
         }
@@ -268,7 +271,7 @@ def _is_named(key: str) -> bool:
 
 
 def _take_named(fleet: Fleet, entry: Entry) -> None:
-    """Process a volume, a snapshot, an image name, a network or a security group."""
+    """Process a volume, a snapshot, an image name, a network, a security group or a schedule."""
     cache = _named(fleet, entry.key)
     if entry.kind is EntryKind.PURGE:
         cache.purge(entry.key, entry.revision)
@@ -278,7 +281,14 @@ def _take_named(fleet: Fleet, entry: Entry) -> None:
 
 def _named(
     fleet: Fleet, key: str
-) -> Volumes | Snapshots | NamedRecords[ImageNameRecord] | Networks | SecurityGroups:
+) -> (
+    Volumes
+    | Snapshots
+    | NamedRecords[ImageNameRecord]
+    | Networks
+    | SecurityGroups
+    | BackupSchedules
+):
     """Return the cache of a named object's kind."""
     if key.startswith(subjects.VOLUME_KEYS):
         return fleet.volumes
@@ -286,6 +296,8 @@ def _named(
         return fleet.volumes.snapshots
     if key.startswith(subjects.NETWORK_KEYS):
         return fleet.networks
+    if key.startswith(subjects.BACKUP_SCHEDULE_KEYS):
+        return fleet.operations.schedules
     return fleet.images.names if key.startswith(subjects.IMAGE_NAME_KEYS) else fleet.groups
 
 

@@ -71,6 +71,9 @@ class VolumeFills:
             )
         self._room.refuse_more(record.namespace)
         operation, wanted = self._sources.uuid7(), record.spec.source
+        if wanted.backup is not None:
+            check_owner(account, "")  # a backup may be anybody's
+            return volume_fills.of_backup(record, operation)
         if wanted.vm is not None:
             return volume_fills.of_vm(record, await self._disk_of(record, account), operation)
         if wanted.volume is None:

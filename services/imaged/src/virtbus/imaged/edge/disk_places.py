@@ -25,6 +25,18 @@ class DiskPlace:
     layers: tuple[Path, ...] = ()
     """The files between the disk and its image, from the top."""
 
+    @property
+    def below(self) -> tuple[str, ...]:
+        """Return the file names of the layers and of the image, from the top."""
+        image = (Path(self.lowest.backing_path).name,) if self.lowest.backing_path else ()
+        return (*(path.name for path in self.layers), *image)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the disk space of the disk and of all that it rests on; raises OSError."""
+        image = (Path(self.lowest.backing_path),) if self.lowest.backing_path else ()
+        return sum(path.stat().st_blocks * 512 for path in (self.path, *self.layers, *image))
+
     def opened(self) -> OpenedSource:
         """Open the disk, its layers and its image; raises VirtbusError 409 `disk_unreadable`."""
         image = Path(self.lowest.backing_path) if self.lowest.backing_path else None

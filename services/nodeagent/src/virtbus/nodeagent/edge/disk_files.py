@@ -47,6 +47,11 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _DEVICES = Path("/dev")
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
+BACKUP_PIN = "backup-"
+"""`backup-<id>.<volume>.qcow2`: that of a file to which QEMU writes a backup."""
+BACKUPS = "backups"
+"""`<state_dir>/disks/backups/<id>/`: where imaged stages these files."""
+_READABLE = 0o444
 LAYER_PIN = "layer-"
 """`layer-<volume>.<snapshot uid>.qcow2`: that of the file in which a running guest continued."""
 
@@ -119,6 +124,46 @@ class HostDiskFiles:
     async def unpin(self, pin: str) -> None:
         """Remove our name of a new file, so that nobody can open it any more."""
         await in_thread(lambda: Path(pin).unlink(missing_ok=True))
+
+    # --- files of backups -----------------------------------------------------------------------
+    async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
+        """Check the staged file of a disk, and give it our name; return that.
+
+        Raises:
+            VirtbusError: 409 `disk_refused`: it is another kind of file, or names another one.
+        """
+        name = disk_name(disk)
+        path = self._state / "vms" / uid / f"{BACKUP_PIN}{backup}.{name}"
+
+        def pin() -> str:
+            try:
+                with opened_beneath(self._state / DISKS, (BACKUPS, backup), name) as descriptor:
+                    check_backing(disk, os.pread(descriptor, HEAD_BYTES, 0), ("", ""))
+                    for old in path.parent.glob(f"{BACKUP_PIN}*.{name}"):
+                        old.unlink(missing_ok=True)
+                    _check_file(disk, descriptor, names=1)
+                    pinned = self._link(descriptor, path)
+            except OSError as error:
+                raise refused(disk, f"its backup cannot be opened: {error.strerror}") from error
+            if not pinned:
+                raise refused(disk, "its folder is on another file system than the agent's")
+            return pinned
+
+        return await in_thread(pin)
+
+    async def unpin_backup(self, pin: str) -> None:
+        """Let imaged read the file of our name, which QEMU's user owns, and remove the name."""
+
+        def unpin() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(pin, _FILE)
+                try:
+                    os.fchmod(descriptor, _READABLE)
+                finally:
+                    os.close(descriptor)
+            Path(pin).unlink(missing_ok=True)
+
+        await in_thread(unpin)
 
     async def protect_layers(self) -> bool:
         """Keep all programs from changing layers; return False if there are none."""

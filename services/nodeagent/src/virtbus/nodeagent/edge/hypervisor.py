@@ -17,6 +17,7 @@ import libvirt
 
 from virtbus.nodeagent.core.disks import DriveState
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
+from virtbus.nodeagent.edge.libvirt_backups import LibvirtBackups
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_devices import LibvirtDevices
 from virtbus.nodeagent.edge.libvirt_disks import set_drives, set_limits
@@ -95,6 +96,7 @@ class LibvirtHypervisor:
         self.displays = LibvirtDisplays(displays)
         self.devices = LibvirtDevices(self._changes)
         self.layers = LibvirtLayers(self._changes)
+        self.backups = LibvirtBackups(self._changes)
 
     async def __aenter__(self) -> Self:
         start_event_loop()
@@ -251,6 +253,7 @@ class LibvirtHypervisor:
         flags = (
             libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
             | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+            | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
         )
         await on_ours(
             self._changes,
