@@ -67,7 +67,8 @@ debian-image: setup ## the full guest `debian`: minutes once, then a second (roo
 	@images/debian/build $(or $(VIRTBUS_STATE_DIR),/var/lib/virtbus)/images/src/debian.qcow2
 
 long: setup debian-image k8s-tools ## the rest: 200 seeds, a full Debian guest, three hosts, a kubelet with VM pods, moves, an upgrade, broken wires, repeated messages (root)
-	@$(PYTEST) -m long $(ARGS)
+	@$(if $(ARGS),,tools/in-own-host $(BIN)/python -m pytest tests/e2e/test_network_disks.py)
+	@$(PYTEST) -m long $(if $(ARGS),,--ignore tests/e2e/test_network_disks.py) $(ARGS)
 
 hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)
 	@VMS=$(or $(VMS),100) SEED=$(SEED) $(PYTEST) -s tests/hosts/test_hosts.py $(ARGS)

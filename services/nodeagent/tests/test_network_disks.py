@@ -1,6 +1,7 @@
 """Disks on servers: QEMU gets the export of the node's settings, and a probe tells the pool."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,15 @@ from virtbus.schemas.pool import PoolKind, PoolReport, PoolState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
-GREETING = b"NBDMAGICIHAVEOPT\0\3"
+ACK, EXPORT, UNSUPPORTED, TLS_REQUIRED, UNKNOWN = 1, 3, 2**31 + 1, 2**31 + 5, 2**31 + 6
+
+
+def greeting(reply: int = EXPORT) -> bytes:
+    """The first words of an NBD server, and the type of its reply to the first option."""
+    head = struct.pack(">QIII", 0x3E889045565A9, 6, reply, 0)
+    return b"NBDMAGICIHAVEOPT\0\3" + head
+
+
 REF = VolumeRef(
     uid="0192f0c1-2d3e-7abc-8def-0123456789cc",
     namespace="shop",
@@ -80,9 +89,10 @@ def test_a_guest_that_waits_is_told_which_server_it_may_wait_for() -> None:
 async def server(says: bytes, *, silent: bool = False) -> AsyncIterator[int]:
     held: list[asyncio.StreamWriter] = []
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(says)
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
+        await reader.read(1024)
+        writer.write(says)
         if not silent:
             writer.close()
 
@@ -98,18 +108,31 @@ async def server(says: bytes, *, silent: bool = False) -> AsyncIterator[int]:
 @pytest.mark.parametrize(
     ("says", "state", "why"),
     [
-        (GREETING, PoolState.READY, ""),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", PoolState.GONE, "is no NBD server"),
+        (greeting(), PoolState.READY, ""),
+        (greeting(UNSUPPORTED), PoolState.READY, ""),
+        (greeting(TLS_REQUIRED), PoolState.GONE, "set `tls = true`"),
+        (greeting(UNKNOWN), PoolState.GONE, "has no export 'one'; make it"),
+        (greeting()[:18], PoolState.GONE, "closes the connection"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", PoolState.GONE, "is no server of kind nbd"),
         (b"", PoolState.GONE, "closes the connection"),
     ],
 )
-async def test_a_probe_reads_the_greeting_of_a_server(
+async def test_a_probe_reads_the_first_words_of_a_server(
     says: bytes, state: PoolState, why: str
 ) -> None:
     async with server(says) as port:
         found, message = await probed(san(port))
-    assert (found, why in message) == (state, True)
+    assert (found, why in message) == (state, True), message
     assert (await probed(san(port)))[0] is PoolState.GONE
+
+
+@pytest.mark.parametrize(
+    ("reply", "state"), [(ACK, PoolState.READY), (UNSUPPORTED, PoolState.GONE)]
+)
+async def test_a_pool_with_tls_has_a_server_that_offers_it(reply: int, state: PoolState) -> None:
+    async with server(greeting(reply)) as port:
+        found, message = await probed(san(port, tls=True))
+    assert (found, "offers no TLS" in message) == (state, state is PoolState.GONE)
 
 
 async def test_a_silent_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +143,7 @@ async def test_a_silent_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) 
         reports: list[PoolReport] = list(pools)
         told.update({one.name: one.state for one in reports})
 
-    async with server(GREETING) as port, server(b"", silent=True) as silent:
+    async with server(greeting()) as port, server(b"", silent=True) as silent:
         pools: dict[str, PoolSettings] = {"a": san(silent), "b": san(port)}
         async with asyncio.TaskGroup() as group:
             running = group.create_task(PoolServers(pools, tell, 0.05).run())

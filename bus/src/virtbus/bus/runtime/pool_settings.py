@@ -73,7 +73,8 @@ class NbdPool(StrictModel):
     host: str = Field(pattern=r"^[0-9A-Za-z.:-]{1,253}$")
     port: int = Field(10809, ge=1, le=65535)
     tls: bool = False
-    """QEMU uses the certificates of `nbd_tls_x509_cert_dir` in libvirt's qemu.conf."""
+    """QEMU uses the certificates of `nbd_tls_x509_cert_dir` in libvirt's qemu.conf. No service of
+    virtbus reads a key."""
     volumes: dict[VolumeKey, ExportName] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
     """The export of each volume, by `namespace.name`. No other volume may use it."""
 
@@ -90,7 +91,9 @@ def _refuse_twice(volumes: Mapping[str, str], what: str) -> None:
         raise ValueError(msg)
 
 
-PoolSettings = LocalPool | BlockPool | NbdPool
+ServerPool = NbdPool
+"""A pool whose data is on a server that QEMU reaches by itself."""
+PoolSettings = LocalPool | BlockPool | ServerPool
 
 
 class _File(StrictModel):

@@ -242,7 +242,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
     "its pool's server dies": {
         Data.VOLUME: Outcome(
             Fate.STAYS,
-            "tests/e2e/test_nbd_pool.py::test_a_guest_waits_for_its_server_and_continues",
+            "tests/e2e/test_network_disks.py::test_a_guest_waits_for_its_server_and_continues",
             "the guest pauses, and continues when the server is back",
         ),
     },

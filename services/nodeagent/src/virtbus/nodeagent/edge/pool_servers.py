@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from virtbus.bus.runtime.pool_settings import PROBE_S, NbdPool, PoolSettings
-from virtbus.schemas.pool import PoolReport, PoolState
+from virtbus.bus.runtime.pool_settings import PROBE_S, PoolSettings, ServerPool
+from virtbus.nodeagent.core.server_answers import FirstWords, first_words
+from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
 SLOW_S, GONE_S = 1.0, 3.0
-_GREETING = b"NBDMAGICIHAVEOPT"
-"""The first bytes of a server with the protocol's newer handshake, which named exports need."""
 
 Tell = Callable[[str, Iterable[PoolReport]], None]
 
@@ -19,7 +18,7 @@ class PoolServers:
     def __init__(
         self, pools: Mapping[str, PoolSettings], tell: Tell, interval_s: float = PROBE_S
     ) -> None:
-        self._pools = {name: one for name, one in pools.items() if isinstance(one, NbdPool)}
+        self._pools = {name: one for name, one in pools.items() if isinstance(one, ServerPool)}
         self._tell = tell
         self._interval_s = interval_s
         self._reports: dict[str, PoolReport] = {}
@@ -30,7 +29,7 @@ class PoolServers:
             for name, pool in self._pools.items():
                 group.create_task(self._follow(name, pool))
 
-    async def _follow(self, name: str, pool: NbdPool) -> None:
+    async def _follow(self, name: str, pool: ServerPool) -> None:
         while True:
             state, message = await probed(pool)
             self._reports[name] = PoolReport(
@@ -45,25 +44,36 @@ class PoolServers:
             await asyncio.sleep(self._interval_s)
 
 
-async def probed(pool: NbdPool) -> tuple[PoolState, str]:
+async def probed(pool: ServerPool) -> tuple[PoolState, str]:
     """Return the state of a server, and the reason if it is not Ready."""
-    at = f"{pool.host}:{pool.port}"
+    words, at = first_words(pool), f"{pool.host}:{pool.port}"
     began_s = asyncio.get_running_loop().time()
+    answer, why = await _answer(pool, words)
+    if answer and not words.is_greeting(answer):
+        why = f"{at} is no server of kind {pool.kind}; correct pools.toml"
+    elif why or (why := words.why_not(answer)):
+        why = f"the server {at} {why}"
+    if why:
+        return PoolState.GONE, why[:MESSAGE_MAX]
+    if asyncio.get_running_loop().time() - began_s > SLOW_S:
+        return PoolState.SLOW, f"the server {at} answers slowly"
+    return PoolState.READY, ""
+
+
+async def _answer(pool: ServerPool, words: FirstWords) -> tuple[bytes, str]:
+    """Return the first bytes of a server, and why they are not all."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(GONE_S):
             reader, writer = await asyncio.open_connection(pool.host, pool.port)
-            greeting = await reader.readexactly(len(_GREETING))
+            writer.write(words.sent)
+            return await reader.readexactly(words.answer_bytes), ""
     except TimeoutError:
-        return PoolState.GONE, f"the server {at} does not answer; start it, or check the network"
-    except (OSError, asyncio.IncompleteReadError) as error:
-        why = getattr(error, "strerror", None) or "it closes the connection"
-        return PoolState.GONE, f"the server {at} cannot be reached: {why}; start it"[:300]
+        return b"", "does not answer; start it, or check the network"
+    except asyncio.IncompleteReadError as error:
+        return error.partial, "closes the connection; start it again"
+    except OSError as error:
+        return b"", f"cannot be reached: {error.strerror or type(error).__name__}; start it"
     finally:
         if writer is not None:
             writer.close()
-    if greeting != _GREETING:
-        return PoolState.GONE, f"{at} is no NBD server; correct pools.toml"
-    if asyncio.get_running_loop().time() - began_s > SLOW_S:
-        return PoolState.SLOW, f"the server {at} answers slowly"
-    return PoolState.READY, ""

@@ -1,0 +1,118 @@
+"""Volumes on servers: a guest waits while its server is away, then continues and has lost nothing.
+
+One body for all kinds of servers. The guests use QEMU's own drivers.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.e2e import host
+from tests.e2e.platform import Platform, until
+from tests.e2e.stage import STAGE
+from tests.e2e.storage_servers import Nbd, NbdTls, StorageServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
+
+KINDS: Mapping[str, type[StorageServer]] = {"nbd": Nbd, "nbd-tls": NbdTls}
+PROBE_S, BUSY_S = 4.0, 6.0
+"""The interval of the agent's probes, and what a busy machine adds."""
+WRITE = """#!/bin/sh
+n=0
+while [ $n -lt 2000 ]; do
+  n=$((n+1))
+  echo line-$n | dd of=/dev/vdb bs=512 seek=$n conv=fsync,sync 2>/dev/null || echo LOST > /dev/ttyS0
+  echo "WROTE $n." > /dev/ttyS0
+  sleep 0.2
+done
+"""
+
+
+def restart_libvirtd() -> None:
+    """Restart libvirtd of a host that the tests made, so that it reads qemu.conf."""
+    assert host.BOX.exists(), "run these tests by tools/in-own-host"
+    os.kill(int(host.LIBVIRTD_PID.read_text()), signal.SIGTERM)
+    until(lambda: not host.LIBVIRTD_PID.exists(), "libvirtd has ended")
+    host.run("libvirtd", "-d")
+    alive = ("virsh", "-q", "-r", "-c", "qemu:///system", "uri")
+    until(lambda: host.run(*alive, check=False).strip(), "libvirtd answers")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StorageServer]:
+    """A server of each kind, none of which runs."""
+    base = tmp_path_factory.mktemp("servers")
+    conf = Path("/etc/libvirt/qemu.conf")
+    assert host.BOX.exists(), "run these tests by tools/in-own-host"
+    conf.write_text(f'nbd_tls_x509_cert_dir = "{NbdTls.clients}"\n', encoding="utf-8")
+    restart_libvirtd()
+    return {name: kind(name, base / name) for name, kind in KINDS.items()}
+
+
+@pytest.fixture(scope="module")
+def platform(servers: dict[str, StorageServer]) -> Iterator[Platform]:
+    """A platform whose node has a pool on each server."""
+
+    def add_pools(held: Platform) -> None:
+        file = held.base / "pools.toml"
+        pools = "\n".join(one.pool for one in servers.values())
+        file.write_text(f"{file.read_text()}\n{pools}", encoding="utf-8")
+
+    with STAGE.apart({}, add_pools) as held:
+        yield held
+
+
+def pool(platform: Platform, name: str) -> dict[str, str]:
+    found = json.loads(platform.cli("pool", "get", name, "-o", "json"))["items"][0]
+    return {"state": found["state"], "message": found.get("message", "")}
+
+
+def written(platform: Platform) -> int:
+    """Return the number of the last line that the guest has written."""
+    return platform.console_log("web").count("WROTE ")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_guest_waits_for_its_server_and_continues(
+    platform: Platform, servers: dict[str, StorageServer], name: str, tmp_path: Path
+) -> None:
+    server, script = servers[name], tmp_path / "user-data"
+    script.write_text(WRITE)
+    with server.running():
+        until(lambda: pool(platform, name)["state"] == "Ready", lambda: str(pool(platform, name)))
+        platform.cli("volume", "create", name, "--size", "8MiB", "--pool", name)
+        use = ("--image", "tiny", "--memory", "128MiB", "--user-data", str(script))
+        platform.create("web", *use, "--volume", name, wait="ready")
+        until(lambda: written(platform) > 3, lambda: platform.console_log("web")[-2000:])
+        assert pool(platform, name)["state"] == "Ready"
+    began_s = time.monotonic()
+    until(lambda: f"the server of the pool {name}" in message(platform), "the guest waits")
+    waited_s = time.monotonic() - began_s
+    assert waited_s < PROBE_S + BUSY_S, f"it took {waited_s:.1f} s"
+    assert platform.get("web")["state"] == ("Running" if server.stalls else "Paused")
+    until(lambda: pool(platform, name)["state"] == "Gone", "the pool is gone")
+    assert "start it" in pool(platform, name)["message"]  # it refuses, or a probe was under way
+    platform.create("other", "--image", "tiny", "--memory", "128MiB", wait="ready")
+    platform.delete("other")
+
+    before = written(platform)
+    with server.running():
+        until(lambda: written(platform) > before + 3, lambda: str(platform.get("web")))
+        assert platform.get("web")["state"] == "Running"
+        assert "LOST" not in platform.console_log("web")
+        last = written(platform)
+        platform.delete("web")
+        lines = server.content()
+    for number in range(1, last):
+        assert lines[number * 512 :].startswith(f"line-{number}\n".encode()), number
+    platform.cli("volume", "delete", name)
+    platform.nothing_left()
+
+
+def message(platform: Platform) -> str:
+    """Return the message of the guest's status."""
+    return str(platform.get("web").get("message", ""))
