@@ -3,6 +3,7 @@
 One body for all kinds of servers. The guests use QEMU's own drivers.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -12,15 +13,23 @@ from pathlib import Path
 
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import Platform, until
+from tests.e2e.platform import Platform, standing, until
 from tests.e2e.stage import STAGE
-from tests.e2e.storage_servers import Nbd, NbdTls, StorageServer
+from tests.e2e.storage_servers import Iscsi, Nbd, NbdTls, Nfs, Rbd, StorageServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
-KINDS: Mapping[str, type[StorageServer]] = {"nbd": Nbd, "nbd-tls": NbdTls}
+KINDS: Mapping[str, type[StorageServer]] = {
+    "nbd": Nbd,
+    "nbd-tls": NbdTls,
+    "iscsi": Iscsi,
+    "nfs": Nfs,
+    "rbd": Rbd,
+}
 PROBE_S, BUSY_S = 4.0, 6.0
 """The interval of the agent's probes, and what a busy machine adds."""
+END_S = 60.0
+"""libvirt waits 15 s for a QEMU that does not end, then kills it."""
 WRITE = """#!/bin/sh
 n=0
 while [ $n -lt 2000 ]; do
@@ -89,6 +98,8 @@ def test_a_guest_waits_for_its_server_and_continues(
         platform.create("web", *use, "--volume", name, wait="ready")
         until(lambda: written(platform) > 3, lambda: platform.console_log("web")[-2000:])
         assert pool(platform, name)["state"] == "Ready"
+        assert not platform.get("web").get("message")
+        refuse_leaks(platform, server.secret)
     began_s = time.monotonic()
     until(lambda: f"the server of the pool {name}" in message(platform), "the guest waits")
     waited_s = time.monotonic() - began_s
@@ -104,11 +115,17 @@ def test_a_guest_waits_for_its_server_and_continues(
         until(lambda: written(platform) > before + 3, lambda: str(platform.get("web")))
         assert platform.get("web")["state"] == "Running"
         assert "LOST" not in platform.console_log("web")
+        until(lambda: not message(platform), "the status is well again")
         last = written(platform)
         platform.delete("web")
         lines = server.content()
-    for number in range(1, last):
-        assert lines[number * 512 :].startswith(f"line-{number}\n".encode()), number
+        for number in range(1, last):
+            assert lines[number * 512 :].startswith(f"line-{number}\n".encode()), number
+        platform.create("web", *use, "--volume", name, wait="ready")
+        until(lambda: written(platform) > 3, lambda: platform.console_log("web")[-2000:])
+    began_s = time.monotonic()
+    platform.delete("web")  # its disk cannot be closed in order
+    assert time.monotonic() - began_s < END_S
     platform.cli("volume", "delete", name)
     platform.nothing_left()
 
@@ -116,3 +133,33 @@ def test_a_guest_waits_for_its_server_and_continues(
 def message(platform: Platform) -> str:
     """Return the message of the guest's status."""
     return str(platform.get("web").get("message", ""))
+
+
+def refuse_leaks(platform: Platform, secret: str) -> None:
+    """Fail if the secret of a login is where somebody without rights to it could find it."""
+    known = host.run("virsh", "-q", "-c", "qemu:///system", "secret-list")
+    assert not known.strip(), "libvirt keeps a secret after the start"
+    if not secret:
+        return
+    uid = platform.get("web")["uid"]
+    (pid,) = host.qemu_pids(uid)
+    domain = ("virsh", "-c", "qemu:///system", "dumpxml", "--security-info", f"vb-{uid}")
+    logs = [platform.log, Path(f"/var/log/libvirt/qemu/vb-{uid}.log")]
+    places = {
+        "the arguments": Path(f"/proc/{pid}/cmdline").read_text(errors="replace"),
+        "the XML": host.run(*domain),
+        **{str(log): log.read_text(errors="replace") for log in logs},
+        "the records": asyncio.run(stored(platform)),
+    }
+    for file in Path("/run/libvirt/qemu").glob(f"*{uid}*.xml"):
+        places[str(file)] = file.read_text()
+    assert "virtbus" in places["the XML"], "the login is in use"
+    assert not [place for place, text in places.items() if secret in text]
+
+
+async def stored(platform: Platform) -> str:
+    """Return all values of the bus as text."""
+    async with platform.bus("admin") as admin:
+        found = [await standing(admin, f"$KV.{bucket}.>") for bucket in ("vm", "sec", "st", "node")]
+    values = (value for held in found for value in held.values())
+    return "\n".join(value.decode(errors="replace") for value in values)

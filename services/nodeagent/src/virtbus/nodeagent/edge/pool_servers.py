@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from virtbus.bus.runtime.pool_settings import PROBE_S, PoolSettings, ServerPool
-from virtbus.nodeagent.core.server_answers import FirstWords, first_words
+from virtbus.nodeagent.core.away_servers import AwayServers
+from virtbus.nodeagent.core.server_answers import FirstWords, first_words, hosts
 from virtbus.schemas.pool import MESSAGE_MAX, PoolReport, PoolState
 
 SLOW_S, GONE_S = 1.0, 3.0
+_BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 
 Tell = Callable[[str, Iterable[PoolReport]], None]
 
@@ -16,10 +18,15 @@ class PoolServers:
     """The pools whose data is on a server. No probe delays another."""
 
     def __init__(
-        self, pools: Mapping[str, PoolSettings], tell: Tell, interval_s: float = PROBE_S
+        self,
+        pools: Mapping[str, PoolSettings],
+        tell: Tell,
+        away: AwayServers,
+        interval_s: float = PROBE_S,
     ) -> None:
         self._pools = {name: one for name, one in pools.items() if isinstance(one, ServerPool)}
         self._tell = tell
+        self._away = away
         self._interval_s = interval_s
         self._reports: dict[str, PoolReport] = {}
 
@@ -32,6 +39,7 @@ class PoolServers:
     async def _follow(self, name: str, pool: ServerPool) -> None:
         while True:
             state, message = await probed(pool)
+            self._away.set(name, away=state is PoolState.GONE)
             self._reports[name] = PoolReport(
                 name=name,
                 kind=pool.kind,
@@ -46,26 +54,36 @@ class PoolServers:
 
 async def probed(pool: ServerPool) -> tuple[PoolState, str]:
     """Return the state of a server, and the reason if it is not Ready."""
-    words, at = first_words(pool), f"{pool.host}:{pool.port}"
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(_probed(pool, host)) for host in hosts(pool)]
+    found = [one.result() for one in asked]
+    state, message = min(found, key=lambda one: _BEST_FIRST.index(one[0]))
+    if state is PoolState.GONE:
+        message = "; ".join(why for _, why in found)[:MESSAGE_MAX]
+    return state, message
+
+
+async def _probed(pool: ServerPool, host: str) -> tuple[PoolState, str]:
+    words, at = first_words(pool), f"{host}:{pool.port}"
     began_s = asyncio.get_running_loop().time()
-    answer, why = await _answer(pool, words)
+    answer, why = await _answer(words, host, pool.port)
     if answer and not words.is_greeting(answer):
         why = f"{at} is no server of kind {pool.kind}; correct pools.toml"
     elif why or (why := words.why_not(answer)):
         why = f"the server {at} {why}"
     if why:
-        return PoolState.GONE, why[:MESSAGE_MAX]
+        return PoolState.GONE, why
     if asyncio.get_running_loop().time() - began_s > SLOW_S:
         return PoolState.SLOW, f"the server {at} answers slowly"
     return PoolState.READY, ""
 
 
-async def _answer(pool: ServerPool, words: FirstWords) -> tuple[bytes, str]:
+async def _answer(words: FirstWords, host: str, port: int) -> tuple[bytes, str]:
     """Return the first bytes of a server, and why they are not all."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(GONE_S):
-            reader, writer = await asyncio.open_connection(pool.host, pool.port)
+            reader, writer = await asyncio.open_connection(host, port)
             writer.write(words.sent)
             return await reader.readexactly(words.answer_bytes), ""
     except TimeoutError:
