@@ -231,6 +231,14 @@ FATES: dict[str, dict[Data, Outcome]] = {
             "its operator removes it; the name is free",
         ),
     },
+    "`vm move`, `node drain` or `node fence` with a volume on a server": {
+        Data.VOLUME: Outcome(
+            Fate.STAYS,
+            "services/controller/tests/test_pools.py"
+            "::test_a_volume_on_a_server_goes_with_its_vm_to_a_node_that_reaches_it",
+            "on its server; the VM uses it on its next node",
+        ),
+    },
     "imaged dies while it writes a device": {
         Data.VOLUME: Outcome(
             Fate.REPLACED,
