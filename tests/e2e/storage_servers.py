@@ -189,8 +189,12 @@ class Nfs(StorageServer):
     kind = "nfs"
     stalls = True
 
+    user = 1234
+
     def settings(self) -> Sequence[str]:
-        return [f'host = "{ADDRESS}"', f'volumes = {{ "default.{self.name}" = "{self.disk}" }}']
+        shutil.chown(self.disk, self.user, self.user)
+        volumes = f'volumes = {{ "default.{self.name}" = "{self.disk}" }}'
+        return [f'host = "{ADDRESS}"', f"user = {self.user}", f"group = {self.user}", volumes]
 
     def start(self, processes: ExitStack) -> None:
         config = self.base / "ganesha.conf"
@@ -215,8 +219,10 @@ class Rbd(WithLogin):
 
     def __init__(self, name: str, base: Path) -> None:
         super().__init__(name, base)
-        self._config = base / "ceph.conf"
-        self._keys = base / "keyring"
+        self._config = str(base / "ceph.conf")
+        self._keys = str(base / "keyring")
+        self._monitors = str(base / "monmap")
+        self._osd_keys = str(base / "osd" / "keyring")
         self._made = False
         self._key = run("ceph-authtool", "--gen-print-key").strip()
         self._make_monitor()
@@ -231,7 +237,7 @@ class Rbd(WithLogin):
 
     def _make_monitor(self) -> None:
         own, base = uuid.uuid4(), self.base
-        self._config.write_text(
+        Path(self._config).write_text(
             "[global]\n"
             f"fsid = {own}\nmon host = {ADDRESS}:{self.port}\nkeyring = {self._keys}\n"
             f"run dir = {base}\nadmin socket = {base}/$name.sock\nlog file = {base}/$name.log\n"
@@ -249,28 +255,25 @@ class Rbd(WithLogin):
         run("ceph-authtool", "--create-keyring", self._keys)
         run(*keys, "-n", "mon.", "--cap", "mon", "allow *")
         run(*keys, "-n", "client.admin", "--cap", "mon", "allow *", "--cap", "osd", "allow *")
-        monitors = base / "monmap"
         address = f"[v2:{ADDRESS}:{self.port}]"
-        made = ["monmaptool", "--create", "--fsid", str(own), "--addv", "a", address, monitors]
-        run(*made)
-        run("ceph-mon", "-c", self._config, "--mkfs", "-i", "a", "--monmap", monitors)
+        made = ["monmaptool", "--create", "--fsid", str(own), "--addv", "a", address]
+        run(*made, self._monitors)
+        run("ceph-mon", "-c", self._config, "--mkfs", "-i", "a", "--monmap", self._monitors)
 
-    def _ceph(self, *argv: str | Path) -> Sequence[str | Path]:
+    def _ceph(self, *argv: str) -> Sequence[str]:
         return ["ceph", "-c", self._config, "--connect-timeout", "5", *argv]
 
     def start(self, processes: ExitStack) -> None:
         kept(processes, "ceph-mon", "-c", self._config, "-i", "a", "-f")
         until_done(*self._ceph("status"))
+        osd = ["ceph-osd", "-c", self._config, "-i", "0", "--keyring", self._osd_keys]
         if not self._made:
             run(*self._ceph("osd", "new", str(uuid.uuid4())))
             (self.base / "osd").mkdir()
-            monitors = self.base / "monmap"
-            daemon = ["ceph-osd", "-c", self._config, "-i", "0", "--monmap", monitors]
-            run(*daemon, "--mkfs", "--mkkey", "--keyring", self.base / "osd" / "keyring")
-            key = ["-i", self.base / "osd" / "keyring"]
-            run(*self._ceph("auth", "add", "osd.0", "mon", "allow rwx", "osd", "allow *", *key))
-        osd = ["--keyring", self.base / "osd" / "keyring"]
-        kept(processes, "ceph-osd", "-c", self._config, "-i", "0", "-f", *osd)
+            run(*osd, "--monmap", self._monitors, "--mkfs", "--mkkey")
+            rights = ["mon", "allow rwx", "osd", "allow *", "-i", self._osd_keys]
+            run(*self._ceph("auth", "add", "osd.0", *rights))
+        kept(processes, *osd, "-f")
         if not self._made:
             self._make_image()
             self._made = True
@@ -283,7 +286,7 @@ class Rbd(WithLogin):
         user = self.base / "user.keyring"
         user.write_text(f"[client.virtbus]\nkey = {self.secret}\n", encoding="utf-8")
         rights = ["mon", "profile rbd", "osd", "profile rbd pool=vms"]
-        run(*self._ceph("auth", "add", "client.virtbus", *rights, "-i", user))
+        run(*self._ceph("auth", "add", "client.virtbus", *rights, "-i", str(user)))
 
     def content(self) -> bytes:
         run("rbd", "-c", self._config, "export", "vms/one", self.base / "exported")

@@ -57,9 +57,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StorageServer
     base = tmp_path_factory.mktemp("servers")
     conf = Path("/etc/libvirt/qemu.conf")
     assert host.BOX.exists(), "run these tests by tools/in-own-host"
+    found = {name: kind(name, base / name) for name, kind in KINDS.items()}
     conf.write_text(f'nbd_tls_x509_cert_dir = "{NbdTls.clients}"\n', encoding="utf-8")
     restart_libvirtd()
-    return {name: kind(name, base / name) for name, kind in KINDS.items()}
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -44,10 +44,10 @@ async def test_a_guest_that_waits_for_disk_space_is_reported_and_retried(tmp_pat
 async def test_a_guest_whose_server_is_away_says_so_at_once_and_runs_on(tmp_path: Path) -> None:
     node = Node(tmp_path, compare_s=60)
     ref = {"uid": uid(7), "namespace": "default", "name": "data", "size_bytes": 1}
-    refs = {"volume_refs": {"data": {**ref, "pool": "san", "kind": "iscsi"}}}
+    refs = {"data": {**ref, "pool": "san", "kind": "iscsi"}}
 
     async with node.agent() as agent:
-        await node.put(record(**refs))
+        await node.put(record(volume_refs=refs))
         await eventually(in_state(node, "Running"))
 
         async def stalled() -> bool:

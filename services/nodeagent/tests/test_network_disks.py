@@ -126,9 +126,13 @@ SECRETS = {
             f'<host name="127.0.0.1" port="3300" />{SECRETS["ceph"]}</source>',
         ),
         (
-            nfs(user=107),
+            nfs(user=107, group=108),
             '<source protocol="nfs" name="/export/one.raw"><host name="127.0.0.1" />'
-            '<nfs user="+107" group="+0" /></source>',
+            '<nfs user="+107" group="+108" /></source>',
+        ),
+        (
+            nfs(),
+            '<source protocol="nfs" name="/export/one.raw"><host name="127.0.0.1" /></source>',
         ),
     ],
 )

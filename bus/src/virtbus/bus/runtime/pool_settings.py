@@ -156,10 +156,19 @@ class NfsPool(_OnServer):
 
     kind: Literal[PoolKind.NFS]
     host: Host
-    user: int = Field(0, ge=0, le=2**31)
-    """The id that the server sees as the user."""
-    group: int = Field(0, ge=0, le=2**31)
+    user: int | None = Field(None, ge=1, le=2**31)
+    """The id that the server sees as the user; default: that of QEMU's process. libvirt 9.0 cannot
+    pass 0."""
+    group: int | None = Field(None, ge=1, le=2**31)
+    """The same of the group."""
     volumes: dict[VolumeKey, NfsPath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
+
+    @model_validator(mode="after")
+    def _has_both_ids_or_none(self) -> Self:
+        if (self.user is None) != (self.group is None):
+            msg = "set both `user` and `group`, or none"
+            raise ValueError(msg)
+        return self
 
     @property
     def port(self) -> int:

@@ -19,7 +19,7 @@ from virtbus.bus.runtime.pool_settings import (
 )
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.pool import ABILITIES
+from virtbus.schemas.pool import ABILITIES, PoolKind
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume_ref import VolumeRef
 
@@ -53,7 +53,7 @@ class NetworkDisk:
     login: Login | None = None
 
 
-_SECRET_KINDS = {IscsiPool: "iscsi", RbdPool: "ceph"}
+_SECRET_KINDS = {PoolKind.ISCSI: "iscsi", PoolKind.RBD: "ceph"}
 
 
 def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDisk:
@@ -63,7 +63,7 @@ def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> NetworkDi
         raise _unassigned(ref)
     login = None
     if isinstance(pool, IscsiPool | RbdPool) and pool.user:
-        kind = _SECRET_KINDS[type(pool)]
+        kind = _SECRET_KINDS[pool.kind]
         login = Login(kind, pool.user, pool.secret_file, str(uuid5(UUID(ref.uid), "login")))
     return NetworkDisk(pool, pool.volumes[ref.key], login)
 
@@ -91,8 +91,12 @@ def network_source(disk: NetworkDisk) -> Element:
             hosts = [el("host", name=one, port=pool.port) for one in pool.monitors]
             return el("source", *hosts, _auth(disk.login), protocol="rbd", name=name)
         case NfsPool():
-            ids = el("nfs", user=f"+{pool.user}", group=f"+{pool.group}")
-            return el("source", el("host", name=pool.host), ids, protocol="nfs", name=name)
+            host = el("host", name=pool.host)
+            return el("source", host, _nfs_ids(pool), protocol="nfs", name=name)
+
+
+def _nfs_ids(pool: NfsPool) -> Element | None:
+    return None if pool.user is None else el("nfs", user=f"+{pool.user}", group=f"+{pool.group}")
 
 
 def _auth(login: Login | None) -> Element | None:
