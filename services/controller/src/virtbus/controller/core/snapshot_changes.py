@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from virtbus.controller.core import named_creates
+from virtbus.controller.core.named_creates import CreateStep
 from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.node_rpc import HeldSnapshot
@@ -116,19 +118,15 @@ def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRec
     return made(want, uid, fields, now_ns, ready=True, size_bytes=held.size_bytes)
 
 
-def refuse_taken(there: SnapshotRecord, wanted: SnapshotRecord) -> None:
-    """Raise 409 unless `there`, which has the name, is the wanted snapshot."""
-    refuse_deleting(there)
-    if there.uid != wanted.uid:
-        message = (
-            f"the name {there.name} is taken in namespace {there.namespace} by the snapshot "
-            f"{there.uid}; choose another, or delete that snapshot first"
-        )
-        raise VirtbusError(Code.CONFLICT, "name_taken", message)
-    same = {"resource", "source_uid", "replaced_by"}
-    if there.model_dump(include=same) != wanted.model_dump(include=same):
-        message = f"uid {there.uid} is {there.name} already, and not as asked for here"
-        raise VirtbusError(Code.CONFLICT, "uid_taken", message)
+def create_step(there: SnapshotRecord | None, ended: str, wanted: SnapshotRecord) -> CreateStep:
+    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    fields = ("resource", "source_uid", "replaced_by")
+    differences = tuple(
+        Detail(path=field, message="differs")
+        for field in fields
+        if there is not None and getattr(there, field) != getattr(wanted, field)
+    )
+    return named_creates.create_step(there, ended, wanted, "snapshot", differences)
 
 
 # --- changes ------------------------------------------------------------------------------
@@ -184,9 +182,7 @@ def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> Snapsho
 
 def refuse_deleting(record: SnapshotRecord) -> None:
     """Raise 409 while the snapshot is being deleted."""
-    if record.deleting:
-        message = f"{record.name} is being deleted; repeat after snapshot.deleted"
-        raise VirtbusError(Code.CONFLICT, "deleting", message)
+    named_creates.refuse_deleting(record, "snapshot")
 
 
 def refuse_incomplete(record: SnapshotRecord) -> None:

@@ -8,14 +8,16 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import ConflictError
 from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.named_creates import CreateStep
+from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import Stored
 from virtbus.controller.edge.cas import ATTEMPTS, MARKER_TTL_S, contended
 from virtbus.controller.edge.key_states import stored_in
 from virtbus.schemas.network_object import NetworkRecord
+from virtbus.schemas.snapshot import SnapshotRecord
 from virtbus.schemas.volume import VolumeRecord
 from virtbus.schemas.wire import encode
 
-NamedT = TypeVar("NamedT", VolumeRecord, NetworkRecord)
+NamedT = TypeVar("NamedT", VolumeRecord, NetworkRecord, SnapshotRecord)
 
 
 class NamedWrites(Generic[NamedT]):
@@ -91,6 +93,20 @@ class NamedWrites(Generic[NamedT]):
             except ConflictError:
                 continue
         raise contended(f"the {self._kind}")
+
+    async def mend(self, error: UnreadableValueError, record: NamedT) -> Stored[NamedT]:
+        """Write `record` in place of the value that cannot be read (ADR 0027).
+
+        Raises:
+            UnreadableValueError: a newer version wrote the value; newer controllers can read it.
+            VirtbusError: 503 the value changed meanwhile.
+        """
+        if error.found.reason == "newer_schema":
+            raise error
+        try:
+            return await self.replace(Stored(record, error.found.revision), record)
+        except ConflictError:
+            raise contended(f"the {self._kind} {record.name}") from error
 
     async def end(self, held: Stored[NamedT]) -> int:
         """Purge the object at the revision that was read; raises ConflictError if it changed.

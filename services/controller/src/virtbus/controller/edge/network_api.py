@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.ports import Bus, Request
-from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import network_changes, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_creates import refuse_other
@@ -16,7 +15,6 @@ from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredNetwork
 from virtbus.controller.edge.bus_storage import OBJECTS_UNTIL_FULL, BusStorageGuard
-from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.network_writes import NetworkWrites
 from virtbus.schemas.errors import Code, VirtbusError
@@ -145,9 +143,7 @@ class NetworkApi:
     async def _mend(
         self, want: NetworkDelete, error: UnreadableValueError, now_ns: int
     ) -> StoredNetwork:
-        """Replace a record that cannot be read by one that is being deleted (ADR 0027)."""
-        if error.found.reason == "newer_schema":
-            raise error  # newer controllers can read it
+        """Replace a record that cannot be read by one that is being deleted."""
         known = self._fleet.networks.get(want.namespace, want.name)
         users = [
             f"{vm.record.namespace}/{vm.record.name}"
@@ -157,10 +153,7 @@ class NetworkApi:
         ]
         last, uid = known.record if known else None, self._sources.uuid7()
         record = network_changes.mended(want, last, users, uid, now_ns)
-        try:
-            held = await self._writes.replace(StoredNetwork(record, error.found.revision), record)
-        except ConflictError:
-            raise contended(f"the network {want.name}") from error
+        held = await self._writes.mend(error, record)
         self._tell(EventKind.NETWORK_DELETING, held, "its record could not be read")
         return held
 

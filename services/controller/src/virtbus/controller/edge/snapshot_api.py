@@ -5,19 +5,16 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from virtbus.bus.client.endpoints import in_time, refuse_late
+from virtbus.bus.client.endpoints import in_time
 from virtbus.bus.client.owners import check_owner, may_touch
 from virtbus.bus.client.ports import Bus, Request
-from virtbus.bus.errors import ConflictError
 from virtbus.controller.core import pages, resting, snapshot_changes, volume_changes
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.mutations import with_request
 from virtbus.controller.core.nodes import node_not_found
 from virtbus.controller.core.quotas import Quota
 from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredSnapshot
 from virtbus.controller.core.volume_holds import ref_of
-from virtbus.controller.edge.cas import ATTEMPTS, contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.operation_api import OperationApi
 from virtbus.controller.edge.removals import NO_UID
@@ -204,16 +201,11 @@ class SnapshotApi:
     async def _mend(
         self, want: SnapshotDelete, error: UnreadableValueError, account: str
     ) -> StoredSnapshot:
-        """Replace a record that cannot be read by one that is being deleted (ADR 0027)."""
-        if error.found.reason == "newer_schema":
-            raise error  # newer controllers can read it
+        """Replace a record that cannot be read by one that is being deleted."""
         known = self._fleet.volumes.snapshots.get(want.namespace, want.name)
         check_owner(account, known.record.owner if known else "")
         record = snapshot_changes.mended(want, known.record if known else None, NO_UID)
-        try:
-            held = await self._writes.replace(StoredSnapshot(record, error.found.revision), record)
-        except ConflictError:
-            raise contended(f"the snapshot {want.name}") from error
+        held = await self._writes.mend(error, record)
         self.tell(EventKind.SNAPSHOT_DELETING, held, "its record could not be read")
         return held
 
@@ -225,21 +217,12 @@ class SnapshotApi:
         request: Request,
     ) -> StoredSnapshot:
         """Apply a change under concurrency, once for each request id."""
-        for _ in range(ATTEMPTS):
-            held = await self.find(want, request.account)
-            if request.id in held.record.requests:
-                return held
-            refuse_late(request.deadline_s)
-            record = with_request(change(held.record), held.record, request.id)
-            if record == held.record:
-                return held
-            try:
-                held = await self._writes.replace(held, record)
-            except ConflictError:
-                continue
+        held, changed = await self._writes.change(
+            lambda: self.find(want, request.account), change, request
+        )
+        if changed:
             self.tell(kind, held, "")
-            return held
-        raise contended(f"the snapshot {want.name}")
+        return held
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, want: SnapshotAsk, account: str) -> StoredSnapshot:

@@ -15,7 +15,6 @@ from virtbus.controller.core.unreadable import UnreadableValueError
 from virtbus.controller.core.vm_keys import StoredVolume
 from virtbus.controller.core.volume_attachment import disks_of, disks_pending
 from virtbus.controller.core.volume_holds import ref_of
-from virtbus.controller.edge.cas import contended
 from virtbus.controller.edge.fleet_events import FleetEvents
 from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.removals import NO_UID
@@ -184,17 +183,12 @@ class VolumeApi:
     async def _mend(
         self, want: VolumeDelete, error: UnreadableValueError, request: Request
     ) -> StoredVolume:
-        """Replace a record that cannot be read by one that is being deleted (ADR 0027)."""
-        if error.found.reason == "newer_schema":
-            raise error  # newer controllers can read it
+        """Replace a record that cannot be read by one that is being deleted."""
         known = self._fleet.volumes.get(want.namespace, want.name)
         check_owner(request.account, known.record.owner if known else "")
         last = known.record if known else None
         record = volume_changes.mended(want, last, self._users(want, None), NO_UID)
-        try:
-            held = await self._writes.replace(StoredVolume(record, error.found.revision), record)
-        except ConflictError:
-            raise contended(f"the volume {want.name}") from error
+        held = await self._writes.mend(error, record)
         self.tell(EventKind.VOLUME_DELETING, held, "its record could not be read")
         return held
 

@@ -5,7 +5,6 @@ field names. Each error becomes a gRPC status, so nothing that a client sends en
 """
 
 import logging
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from virtbus.bus.errors import BusError
+from virtbus.bus.runtime.own_socket import close_to_others, own_path
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -86,40 +86,18 @@ async def serving(path: Path, offers: Mapping[str, Offer]) -> AsyncIterator[None
         ],
     )
     server.add_generic_rpc_handlers([_service(name, offer) for name, offer in offers.items()])
-    _make_way(path)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        message = f"cannot listen on {path}: {error}"
-        raise VirtbusError(Code.CONFLICT, "socket_taken", message) from error
-    await server.start()
-    _close_to_others(path)
-    try:
-        yield
-    finally:
-        await server.stop(STOP_S)
-        _remove(path)
-
-
-def _close_to_others(path: Path) -> None:
-    path.chmod(0o600)
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
-def _make_way(path: Path) -> None:
-    """Remove the socket of an earlier process. The lock of the state folder makes it ours."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        message = f"{path} is no socket; remove it, or set another path by VIRTBUS_LISTEN"
-        raise VirtbusError(Code.CONFLICT, "socket_taken", message)
-    path.unlink()
+    with own_path(path):
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            message = f"cannot listen on {path}: {error}"
+            raise VirtbusError(Code.CONFLICT, "socket_taken", message) from error
+        await server.start()
+        close_to_others(path)
+        try:
+            yield
+        finally:
+            await server.stop(STOP_S)
 
 
 def _service(name: str, offer: Offer) -> grpc.GenericRpcHandler:

@@ -5,7 +5,6 @@ becomes a gRPC status, so nothing that a client sends ends the process.
 """
 
 import logging
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 import grpc
 
+from virtbus.bus.runtime.own_socket import close_to_others, own_path
 from virtbus.criproxy.edge.messages import UnreadableError
 from virtbus.criproxy.edge.runtime_client import MESSAGE_BYTES, CallFailedError, Metadata
 from virtbus.schemas.errors import Code, VirtbusError
@@ -72,19 +72,18 @@ async def serving(
     methods = {one: _single(one, handler) for one, handler in handlers.items()}
     methods |= {one: _streaming(one, stream) for one, stream in streams.items()}
     server.add_generic_rpc_handlers([_Methods(methods)])
-    _make_way(path)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        message = f"cannot listen on {path}: {error}"
-        raise VirtbusError(Code.CONFLICT, "socket_taken", message) from error
-    await server.start()
-    _close_to_others(path)
-    try:
-        yield
-    finally:
-        await server.stop(STOP_S)
-        _remove(path)
+    with own_path(path):
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            message = f"cannot listen on {path}: {error}"
+            raise VirtbusError(Code.CONFLICT, "socket_taken", message) from error
+        await server.start()
+        close_to_others(path)
+        try:
+            yield
+        finally:
+            await server.stop(STOP_S)
 
 
 class _Methods(grpc.GenericRpcHandler):
@@ -145,24 +144,3 @@ async def _abort(context: Context, name: str, error: Exception) -> NoReturn:
             log.error("%s failed", name, exc_info=error, extra={"code": "call_failed"})
             text = f"{name} failed; the log of virtbus-criproxy has details"
             await context.abort(grpc.StatusCode.INTERNAL, text)
-
-
-def _close_to_others(path: Path) -> None:
-    path.chmod(0o600)
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
-def _make_way(path: Path) -> None:
-    """Remove the socket of an earlier process. The lock of the state folder makes it ours."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        message = f"{path} is no socket; remove it, or set another path by VIRTBUS_LISTEN"
-        raise VirtbusError(Code.CONFLICT, "socket_taken", message)
-    path.unlink()

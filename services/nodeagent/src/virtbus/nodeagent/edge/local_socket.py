@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from virtbus.bus.runtime.own_socket import close_to_others, own_path
 from virtbus.bus.runtime.tasks import background
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.local_end import LocalEnd, LocalEnded
@@ -29,7 +30,6 @@ async def serving(
 
     A client that leaves cancels nothing: an end that began is completed.
     """
-    _make_way(path)
     async with background() as tasks:
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,27 +42,13 @@ async def serving(
         def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             tasks.start(connected(reader, writer))
 
-        server = await asyncio.start_unix_server(begin, str(path))
-        _close_to_others(path)
-        try:
-            yield
-        finally:
-            server.close()
-            _remove(path)
-
-
-def _make_way(path: Path) -> None:
-    """Remove the socket of an earlier agent. The lock of the state folder makes it ours."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-
-
-def _close_to_others(path: Path) -> None:
-    path.chmod(0o600)
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
+        with own_path(path):
+            server = await asyncio.start_unix_server(begin, str(path))
+            close_to_others(path)
+            try:
+                yield
+            finally:
+                server.close()
 
 
 async def _serve(

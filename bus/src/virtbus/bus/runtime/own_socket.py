@@ -1,0 +1,33 @@
+"""Owns the path of a UNIX socket that only the user of this process may connect to."""
+
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from virtbus.schemas.errors import Code, VirtbusError
+
+
+@contextmanager
+def own_path(path: Path) -> Iterator[None]:
+    """Keep `path` free for a socket, and remove the socket at the end.
+
+    The socket of an earlier process is removed: the lock of the state folder makes it ours.
+
+    Raises:
+        VirtbusError: 409 `socket_taken`: the path is no socket.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+        message = f"{path} is no socket; remove it, or set another path by VIRTBUS_LISTEN"
+        raise VirtbusError(Code.CONFLICT, "socket_taken", message)
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def close_to_others(path: Path) -> None:
+    """Let only the owner connect to the socket at `path`."""
+    path.chmod(0o600)
