@@ -268,11 +268,13 @@ class Rbd(WithLogin):
         until_done(*self._ceph("status"))
         osd = ["ceph-osd", "-c", self._config, "-i", "0", "--keyring", self._osd_keys]
         if not self._made:
-            run(*self._ceph("osd", "new", str(uuid.uuid4())))
+            of_osd = str(uuid.uuid4())
+            run(*self._ceph("osd", "new", of_osd))
             (self.base / "osd").mkdir()
-            run(*osd, "--monmap", self._monitors, "--mkfs", "--mkkey")
-            rights = ["mon", "allow rwx", "osd", "allow *", "-i", self._osd_keys]
+            run("ceph-authtool", "--create-keyring", self._osd_keys, "--gen-key", "-n", "osd.0")
+            rights = ["mon", "allow profile osd", "osd", "allow *", "-i", self._osd_keys]
             run(*self._ceph("auth", "add", "osd.0", *rights))
+            run(*osd, "--monmap", self._monitors, "--mkfs", "--osd-uuid", of_osd)
         kept(processes, *osd, "-f")
         if not self._made:
             self._make_image()
